@@ -12,7 +12,7 @@ from published import Run
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.planner.cost import HostMemory, StepCost, rank_memory, step_cost
+from hyperslab.planner.cost import RankMemory, StepCost, rank_memory, step_cost
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.machine.links import HiddenShares
 from hyperslab.planner.trace import Trace, Workload, busiest, trace_step
@@ -109,7 +109,7 @@ def layer_by_layer(
 
 def memory(run: Run, machine: Machine) -> int:
     """Of the busiest GPU [B]."""
-    return rank_memory(trace(run), machine, run.gpus, HostMemory()).total
+    return rank_memory(trace(run), machine, run.gpus, RankMemory()).total
 
 
 def with_nothing_hidden(machine: Machine) -> Machine:

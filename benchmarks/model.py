@@ -41,7 +41,7 @@ from saved import counting
 
 import hyperslab as hs
 from hyperslab.planner.calibrate import Measurement, calibrate
-from hyperslab.planner.cost import HostMemory, rank_memory, step_cost
+from hyperslab.planner.cost import RankMemory, rank_memory, step_cost
 from hyperslab.planner.machine import Machine, load_machine
 from hyperslab.planner.machine.schema import save_machine
 from hyperslab.planner.trace import Trace, Workload, trace_step
@@ -198,7 +198,7 @@ def compare(point: Point, found: list[dict[str, Any]], machine: Machine) -> dict
     half = len(seconds) // 2
     measured = statistics.median(seconds)
     halves = [statistics.median(seconds[:half]), statistics.median(seconds[half:])]
-    host = HostMemory(process=max(rank["process"] for rank in found))
+    host = RankMemory(process=max(rank["process"] for rank in found))
     peaks = [rank_memory(trace, machine, point.ranks, host) for trace in traces]
     return {
         **asdict(point),

@@ -23,8 +23,7 @@ from hyperslab.comm.bootstrap import device_of_rank
 from hyperslab.comm.communicator import PeerTensor
 from hyperslab.geometry import Partition
 from hyperslab.planner.trace import Workload, busiest, trace_step
-from hyperslab.planner.trace.recorder import Layers
-from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualCommunicator, VirtualGrid
+from hyperslab.planner.trace.virtual_grid import VirtualCommunicator, VirtualGrid
 
 T = TypeVar("T")
 
@@ -93,10 +92,9 @@ class BlockGrid(VirtualGrid):
 
     def __init__(self, parts: int) -> None:
         extents = {"depth": parts}
-        journal = MessageJournal(Layers(), lambda: "forward")
-        super().__init__(extents, busiest(extents), journal)
+        super().__init__(extents, busiest(extents))
         self.device = device_of_rank()
-        self._echo = EchoCommunicator(tuple(range(self.size)), self.rank, journal)
+        self._echo = EchoCommunicator(tuple(range(self.size)), self.rank, self.journal)
 
     @property
     def halos(self) -> EchoCommunicator:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if runs_samples(item)]
 
 
-def pytest_configure() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and children inherit that."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+
+    What tests train with is not noted in the folder of whoever runs them.
+    """
+    state = tempfile.mkdtemp(prefix="hyperslab-state-")
+    os.environ["XDG_STATE_HOME"] = state
+    config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

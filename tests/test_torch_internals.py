@@ -21,8 +21,11 @@ OF_OBJECTS = {
     "_cdata",
     "_execution_engine",
     "_get_backend",
+    "_is_view",
     "_post_accumulate_grad_hooks",
     "_timeout",
+    "_use_count",
+    "_version",
 }
 
 

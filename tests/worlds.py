@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from hyperslab.comm.communicator import groups_of
+from hyperslab.comm import communicator
 from tests.gpus import BACKEND
 
 TIMEOUT = datetime.timedelta(seconds=120)
@@ -98,3 +98,12 @@ class Worlds:
         self.ending[-1].start()
         if len(self.ending) > BEHIND:
             self.ending.pop(0).join()
+
+
+def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
+    """List a default process group and those of its communicators."""
+    made = communicator._OF_WORLD.get(world)
+    if made is None:
+        return [world]
+    purposes = (made.halos, made.statistics, made.gradients)
+    return [world, *(made.group for made in (*purposes, *made.parts.values()))]

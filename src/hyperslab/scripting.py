@@ -31,11 +31,12 @@ from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import Trust, trust_of
 from hyperslab.studies.report import write_report
 from hyperslab.train.evaluate import ClassEvaluation, Evaluation, evaluate
 from hyperslab.train.network import LossFunction, UserObjects, class_name, digest_of_network
 from hyperslab.train.predict import InputOutcome, predict
-from hyperslab.train.run import train
+from hyperslab.train.run import RECIPE, train
 from hyperslab.train.sliding_windows import WindowPolicy
 from hyperslab.util.logs import show_logs
 
@@ -47,7 +48,8 @@ class TrainedRun:
 
     ``model``: the network, or one built alike; it may be parallelised. ``data``: the source that
     it was trained on. Neither is needed where the recipe names them, as ``hyperslab train`` has it.
-    Every rank calls the methods alike.
+    ``trust``: installed modules whose classes the recipe of somebody else may name, as ``--trust``
+    has them. Every rank calls the methods alike.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class TrainedRun:
         *,
         model: torch.nn.Module | None = None,
         data: Source | None = None,
+        trust: Sequence[str] = (),
     ) -> None:
         self.folder = Path(folder)
         self.given = UserObjects(model=model, source=data)
+        self.trust = trust_of(self.folder / RECIPE, trust)
 
     def evaluate(
         self,
@@ -79,6 +83,7 @@ class TrainedRun:
                 calibrate=calibrate,
                 windows=windows,
                 given=self.given,
+                trust=self.trust,
             )
         )
 
@@ -103,6 +108,7 @@ class TrainedRun:
                 windows=windows,
                 overrides=overrides,
                 given=self.given,
+                trust=self.trust,
             )
         )
 
@@ -182,8 +188,8 @@ def fit(
     values["metrics"] = {n: given.of_loss(m, f"metrics.{n}") for n, m in (metrics or {}).items()}
     values["grid"] = _grid_extents(grid, values)
     values["handed_in"] = given.handed_in
-    values["trusted"] = given.trusted
-    said = recipe_of_values(values, "hyperslab.fit")
+    trust = Trust(own=True, named=frozenset(given.named), file="hyperslab.fit")
+    said = recipe_of_values(values, trust.file, trust=trust)
     _start_ranks(said)
     if said.grid.size == 1 and grid is None and dist.is_initialized():
         extents = said.grid.model_copy(update={"depth": dist.get_world_size()})
@@ -197,6 +203,7 @@ def fit(
         raise SystemExit(stopped.code) from None
     instance = model if isinstance(model, torch.nn.Module) else None
     run = TrainedRun(Path(output), model=instance, data=data if isinstance(data, Source) else None)
+    run.trust = trust  # this program has just made what the folder names
     return run
 
 
@@ -205,7 +212,7 @@ class _Arguments:
 
     def __init__(self) -> None:
         self.handed_in: dict[str, str] = {}
-        self.trusted: set[str] = set()
+        self.named: set[str] = set()
         self.objects: dict[str, Any] = {}
         self.metrics: dict[str, LossFunction] = {}
 
@@ -299,7 +306,7 @@ class _Arguments:
             if name == "target" and not isinstance(value, str):
                 value = class_name(value)
             if name == "target":
-                self.trusted.add(value)
+                self.named.add(value)
             is_section = isinstance(value, Mapping)
             found[name] = self._named(value, f"{key}.{name}") if is_section else value
         return found

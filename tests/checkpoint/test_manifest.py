@@ -201,6 +201,16 @@ def test_a_damaged_link_is_mended_by_the_next_checkpoint(run: Path) -> None:
     assert os.readlink(link) == "step-00000003"
 
 
+def test_a_link_that_a_kill_has_left_unfinished_goes(run: Path) -> None:
+    partial = folder_of(run) / ".best.partial"
+    partial.symlink_to("step-00000002")
+    mend_best(folder_of(run) / "step-00000002", 1)
+    assert not os.path.lexists(partial)
+    partial.write_text("")
+    save_step(run, 3, *network(1), best=False, keep=2)
+    assert not os.path.lexists(partial)
+
+
 @pytest.mark.parametrize("best", [False, True])
 def test_a_copy_in_place_of_the_link(run: Path, best: bool) -> None:
     """As programs leave it that know no links."""

@@ -41,6 +41,7 @@ MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 COMMANDS = (
     "simulate",
+    "compile",
     "convert",
     "inspect",
     "train",

@@ -1,12 +1,17 @@
-"""A run's folder from somebody else: no command runs what its files hold (tier: no process)."""
+"""A run's folder from somebody else: no command runs what its files hold, or what lies beside them
+(tiers: no process; one command)."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hyperslab.checkpoint.retention import folder_of
@@ -89,3 +94,211 @@ def check(home: Path, commands: Iterable[str]) -> None:
         )
         assert expected, (arguments, result.exception)
         assert not (home / "attacked").exists(), arguments
+
+
+EVIL = """
+import pathlib
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from hyperslab.formats.synthetic import SyntheticVolumes
+
+pathlib.Path({mark!r}).touch()
+
+class Net(nn.Module):
+    pass
+
+class Data(SyntheticVolumes):
+    pass
+
+class Steps(SGD):
+    pass
+
+class Rates(StepLR):
+    pass
+"""
+SECTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "model": lambda evil: {"model": {"target": f"{evil}.Net"}},
+    "an argument of the model": lambda evil: {
+        "model": {"target": "torch.nn.ModuleList", "modules": [{"target": f"{evil}.Net"}]}
+    },
+    "a network that a program has made": lambda evil: {
+        "model": {"name": "python", "python_class": f"{evil}.Net", "digest": "0"}
+    },
+    "data": lambda evil: {"data": {"target": f"{evil}.Data", "batch_size": 4}},
+    "plugins": lambda evil: {"data+": {"plugins": [evil]}},
+    "plugins with a format": lambda evil: {"data+": {"plugins": [evil], "format": "evil"}},
+    "loss": lambda evil: {"loss": {"target": f"{evil}.Net"}},
+    "an argument of the loss": lambda evil: {
+        "loss": {"target": "torch.nn.ModuleList", "modules": {"target": f"{evil}.Net"}}
+    },
+    "metrics": lambda evil: {"metrics": {"m": {"target": f"{evil}.Net"}}},
+    "optimizer": lambda evil: {"optimizer": {"target": f"{evil}.Steps", "lr": 0.1}},
+    "schedule": lambda evil: {
+        "optimizer": {"name": "adam", "schedule": {"target": f"{evil}.Rates", "step_size": 1}}
+    },
+    "what runs its arguments": lambda evil: {
+        "model": {
+            "target": "torch.fx.graph_module.reduce_graph_module",
+            "body": {"_code": "def forward(self, x): return x\n"},
+            "import_block": f"import {evil}\n",
+        }
+    },
+}
+UNUSED_BY_PREDICT = {"plugins", "plugins with a format", "loss", "an argument of the loss",
+                     "metrics", "optimizer", "schedule", "data"}  # fmt: skip
+STRANGERS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "predict": lambda run, home: ["predict", f"{run}", f"{home}/data", "--out", f"{home}/out"],
+    "evaluate": lambda run, home: ["evaluate", f"{run}"],
+    "resume": lambda run, home: ["train", f"{run}/recipe.yaml", "--resume", "epochs=2"],
+    "train": lambda run, home: ["train", f"{run}/recipe.yaml"],
+    "plan": lambda run, home: ["plan", f"{run}/recipe.yaml", "--ranks", "1"],
+    "scale": lambda run, home: [
+        *("scale", "strong", f"{run}/recipe.yaml", "--ranks", "1", "--predict"),
+        *("--output", f"{home}/scaled"),
+    ],
+    "sweep": lambda run, home: [
+        *("sweep", f"{run}/sweep.yaml", "--dry-run", "--output", f"{home}/swept"),
+    ],
+    "inspect": lambda run, home: ["inspect", f"{run}/recipe.yaml"],
+    "report": lambda run, home: ["report", f"{run}"],
+}
+
+
+@pytest.fixture
+def stranger(trained: Path) -> Iterator[Path]:
+    """The run in a folder of its own, with files beside and above that say if they are run."""
+    folder = trained / "theirs" / "stranger"
+    folder.parent.mkdir()
+    shutil.copytree(trained / "run", folder, symlinks=True)
+    for place in (folder, folder.parent, trained):
+        (place / "evil.py").write_text(EVIL.format(mark=f"{trained}/attacked"))
+    (folder / "sweep.yaml").write_text(
+        "recipe: recipe.yaml\nvariants: {a: {}}\nrates: [0.1]\nseeds: [0]\n"
+    )
+    path = [*sys.path]
+    yield folder
+    sys.path[:] = path
+    shutil.rmtree(folder.parent)
+    (trained / "evil.py").unlink()
+    for name in [name for name in sys.modules if name.endswith("evil")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("command", STRANGERS)
+def test_a_strangers_recipe_runs_nothing_that_lies_there(
+    trained: Path, stranger: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every section that may name code, with files inside the folder, beside it and above it."""
+    recipe = stranger / "recipe.yaml"
+    honest = yaml.safe_load(recipe.read_text())
+    from_above = {stranger: "evil", stranger.parent: "stranger.evil"}
+    from_above[trained] = "theirs.stranger.evil"
+    for number, (section, keys) in enumerate(SECTIONS.items()):
+        here = [*from_above][number % 3]
+        evil = from_above[here] if number % 2 else "evil"
+        monkeypatch.chdir(here)
+        changed = {**honest, "output": str(stranger)}
+        for key, value in keys(evil).items():
+            changed[key.rstrip("+")] = {**honest["data"], **value} if "+" in key else value
+        recipe.write_text(yaml.safe_dump(changed))
+        error = CliRunner().invoke(app, STRANGERS[command](stranger, trained)).exception
+        assert isinstance(error, (SystemExit, HyperslabError, type(None))), (section, error)
+        assert not (trained / "attacked").exists(), (section, evil)
+        assert here.as_posix() not in sys.path, section
+        if command in ("resume", "train") or (command == "predict" and "model" in section):
+            assert isinstance(error, HyperslabError), (section, evil)
+        if command == "predict" and section in UNUSED_BY_PREDICT:
+            assert error is None, (section, evil, error)
+
+
+def test_a_sweeps_own_words_are_no_words_of_the_user(
+    trained: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stranger)
+    (stranger / "sweep.yaml").write_text(
+        "recipe: recipe.yaml\nvariants: {a: {model: {target: evil.Net}}}\n"
+        "rates: [0.1]\nseeds: [0]\n"
+    )
+    arguments = ["sweep", "sweep.yaml", "--dry-run", "--output", f"{trained}/swept"]
+    result = CliRunner().invoke(app, arguments)
+    assert "evil.Net" in str(result.exception)
+    assert not (trained / "attacked").exists()
+
+
+NET = """
+import torch
+from torch import nn
+
+class Mine(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.mean((2, 3, 4)))
+
+def error(prediction, target):
+    return (prediction - target).abs().mean()
+"""
+
+
+def test_the_users_own_run_needs_no_word_in_any_command(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network of one's own in the current folder, and a function that the user has named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_trusted_net.py").write_text(NET)
+    write_recipe(
+        tmp_path / "mine.yaml",
+        trained / "data",
+        model={"target": "my_trusted_net.Mine", "outputs": "${data.outputs}"},
+        metrics={"error": {"target": "none"}},
+        epochs=1,
+    )
+    named = "metrics.error.target=my_trusted_net.error"
+    lines = [
+        ["plan", "mine.yaml", "--ranks", "1"],
+        ["train", "mine.yaml", named],
+        ["evaluate", "mine"],
+        ["predict", "mine", f"{trained}/data", "--out", "out"],
+        ["train", "mine/recipe.yaml", "--resume", "epochs=2"],
+        ["plan", "mine/recipe.yaml", "--ranks", "1"],
+        ["inspect", "mine/recipe.yaml"],
+        ["report", "mine"],
+    ]
+    for line in lines:
+        sys.path[:] = [place for place in sys.path if place != str(tmp_path)]
+        result = CliRunner().invoke(app, [*line, *([named] if line[0] == "plan" else [])])
+        assert result.exception is None, (line, result.exception)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    for line in lines[2:5]:
+        result = CliRunner().invoke(app, line)
+        assert "name it on the command line: model.target=my_trusted_net.M" in str(result.exception)
+    sys.modules.pop("my_trusted_net")
+
+
+def test_the_current_folder_is_nowhere_looked_in(tmp_path: Path, trained: Path) -> None:
+    """Libraries try to import what may not be there, and read entry points and settings."""
+    folder = tmp_path / "stranger"
+    shutil.copytree(trained / "run", folder, symlinks=True)
+    mark = tmp_path / "attacked"
+    attack = f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"
+    for name in ("triton", "opt_einsum", "mlflow", "hyperslab", "torch", "evil", "sitecustomize"):
+        (folder / f"{name}.py").write_text(attack)
+    (folder / "evil-1.dist-info").mkdir()
+    (folder / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+    (folder / "evil-1.dist-info" / "entry_points.txt").write_text(
+        "[torch.backends]\nevil = evil:x\n[pydantic]\nevil = evil:x\n"
+    )
+    (folder / "matplotlibrc").write_text("svg.hashsalt: x\nfigure.dpi: not a number at all\n")
+    start = "import sys; sys.path[:0] = [''] if sys.argv[1] else []\n"
+    start += "sys.argv = ['hyperslab', 'report', '.']\n"
+    start += "from hyperslab.__main__ import main; main()\n"
+    (tmp_path / "start.py").write_text(start)
+    command = [sys.executable, str(tmp_path / "start.py"), ""]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "figure.dpi" not in done.stderr
+    assert not mark.exists()

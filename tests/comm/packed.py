@@ -7,7 +7,7 @@ import torch
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
 from hyperslab.comm.packing import Boxes, add, pack
 from hyperslab.geometry import Cover
-from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualGrid
+from hyperslab.planner.trace.virtual_grid import VirtualGrid
 from tests.gpus import SAMPLES_ON
 
 SHAPE = (2, 3, 9, 10, 12)
@@ -16,8 +16,7 @@ GRID = {"depth": 3, "height": 2, "width": 2}
 
 def plan_of(rank: int) -> ExchangePlan:
     """Of one rank, whose neighbours want two planes of what it owns."""
-    journal = MessageJournal(None, lambda: "forward")  # type: ignore[arg-type, return-value]
-    grid = VirtualGrid(GRID, rank, journal)
+    grid = VirtualGrid(GRID, rank)
     partition = grid.partition(SHAPE)
     wider = tuple(
         tuple((max(0, lo - 2), min(e, hi + 2)) for lo, hi in spans) if len(spans) > 1 else spans

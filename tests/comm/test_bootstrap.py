@@ -13,10 +13,11 @@ import torch.nn.functional as F
 import hyperslab as hs
 from hyperslab.comm import bootstrap, communicator
 from hyperslab.comm.bootstrap import GLOO_ON_CUDA, device_of_rank, start_distributed, start_ranks
-from hyperslab.comm.communicator import ThroughHost, communicators_of_world, groups_of
+from hyperslab.comm.communicator import ThroughHost, communicators_of_world
 from hyperslab.comm.launchers import RankVariables
 from tests.gpus import needs_a_gpu, share_devices
 from tests.ranks import run_ranks
+from tests.worlds import groups_of
 
 
 @pytest.mark.parametrize("wanted", ["x", "7", "GPU-0"])

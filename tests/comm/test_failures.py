@@ -19,7 +19,7 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.comm import shared_channels, shared_memory
 from hyperslab.errors import CommError
-from tests.comm.test_channels import connected, files, lasting
+from tests.comm.test_shared_channels import connected, files, lasting
 from tests.ranks import RankError, close_pool, fresh_groups, run_ranks
 
 

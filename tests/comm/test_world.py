@@ -19,9 +19,10 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.comm import shared_channels, shared_memory
-from hyperslab.comm.communicator import GroupCommunicator, communicators_of_world, groups_of
+from hyperslab.comm.communicator import GroupCommunicator, communicators_of_world
 from hyperslab.comm.shared_memory import SharedChannels
 from tests.ranks import RankError, fresh_groups, run_ranks
+from tests.worlds import groups_of
 
 HALOS = "halos"
 STATISTICS = "statistics"

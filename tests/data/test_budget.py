@@ -10,7 +10,8 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import open
-from hyperslab.data.store import free_memory, stores_in_use
+from hyperslab.data.store import stores_in_use
+from hyperslab.util.free_memory import free_memory
 from tests.data.numbered import KEPT, Numbered
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks

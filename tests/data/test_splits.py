@@ -88,6 +88,15 @@ def test_parts_of_a_volume_are_in_the_split_that_its_data_set_has_dealt() -> Non
     assert SplitPolicy("train", **dealt).samples(parts) == list(range(16, 24))
 
 
+@pytest.mark.parametrize(
+    "how", [{}, {"folders": True}, {"splits": Folds(1, 2)}, {"splits": Listed(train=("a",))}]
+)
+def test_all_is_everything_and_other_words_are_refused(how: dict[str, Any]) -> None:
+    assert SplitPolicy("all", **how).samples(FOLDERS) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(DataError, match=r"no split 'valid'.*validation"):
+        SplitPolicy("valid", **how).samples(FOLDERS)
+
+
 def test_folds_hold_out_every_volume_once() -> None:
     source = Subvolumes(Named([f"v{i}" for i in range(13)]), 2)
     held_out = []

@@ -6,10 +6,15 @@ import gzip
 import math
 import resource
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
+import h5py
+import nibabel
 import numpy as np
 import pytest
 
@@ -22,6 +27,18 @@ from tests.formats.universes import Seat, counts
 from tests.formats.writers import example, mlperf, nifti, record
 
 AXES = np.diag([1.0, 1.0, 1.0, 1.0])
+
+
+@contextmanager
+def in_little_memory() -> Iterator[None]:
+    """Fails where the peak of this process and of its children grows by 300 MiB within."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    before = max(resource.getrusage(kind).ru_maxrss for kind in kinds)
+    try:
+        yield
+    finally:
+        after = max(resource.getrusage(kind).ru_maxrss for kind in kinds)
+        assert after - before < 300 << 10  # [KiB]
 
 
 def framed(length: int) -> bytes:
@@ -54,10 +71,8 @@ RECORDS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_record_that_says_too_much(tmp_path: Path, kind: str) -> None:
     make, words = RECORDS[kind]
     make(tmp_path / "a.tfrecord")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(DataError, match=rf"a\.tfrecord.*{words}"):
+    with pytest.raises(DataError, match=rf"a\.tfrecord.*{words}"), in_little_memory():
         source_of(tmp_path, Seat())
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # [KiB]
 
 
 def test_a_message_of_millions_of_fields() -> None:
@@ -114,6 +129,109 @@ def test_a_nifti_that_declares_too_much(tmp_path: Path) -> None:
         (tmp_path / f"{name}.nii.gz").write_bytes(gzip.compress(data))
     with pytest.raises(DataError, match=r"volume-0\.nii\.gz: has \d+ bytes and says"):
         source_of(tmp_path, Seat())
+
+
+def scans(folder: Path, header: bytes, *members: bytes, suffix: str = ".nii.gz") -> None:
+    """Writes a volume and labels of this header, and of gzip members, or of 1000 bytes."""
+    data = header + bytes(1000)
+    for name in ("volume-0", "segmentation-0"):
+        packed = gzip.compress(header, mtime=0) + b"".join(members) if members else data
+        (folder / f"{name}{suffix}").write_bytes(packed)
+
+
+def nifti_header(kind: Any, extents: tuple[int, ...], start: int | None = None) -> bytes:
+    """Packs a header that claims these extents, and voxels that begin at a byte."""
+    found = kind()
+    found.set_data_dtype(np.int16)
+    found.set_sform(np.eye(4), code=1)
+    found["dim"][:4] = (3, *extents)
+    found["vox_offset"] = start or kind.sizeof_hdr + 4
+    return bytes(found.binaryblock) + (b"\1" if start else b"\0") + bytes(3)
+
+
+ZEROS = gzip.compress(bytes(64 << 20), mtime=0)
+
+EXTENSION = struct.pack("<2i", 2**31 - 128, 6)
+
+LIES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "voxels": (
+        lambda d: scans(d, nifti_header(nibabel.Nifti1Header, (32767,) * 3), suffix=".nii"),
+        "has 1352 bytes and says that it has 70362301923678",
+    ),
+    "voxels beyond 64 bits": (
+        lambda d: scans(d, nifti_header(nibabel.Nifti2Header, (2**40,) * 3), suffix=".nii"),
+        "has 1544 bytes and says",
+    ),
+    "negative voxels": (
+        lambda d: scans(d, nifti_header(nibabel.Nifti1Header, (-8, -8, 8)), suffix=".nii"),
+        "says that it has -8 x -8 x 8 voxels",
+    ),
+    "gzip": (
+        lambda d: scans(d, nifti_header(nibabel.Nifti1Header, (2048, 1024, 1024)), b""),
+        r"has \d+ bytes and says that it unpacks to 42949",
+    ),
+    "gzip of more": (
+        lambda d: scans(d, nifti_header(nibabel.Nifti1Header, (8, 8, 8)), ZEROS * 64),
+        "unpacks to more than its header says",
+    ),
+    "an extension in gzip": (
+        lambda d: scans(
+            d, nifti_header(nibabel.Nifti1Header, (8, 8, 8), 416) + EXTENSION, ZEROS * 33
+        ),
+        "an extension of its header has 2147483520 bytes",
+    ),
+    "a header in gzip": (
+        lambda d: scans(
+            d, nifti_header(nibabel.Nifti1Header, (8, 8, 8), 2**31) + EXTENSION, ZEROS * 33
+        ),
+        "says that its header has 2147483648 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_a_scan_that_says_more_than_it_holds(tmp_path: Path, kind: str) -> None:
+    make, words = LIES[kind]
+    make(tmp_path)
+    with pytest.raises(DataError, match=rf"volume-0\.nii.*{words}"), in_little_memory():
+        source_of(tmp_path, Seat()).read(0, Box.whole((1, 8, 8, 8)))
+
+
+def chunks(path: Path, side: int, filtered: bool, data: bytes = b"") -> None:
+    """Creates a volume of one chunk, of which nothing is written but, as it is, this."""
+    with h5py.File(path, "w") as file:
+        file["unitPar"] = np.zeros(4, "f4")
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_chunk((side, side, side, 1))
+        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        if filtered:
+            how.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
+            how.set_deflate(4)
+        space = h5py.h5s.create_simple((side, side, side, 1))
+        volume = h5py.h5d.create(file.id, b"full", h5py.h5t.STD_I16LE, space, how)
+        if data:
+            volume.write_direct_chunk((0,) * 4, data)
+
+
+def inflated(size: int) -> bytes:
+    pack = zlib.compressobj(9)
+    return b"".join(pack.compress(bytes(1 << 20)) for _ in range(size >> 20)) + pack.flush()
+
+
+CHUNKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "packed": (lambda p: chunks(p, 1024, True, b"x"), "is packed in chunks of 2048 MiB"),
+    "as it is": (lambda p: chunks(p, 640, False), "was never written"),
+    "unpacks to more": (lambda p: chunks(p, 64, True, inflated(1 << 30)), "unpack to more than"),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKS)
+def test_an_hdf5_chunk_of_more_than_memory(tmp_path: Path, kind: str) -> None:
+    make, words = CHUNKS[kind]
+    make(tmp_path / "a.hdf5")
+    with pytest.raises(DataError, match=rf"a\.hdf5.*{words}"), in_little_memory():
+        source_of(tmp_path, Seat(), "last")
 
 
 def header(shape: tuple[int, ...], kind: str = "<i2") -> bytes:

@@ -14,7 +14,7 @@ import pytest
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, NiftiFolder, Source, open
 from hyperslab.formats.arrays.source import ArrayFolder
-from hyperslab.formats.nifti import source as module
+from hyperslab.formats.nifti.image import NiftiFile
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats.scans import hu, labels
@@ -110,14 +110,14 @@ def test_a_change_is_an_error_that_names_file_and_sample(
 
 def hook(source: Source, monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
     """Do something in the middle of the next reads."""
-    preadv, read = os.preadv, module._read
+    preadv, read = os.preadv, NiftiFile.read
 
     def then(found: Any) -> Any:
         change()
         return found
 
     monkeypatch.setattr(os, "preadv", lambda *args: then(preadv(*args)))
-    monkeypatch.setattr(module, "_read", lambda *args: then(read(*args)))
+    monkeypatch.setattr(NiftiFile, "read", lambda *args: then(read(*args)))
     if isinstance(source, ArrayFolder):
         opener: Any = source.reader
         fetch = opener._fetch

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
 
+from hyperslab.cli import app
 from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import compile as library
-from hyperslab.kernels import epilogue
-from hyperslab.kernels.compile import CannotCompile, cached_library, load_library
+from hyperslab.kernels import registry
+from hyperslab.kernels.compile import CannotCompile, cached_library, load_library, run_guarded
 from tests.kernels.compiled import compiled
 
 try:
@@ -65,6 +72,11 @@ def compiles_by(path: Path, words: str, version: str = "1") -> None:
     path.chmod(0o700)
 
 
+def kept_in(home: Path) -> list[str]:
+    """All files but the lock."""
+    return [path.name for path in home.iterdir() if path.suffix != ".lock"]
+
+
 def compiled_calls(path: Path) -> int:
     """How often `compiles_by` ``echo >> "$0.calls"`` was run."""
     calls = path.with_name(path.name + ".calls")
@@ -76,7 +88,7 @@ def test_compiles_once_for_the_owner_alone(home: Path, made: Path, pretend: Path
     compiles_by(pretend, f'cp {made} "$target"')
     path = cached_library()
     assert load_library(path)
-    assert [p.name for p in home.iterdir()] == [path.name]
+    assert kept_in(home) == [path.name]
     assert home.stat().st_mode & 0o777 == 0o700
     written = path.stat().st_mtime_ns
     assert cached_library() == path
@@ -98,6 +110,7 @@ def test_what_is_damaged_is_compiled_again(
             cached_library()
         return
     harmed = {"cut": whole[: len(whole) // 2], "emptied": b""}.get(harm)
+    path.unlink()  # who compiled it has it loaded: its memory is that file's
     path.write_bytes(
         whole[:999] + bytes([whole[999] ^ 1]) + whole[1000:] if harmed is None else harmed
     )
@@ -124,7 +137,147 @@ def test_a_compiler_that_fails(home: Path, pretend: Path) -> None:
     compiles_by(pretend, "echo no such processor >&2; echo more >&2; exit 1")
     with pytest.raises(CannotCompile, match=r"pretend failed: no such processor$"):
         cached_library()
-    assert list(home.iterdir()) == []
+    assert kept_in(home) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("junk", ["text", "nothing", "another library"])
+def test_a_compiler_that_makes_something_else(
+    junk: str, home: Path, tmp_path: Path, pretend: Path
+) -> None:
+    """It says that all went well; nothing of it is kept."""
+    if junk == "another library":
+        source = tmp_path / "other.c"
+        source.write_text("int hyperslab_reorder(const char* x) { return x != 0; }")
+        words = f'{shlex.join(COMPILER)} -shared -fPIC {source} -o "$target"'
+    else:
+        words = {"text": 'echo "no library" > "$target"', "nothing": ': > "$target"'}[junk]
+    compiles_by(pretend, words)
+    with pytest.raises(CannotCompile, match=r"\.so"):
+        cached_library()
+    assert kept_in(home) == []
+
+
+def test_a_command_that_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", 'gcc "')
+    with pytest.raises(CannotCompile, match=r"is no command: .*quotation"):
+        cached_library()
+
+
+def at_once(count: int) -> list[object]:
+    """What so many threads get; the lock is as strange to each as to a process."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(cached_library())
+        except CannotCompile as error:
+            found.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@needs_compiler
+def test_one_compiles_for_all(home: Path, made: Path, pretend: Path) -> None:
+    compiles_by(pretend, f'echo >> "$0.calls"; sleep 0.5; cp {made} "$target"')
+    found = at_once(4)
+    assert len({*found}) == 1
+    assert compiled_calls(pretend) == 1
+    assert load_library(Path(str(found[0])))
+
+
+def test_one_fails_for_all(home: Path, pretend: Path) -> None:
+    """Those that waited do not try it again one after the other; who comes later does."""
+    compiles_by(pretend, 'echo >> "$0.calls"; sleep 0.5; echo no memory >&2; exit 1')
+    found = at_once(4)
+    assert len(found) == 4
+    assert all(str(words).endswith("no memory") for words in found), found
+    tried = len(compiler.FOR_THIS_PROCESSOR)
+    assert compiled_calls(pretend) == tried
+    at_once(1)
+    assert compiled_calls(pretend) == 2 * tried
+
+
+def test_nobody_waits_for_ever(home: Path, pretend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "LONGEST_WAIT", 0.3)
+    compiles_by(pretend, 'echo >> "$0.calls"; sleep 1; exit 1')
+    found = at_once(2)
+    assert sorted("have compiled for" in str(words) for words in found) == [False, True]
+    assert compiled_calls(pretend) == len(compiler.FOR_THIS_PROCESSOR)
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # ended, and nobody has asked how
+
+
+def wait_for(condition: object, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:  # type: ignore[operator]
+        time.sleep(0.02)
+    return bool(condition())  # type: ignore[operator]
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
+
+
+@pytest.fixture
+def forking(tmp_path: Path) -> tuple[Path, Path]:
+    """A compiler that has another process work, as ``cc`` has ``cc1``, and the file of its id."""
+    path, pid = tmp_path / "forking", tmp_path / "pid"
+    path.write_text(f"#!/bin/sh\nsleep 300 &\necho $! > {pid}.new; mv {pid}.new {pid}\nwait\n")
+    path.chmod(0o700)
+    return path, pid
+
+
+@needs_proc
+def test_compilers_end_with_a_process_that_is_killed(forking: tuple[Path, Path]) -> None:
+    command, pid = forking
+    parent = os.fork()
+    if parent == 0:
+        try:
+            run_guarded([str(command)])
+        finally:
+            os._exit(0)
+    try:
+        assert wait_for(pid.exists)
+        worker = int(pid.read_text())
+        assert running(worker)
+    finally:
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+    assert wait_for(lambda: not running(worker)), "an orphan"
+
+
+@needs_proc
+def test_compilers_end_at_the_limit(
+    forking: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, pid = forking
+    monkeypatch.setattr(compiler, "TIME_LIMIT", 0.5)
+    with pytest.raises(CannotCompile, match="took more than"):
+        run_guarded([str(command)])
+    worker = int(pid.read_text())
+    assert wait_for(lambda: not running(worker)), "an orphan"
+
+
+@needs_compiler
+def test_what_a_killed_process_left_goes(home: Path, made: Path, pretend: Path) -> None:
+    compiles_by(pretend, f'cp {made} "$target"')
+    cached_library().unlink()
+    left = home / f"{compiler.platform.node()}-abc"
+    left.mkdir()
+    (left / "half.so").write_bytes(b"half")
+    cached_library()
+    assert not left.exists()
 
 
 def test_a_compiler_that_hangs(home: Path, pretend: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +293,38 @@ def test_a_folder_that_others_may_write_to(mode: int, home: Path) -> None:
     home.chmod(mode)
     with pytest.raises(CannotCompile, match="others may write"):
         cached_library()
+
+
+@pytest.mark.parametrize("mode", [0o702, 0o777])
+def test_a_parent_in_which_others_may_rename(mode: int, home: Path) -> None:
+    home.mkdir(parents=True, mode=0o700)
+    home.parents[1].chmod(mode)
+    with pytest.raises(CannotCompile, match=f"others may write to {home.parents[1]}:"):
+        cached_library()
+    home.parents[1].chmod(mode | 0o1000)
+    assert compiler._own_folder(home) == home, "a sticky one, as /tmp is"
+
+
+def test_a_parent_for_a_group(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many systems make a group for each user, and folders that it may write to."""
+    home.mkdir(parents=True, mode=0o700)
+    home.parents[0].chmod(0o770)
+    for alone in (True, False):
+        monkeypatch.setattr(compiler, "_has_user_alone", lambda _, alone=alone: alone)
+        if alone:
+            assert compiler._own_folder(home) == home
+            continue
+        with pytest.raises(CannotCompile, match="others may write"):
+            compiler._own_folder(home)
+
+
+def test_new_folders_are_for_the_owner_alone(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert compiler._own_folder(home) == home
+    finally:
+        os.umask(before)
+    assert [place.stat().st_mode & 0o777 for place in (home, *home.parents[:2])] == [0o700] * 3
 
 
 def test_a_folder_of_somebody_else(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +355,47 @@ def test_references_run_where_nothing_compiles(
         assert library.library.__wrapped__() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no C compiler" in caplog.text
-    monkeypatch.setattr(epilogue, "library", lambda: None)
+    monkeypatch.setattr(registry, "library", lambda: None)
     x = torch.arange(-8.0, 8.0).view(1, 2, 8)
     y, marks = torch.ops.hyperslab.chain_forward(x, None, 0.0, [2], False, True, x.dtype)
     assert torch.equal(y, torch.relu(x).unflatten(2, (4, 2)).mean(3))
     assert marks.tolist() == [0, 254]
+
+
+def test_rank_0_warns_alone(
+    pretend: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for rank in range(3):
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        with caplog.at_level(logging.INFO):
+            assert library.library.__wrapped__() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@needs_compiler
+def test_the_first_compilation_is_said(
+    made: Path, pretend: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiles_by(pretend, f'cp {made} "$target"')
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert library.library.__wrapped__() is not None
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "compiling kernels for this processor, once"
+    ]
+
+
+@needs_compiler
+def test_the_command(home: Path, made: Path, pretend: Path) -> None:
+    compiles_by(pretend, f'cp {made} "$target"')
+    done = CliRunner().invoke(app, ["compile"])
+    assert done.exit_code == 0, done.output
+    assert [str(home / name) in done.output for name in kept_in(home)] == [True]
+    assert CliRunner().invoke(app, ["compile"]).output == done.output
+    compiles_by(pretend, "exit 1", version="2")
+    done = CliRunner().invoke(app, ["compile"])
+    assert isinstance(done.exception, CannotCompile)
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +417,7 @@ def python_processes(count: int) -> Sequence[str]:
 @pytest.mark.long
 def test_processes_compile_at_once(home: Path) -> None:
     assert python_processes(2) == ["14.0 [0, 254]\n"] * 2
-    assert [path.suffix for path in home.iterdir()] == [".so"]
+    assert len(kept_in(home)) == 1
 
 
 def test_the_switch_in_another_process(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

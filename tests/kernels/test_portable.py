@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 
-from hyperslab.kernels import epilogue, normalization, reorder
+from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, load_library
 from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
 from tests.kernels.epilogue.cases import (
@@ -29,9 +28,7 @@ def _portable() -> Iterator[None]:
         functions = load_library(compiled(WITHOUT_WIDE_REGISTERS))
     except CannotCompile:
         pytest.skip("no compiler")
-    with ExitStack() as stack:
-        for module in (epilogue, normalization, reorder):
-            stack.enter_context(patch.object(module, "library", lambda: functions))
+    with patch.object(registry, "library", lambda: functions):
         yield
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.planner.grids import box_extents, grids, refusal, samples_each, words_of
+from hyperslab.planner.grids import grids, refusal, words_of
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import small_job
 
@@ -40,7 +40,7 @@ def test_refusals_are_in_the_words_of_training(tmp_path: Path) -> None:
 def test_what_a_rank_has(tmp_path: Path) -> None:
     job = small_job(tmp_path)
     grid = GridSection(data=3, depth=3, width=2)
-    assert box_extents(grid, job) == (6, 16, 8)
-    assert samples_each(grid, job) == 2
-    assert job.box_bytes(box_extents(grid, job)) == 6 * 16 * 8 * 4 * 2 + 4 * 8
+    assert job.box_extents(grid) == (6, 16, 8)
+    assert job.samples_each(grid) == 2
+    assert job.box_bytes(job.box_extents(grid)) == 6 * 16 * 8 * 4 * 2 + 4 * 8
     assert words_of(GridSection()) == "data=1"

@@ -10,16 +10,18 @@ import pytest
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.planner import search
 from hyperslab.planner.job import job_of
+from hyperslab.planner.machine.links import ReadSpeed
 from hyperslab.planner.search import (
     RooflineEstimate,
-    efficiency,
     least_ranks,
     make_plan,
     roofline_estimate,
     suggested_changes,
+    trace_one,
 )
-from hyperslab.planner.summary import binds, plan_document
+from hyperslab.planner.summary import plan_document
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, recipe_file, small_job, v100
 
 
@@ -32,7 +34,7 @@ def test_the_grids_that_fit_come_first_by_time(tmp_path: Path) -> None:
     assert plan.best is plan.traced[0]
     assert {one.grid.data for one in plan.refused} == {8}  # for 4 samples
     for one in plan.traced:
-        assert 0 < efficiency(plan.single_rank_seconds, one) < 1.2
+        assert 0 < plan.efficiency(one) < 1.2
         assert one.throughput == pytest.approx(4 / one.seconds.total)
 
 
@@ -45,7 +47,7 @@ def test_a_limit_divides_the_grids(tmp_path: Path) -> None:
     assert tight.best.memory.total <= needs[2]
     fits = [one.fits(needs[2]) for one in tight.traced]
     assert fits == sorted(fits, reverse=True)
-    assert {binds(tight, one) for one in tight.traced if not one.fits(needs[2])} == {"memory"}
+    assert {tight.binds(one) for one in tight.traced if not one.fits(needs[2])} == {"memory"}
     nothing = make_plan(job, v100(), 8, bounds(needs[0] - 1))
     assert nothing.best is None
     assert nothing.smallest is not None
@@ -165,3 +167,16 @@ def test_accumulated_mini_batches_make_one_step(tmp_path: Path) -> None:
     assert twice.samples == 2 * once.samples
     assert twice.seconds.forward == pytest.approx(2 * once.seconds.forward)
     assert twice.seconds.gradients == pytest.approx(once.seconds.gradients)
+
+
+def test_a_step_waits_for_what_reading_takes_longer(tmp_path: Path) -> None:
+    """Reading goes on beside the step; only what it takes longer than that is waited for."""
+    path = recipe_file(tmp_path, data={"path": "nowhere", "batch_size": 4, "mode": "direct"})
+    job = job_of(load_recipe(path), (4, 16, 16, 16))
+    for seconds in (1e-6, 10.0):
+        reading = ReadSpeed(bandwidth=job.step_bytes(GridSection()) / seconds)
+        machine = v100().model_copy(update={"reading": reading})
+        found = trace_one(job, GridSection(), machine, bounds())
+        work = found.seconds.total - found.seconds.input
+        assert found.reading == pytest.approx(seconds)
+        assert found.seconds.input == pytest.approx(max(0.0, seconds - work))

@@ -23,15 +23,21 @@ from hyperslab.recipe.instantiate import (
     RightKind,
 )
 from hyperslab.recipe.section import TargetSection
+from hyperslab.recipe.trust import Trust
 from tests.recipe import own_classes
 
 HERE = "tests.recipe.own_classes"
+OWN = Trust(own=True)
+
+
+def section_of(target: str, trust: Trust = OWN, **arguments: Any) -> TargetSection:
+    values = {"target": target, **arguments}
+    return TargetSection.model_validate(values, context={"trust": trust})
 
 
 def make(target: str, kind: RightKind = A_NETWORK, *given: Any, **arguments: Any) -> Any:
     references = {"data.channels": 3, "data.outputs": 2}
-    section = TargetSection.model_validate({"target": target, **arguments})
-    return Maker("model", kind, given, references)(section)
+    return Maker("model", kind, given, references)(section_of(target, **arguments))
 
 
 def test_a_class_gets_its_arguments() -> None:
@@ -139,19 +145,19 @@ def test_nothing_of_another_kind_is_called(
 
 
 def test_a_function_that_says_nothing_has_to_be_named_by_the_user() -> None:
-    section = TargetSection(target=f"{HERE}.silent")
+    section = section_of(f"{HERE}.silent")
     with pytest.raises(
         RecipeError, match=r"-> Module`, or name it .*: model\.target=tests\S*silent"
     ):
         Maker("model", A_NETWORK)(section)
-    trusted = frozenset({f"{HERE}.silent"})
-    assert isinstance(Maker("model", A_NETWORK, trusted=trusted)(section), own_classes.Net)
+    named = section_of(f"{HERE}.silent", Trust(named=frozenset({f"{HERE}.silent"})))
+    assert isinstance(Maker("model", A_NETWORK)(named), own_classes.Net)
     own_classes.CALLED.clear()
 
 
 def test_checking_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_classes.Net, "__init__", lambda self, channels, outputs: 1 / 0)
-    section = TargetSection.model_validate({"target": f"{HERE}.Net", "channels": 1, "outputs": 2})
+    section = section_of(f"{HERE}.Net", channels=1, outputs=2)
     Maker("model", A_NETWORK).check(section)
     with pytest.raises(RecipeError, match="takes no argument 'width'"):
         Maker("model", A_NETWORK).check(section.model_copy(update={"arguments": {"width": 1}}))
@@ -166,7 +172,8 @@ def test_a_section_is_written_as_one_would_write_it() -> None:
 
 def test_data_may_be_a_source_of_anybodys() -> None:
     values = {"target": f"{HERE}.Blobs", "batch_size": 2, "count": 5, "width": 6}
-    section = DataSection.model_validate(values)
+    context = {"trust": OWN}
+    section = DataSection.model_validate(values, context=context)
     source = section.origin
     assert isinstance(source, own_classes.Blobs)
     assert (len(source.names), source.shape) == (5, (1, 6, 6, 6))
@@ -175,4 +182,4 @@ def test_data_may_be_a_source_of_anybodys() -> None:
     with pytest.raises(ValueError, match=r"both are; .*data\.target takes the place of both"):
         DataSection.model_validate({**values, "path": "x"})
     with pytest.raises(RecipeError, match="Blobs takes no argument 'batchsize'"):
-        DataSection.model_validate({**values, "batchsize": 2}).origin  # noqa: B018
+        DataSection.model_validate({**values, "batchsize": 2}, context=context).origin  # noqa: B018

@@ -55,7 +55,7 @@ def test_a_gradient_is_made_in_its_home(dtype: Number) -> None:
     backward(case, dtype)
     assert case.at_home()
     assert torch.equal(case.home, only(slice(2, 5), FACTOR))
-    assert case.homes.settle(case.parameter) == ROWS
+    assert case.homes.copy_in(case.parameter) == ROWS
     assert case.memory[:10].isnan().all()
     assert case.memory[25:].isnan().all()
 
@@ -65,7 +65,7 @@ def test_all_rows_in_another_type() -> None:
     case.take(rows=None).sum().backward()
     assert case.at_home()
     assert torch.equal(case.home, torch.ones(5, 3))
-    assert case.homes.settle(case.parameter) is None
+    assert case.homes.copy_in(case.parameter) is None
     assert case.take(torch.float32, rows=None) is case.parameter
 
 
@@ -74,7 +74,7 @@ def test_a_parameter_that_is_used_twice() -> None:
     for other in (lambda c: c.take(), lambda c: c.parameter):
         case = Homes()
         ((case.take() * FACTOR.bfloat16()).sum() + other(case).float().sum()).backward()
-        assert case.homes.settle(case.parameter) is None
+        assert case.homes.copy_in(case.parameter) is None
         plain = torch.zeros(5, 3) if other(case).shape[0] == 3 else torch.ones(5, 3)
         plain[2:5] += FACTOR if other(case).shape[0] == 5 else FACTOR + 1
         assert case.at_home()
@@ -90,7 +90,7 @@ def test_a_gradient_that_accumulates() -> None:
     case.homes.begin(averaged=True)
     backward(case)
     assert case.memory.isnan().all()
-    assert case.homes.settle(case.parameter) is None
+    assert case.homes.copy_in(case.parameter) is None
     torch.testing.assert_close(case.home, only(slice(2, 5), 2 * FACTOR))
     assert case.at_home()
 
@@ -98,12 +98,12 @@ def test_a_gradient_that_accumulates() -> None:
 def test_zeros_that_are_kept() -> None:
     case = Homes()
     backward(case)
-    case.homes.settle(case.parameter)
+    case.homes.copy_in(case.parameter)
     assert case.parameter.grad is not None
     case.parameter.grad.zero_()
     case.homes.begin(averaged=True)
     backward(case)
-    assert case.homes.settle(case.parameter) is None
+    assert case.homes.copy_in(case.parameter) is None
     torch.testing.assert_close(case.home, only(slice(2, 5), FACTOR))
 
 
@@ -134,7 +134,7 @@ def test_hooks_that_change_it(hook: Callable[[torch.Tensor], torch.Tensor | None
     case = Homes()
     case.parameter.register_hook(hook)
     backward(case)
-    assert case.homes.settle(case.parameter) is None
+    assert case.homes.copy_in(case.parameter) is None
     torch.testing.assert_close(case.home, only(slice(2, 5), 2 * FACTOR))
     assert case.at_home()
 
@@ -144,7 +144,7 @@ def test_a_hook_that_keeps_it() -> None:
     kept: list[torch.Tensor] = []
     case.parameter.register_hook(kept.append)
     backward(case)
-    case.homes.settle(case.parameter)
+    case.homes.copy_in(case.parameter)
     torch.testing.assert_close(case.home, only(slice(2, 5), FACTOR))
     assert case.at_home()
 
@@ -153,7 +153,7 @@ def test_a_hook_that_keeps_it() -> None:
 def test_a_gradient_that_somebody_kept_stays_what_it_was(made: bool) -> None:
     case = Homes()
     backward(case)
-    case.homes.settle(case.parameter)
+    case.homes.copy_in(case.parameter)
     kept = case.parameter.grad
     assert kept is not None
     before = copy.deepcopy(kept)
@@ -163,7 +163,7 @@ def test_a_gradient_that_somebody_kept_stays_what_it_was(made: bool) -> None:
         (case.take() * 3).sum().backward()
     else:
         (case.parameter * 3).sum().backward()
-    case.homes.settle(case.parameter)
+    case.homes.copy_in(case.parameter)
     assert torch.equal(kept, before)
     assert kept is not case.parameter.grad
     assert case.at_home()

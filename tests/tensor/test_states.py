@@ -7,7 +7,9 @@ that a tensor stays deferred, or in its own order of memory, over several steps.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.ops import fusion
+from hyperslab.tensor.deferred import DeferredTensor
 from tests.ops.programs.programs import whole
 from tests.ops.serial import draw_examples
 from tests.ranks import run_ranks
@@ -218,3 +221,27 @@ def test_all_states_equal_plain_torch() -> None:
         refused = sum(count for _, _, count in results[0])
         assert refused < 0.25 * sum(map(len, programs))
     assert seen == {"deferred", "source", "private", "reordered", "copy", "crop", "recomputable"}
+
+
+STATES = vars(DeferredTensor)["__annotations__"].keys() | {
+    "private",
+    "reordered",
+    "consumed_in_other_dtype",
+    "is_crop",
+}
+
+
+def test_transitions_are_made_in_one_place() -> None:
+    """No rule assigns what the diagram of the states has; its methods do."""
+    root = Path(hs.__file__).parent
+    found = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for folder in ("ops", "tensor", "parallel")
+        for path in sorted((root / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if node.attr in STATES and path.name != "deferred.py"
+    ]
+    assert found == []
+    assert {"pending", "readers", "_own", "_computed", "_base_of_copy"} <= STATES
+    assert all(hasattr(DeferredTensor, name) for name in STATES)

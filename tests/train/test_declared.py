@@ -65,7 +65,7 @@ class OneLayer(ModelSection):
     name: Literal["one_layer"]
     kernel: int = 3
 
-    def build(self, shape: Shape, outputs: int, *, where: str, trusted: frozenset[str]):
+    def build(self, shape: Shape, outputs: int, *, where: str):
         return torch.nn.Sequential(
             torch.nn.Conv3d(shape[0], outputs, self.kernel, padding=self.kernel // 2),
             torch.nn.AdaptiveAvgPool3d(1),

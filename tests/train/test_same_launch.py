@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import hyperslab as hs
-from hyperslab.comm import agreement, bootstrap
+from hyperslab.comm import agreement
 from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.train.run import train
+from hyperslab.util.optional_libraries import current_versions
 from tests.ranks import run_ranks
 from tests.train.differing import DIFFERENT, RECIPE, by_hand
 
@@ -24,12 +25,12 @@ def launches(path: Path) -> dict[str, str]:
     """What a rank says to each."""
     found: dict[str, str] = {}
     last = hs.Grid(depth=2).rank == 1
-    real = bootstrap.versions()
+    real = current_versions()
     for key, option in DIFFERENT.items():
         mine = option if last else ""
         with pytest.MonkeyPatch.context() as patch:
             theirs = real | ({"torch": "2.9.0"} if mine == "version" else {})
-            patch.setattr(agreement, "versions", lambda theirs=theirs: theirs)
+            patch.setattr(agreement, "current_versions", lambda theirs=theirs: theirs)
             recipe = load_recipe(path, mine.split(" ") if "=" in mine else [])
             profile = ProfilePolicy(steps=3) if mine == "profile" else None
             try:

@@ -22,7 +22,7 @@ from hyperslab.checkpoint.files import (
 from hyperslab.checkpoint.save_load import read_extra_values, take_snapshot, write_checkpoint
 from hyperslab.comm.agreement import Group, broadcast_from_main
 from hyperslab.errors import CheckpointError
-from hyperslab.util.atomic_files import written_aside
+from hyperslab.util.atomic_files import partial_path, written_aside
 
 log = logging.getLogger("hyperslab")
 
@@ -131,6 +131,7 @@ def mend_best(path: Path, best_step: int | None) -> None:
     best = _path_of(folder, best_step)
 
     def mend() -> None:
+        remove(partial_path(folder / BEST))  # the run was killed while it pointed there
         if standing(best).is_dir() and best_name(folder) != best.name:
             _point(folder / BEST, best.name)
 
@@ -222,7 +223,7 @@ def _tidy(new: Path, *, best: bool, keep: int) -> None:
             remove(hidden)
             path.rename(hidden)
     for name in os.listdir(folder):
-        if HIDDEN.fullmatch(name):
+        if HIDDEN.fullmatch(name) or name == partial_path(folder / BEST).name:
             remove(folder / name)
 
 

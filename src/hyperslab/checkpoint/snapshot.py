@@ -26,6 +26,7 @@ import torch
 from hyperslab.checkpoint.files import SUFFIX, check_storable
 from hyperslab.checkpoint.state import State, Tensors, encode_value
 from hyperslab.errors import CheckpointError
+from hyperslab.util.torch_internals import version_of
 
 TENSOR_ALIGNMENT = 64
 """A tensor in it begins at a multiple of this [B]."""
@@ -92,7 +93,7 @@ class SnapshotMemory:
         try:
             for place, tensor, _ in late:
                 place.copy_(tensor)
-            if any(tensor._version != version for _, tensor, version in late):
+            if any(version_of(tensor) != version for _, tensor, version in late):
                 raise CheckpointError(
                     "weights were changed while they were copied, and not by optimizer.step()\n"
                     "    write checkpoints before the run goes on: checkpoint.background=false"
@@ -113,7 +114,7 @@ class SnapshotMemory:
             flat = self._room[begin : begin + tensor.nbytes].view(tensor.dtype)
             place = flat.view(tensor.shape)
             if waits:
-                self._late.append((place, tensor, tensor._version))
+                self._late.append((place, tensor, version_of(tensor)))
                 later += _padded(tensor)
             else:
                 place.copy_(tensor, non_blocking=True)

@@ -67,6 +67,10 @@ COMMANDS = {
         "recipes_commands",
         "List the recipes that come along, or copy one.",
     ),
+    "compile": (
+        "compile_command",
+        "Compile the kernels for this machine's processor now; a first run would wait for it.",
+    ),
     "convert": (
         "convert_commands",
         "Convert a folder to another format, or liver CTs to HDF5.",

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.comm import Grid
@@ -25,6 +26,7 @@ from hyperslab.planner.calibrate.run import operators_of_recipes
 from hyperslab.planner.machine import load_machine, save_machine
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.trust import Trust
 
 TIMEOUT = 600.0
 """A rank waits at most so long [s] for the others."""
@@ -46,6 +48,7 @@ def calibrate_command(
         typer.Option(min=1, help="Ranks at once; give it several times. Default: 1."),
     ] = None,
     budget: Annotated[float, typer.Option(min=0.001, help="Seconds for each measurement.")] = 0.3,
+    trust: TrustOption = None,
 ) -> None:
     """Measure this machine: operators, memory, messages, sums, reads, and what work hides.
 
@@ -59,17 +62,28 @@ def calibrate_command(
         if is_started():
             if ranks:
                 raise MachineError("--ranks starts ranks, but these were started already: omit it")
-            calibrate_as_rank(recipes, overrides, out=out, budget=budget)
+            calibrate_as_rank(recipes, overrides, out=out, budget=budget, trusted=trust or ())
             return
         _check(recipes, overrides, out)
-        options = ["--out", str(out), "--budget", str(budget)]
+        options = [
+            "--out",
+            str(out),
+            "--budget",
+            str(budget),
+            *Trust(modules=tuple(trust or ())).options,
+        ]
         for count in ranks or [1]:
             _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
 
 
 @as_rank
 def calibrate_as_rank(
-    recipes: Sequence[Path], overrides: Sequence[str], *, out: Path, budget: float
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    budget: float,
+    trusted: Sequence[str] = (),
 ) -> None:
     """Measure as one rank; the main one writes the file and shows how far it is."""
     is_main = become_rank()
@@ -79,7 +93,7 @@ def calibrate_as_rank(
     before = broadcast_from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
     operators = broadcast_from_main(
-        lambda: operators_of_recipes(recipes, overrides, grid.size, device)
+        lambda: operators_of_recipes(recipes, overrides, grid.size, device, trusted)
     )
     folder = out.absolute().parent
     name = out.stem if before is None else before.name

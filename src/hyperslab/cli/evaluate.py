@@ -19,6 +19,7 @@ from hyperslab.cli.options import (
     OverlapOption,
     RanksOption,
     RunArgument,
+    TrustOption,
     WindowOption,
     options_of_windows,
     windows_of_options,
@@ -34,6 +35,7 @@ from hyperslab.cli.rank import (
     telling_ranks,
 )
 from hyperslab.cli.terminal import log_to_stdout
+from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
 from hyperslab.train.evaluate import (
     ClassEvaluation,
     Evaluation,
@@ -102,6 +104,7 @@ def evaluate_command(
     window: WindowOption = None,
     overlap: OverlapOption = None,
     blend: BlendOption = None,
+    trust: TrustOption = None,
 ) -> None:
     """Measure a network on the test split; also under torchrun and srun, on any grid.
 
@@ -111,8 +114,10 @@ def evaluate_command(
     windows = windows_of_options(window, overlap, blend)
     adopt_rank()
     overrides = overrides or []
+    trusted = trust_of(run / RUN_RECIPE, trust or ())
     with telling_ranks():
-        recipe = recipe_for(run, overrides, ranks=ranks, axis="depth" if windows else "data")
+        axis = "depth" if windows else "data"
+        recipe = recipe_for(run, overrides, ranks=ranks, axis=axis, trust=trusted)
         check_ranks(recipe, ranks)
     with exit_when_stopped():
         if is_rank(recipe):
@@ -124,12 +129,13 @@ def evaluate_command(
                 calibrate=calibrate,
                 surfaces=SurfacePolicy(surfaces, tolerance),
                 windows=windows,
+                trust=trusted,
             )
             return
         options = ["--checkpoint", checkpoint, "--split", split]
         options += ["--calibrate"] if calibrate else []
         options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
-        options += options_of_windows(windows)
+        options += [*options_of_windows(windows), *trusted.options]
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 
@@ -143,6 +149,7 @@ def evaluate_as_rank(
     calibrate: bool,
     surfaces: SurfacePolicy,
     windows: WindowPolicy | None,
+    trust: Trust,
 ) -> None:
     """Evaluate as one rank; the main one prints."""
     is_main = become_rank()
@@ -155,6 +162,7 @@ def evaluate_as_rank(
         calibrate=calibrate,
         surfaces=surfaces,
         windows=windows,
+        trust=trust,
     )
     if is_main:
         show_evaluation(result, run, Console(soft_wrap=True))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option
+from hyperslab.cli.options import MissingChunksOption, PluginOption, TrustOption, channels_of_option
 from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source, Subvolumes
@@ -22,6 +22,7 @@ from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.views import joined, padded, selected
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import trust_of
 
 RECIPES = (".yaml", ".yml")
 OUTSIDE = "HDF5 files may take values from files outside of the folder."
@@ -42,6 +43,7 @@ def inspect_command(
     ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
     missing_chunks: MissingChunksOption = False,
+    trust: TrustOption = None,
 ) -> None:
     """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
     load_plugins(plugin or [])
@@ -54,7 +56,9 @@ def inspect_command(
         says["missing_chunks"] = "true"
     if path.suffix in RECIPES and path.is_file():
         words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
-        source, found, extents = _of_recipe(load_recipe(path, words))
+        source, found, extents = _of_recipe(
+            load_recipe(path, words, trust=trust_of(path, trust or ()))
+        )
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)

@@ -70,6 +70,14 @@ MissingChunksOption = Annotated[
         help="What HDF5 files and Zarr groups do not store is their fill value.",
     ),
 ]
+TrustOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="An installed module whose classes the recipe in a run's folder may name, such as "
+        "monai.networks.nets; may be repeated. What you have trained here needs none.",
+    ),
+]
 PluginOption = Annotated[
     list[str] | None, typer.Option(help="A module to import, which registers formats.")
 ]

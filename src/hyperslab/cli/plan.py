@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
+from hyperslab.cli.options import TrustOption
 from hyperslab.errors import RecipeError, reason
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import VolumeShape, job_of
@@ -33,7 +35,9 @@ from hyperslab.planner.summary import (
 )
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import planned_device
+from hyperslab.recipe.trust import trust_of
 from hyperslab.util.atomic_files import write_text
+from hyperslab.util.startup import away_from_current_folder
 
 _WIDTH = 120
 """The output has so many columns where it is no terminal."""
@@ -66,11 +70,12 @@ def plan_command(
         Path | None, typer.Option("--json", help="Write all numbers to this file.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the plan into this PNG.")] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Rank the grids of so many ranks by the time of a step; nothing is run."""
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
-    config = load_recipe(recipe, overrides or [])
+    config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
         raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
     job = job_of(config, _shape(shape))
@@ -91,6 +96,8 @@ def plan_command(
         if json_path is not None:
             write_text(json_path, json.dumps(plan_document(plan, found, least), indent=1) + "\n")
         if figure is not None:
+            with away_from_current_folder():
+                importlib.import_module("matplotlib")
             draw_plan(plan, figure)
     except OSError as error:
         raise RecipeError(f"cannot write the plan: {reason(error)}") from None

@@ -19,6 +19,7 @@ from hyperslab.cli.options import (
     OverlapOption,
     RanksOption,
     RunArgument,
+    TrustOption,
     WindowOption,
     options_of_windows,
     windows_of_options,
@@ -35,6 +36,7 @@ from hyperslab.cli.rank import (
 )
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
+from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
 from hyperslab.train.evaluate import recipe_for
 from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.sliding_windows import WindowPolicy
@@ -61,6 +63,7 @@ def predict_command(
     window: WindowOption = None,
     overlap: OverlapOption = None,
     blend: BlendOption = None,
+    trust: TrustOption = None,
 ) -> None:
     """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
 
@@ -72,11 +75,14 @@ def predict_command(
     windows = windows_of_options(window, overlap, blend)
     adopt_rank()
     files, overrides = _split(inputs)
+    trusted = trust_of(run / RUN_RECIPE, trust or ())
     with telling_ranks():
-        recipe = recipe_for(run, overrides, ranks=ranks, axis="depth", replicas=False)
+        recipe = recipe_for(
+            run, overrides, ranks=ranks, axis="depth", replicas=False, trust=trusted
+        )
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    options += options_of_windows(windows)
+    options += [*options_of_windows(windows), *trusted.options]
     with exit_when_stopped():
         if is_rank(recipe):
             predict_as_rank(
@@ -87,6 +93,7 @@ def predict_command(
                 checkpoint=checkpoint,
                 native=native,
                 windows=windows,
+                trust=trusted,
             )
             return
         arguments = ["predict", *options, "--", str(run), *files, *overrides]
@@ -103,6 +110,7 @@ def predict_as_rank(
     checkpoint: str,
     native: bool,
     windows: WindowPolicy | None = None,
+    trust: Trust | None = None,
 ) -> None:
     """Predict as one rank; the main one shows how far it is.
 
@@ -122,6 +130,7 @@ def predict_as_rank(
             native=native,
             windows=windows,
             overrides=overrides,
+            trust=trust,
             done=lambda _, total: bar.update(task, advance=1, total=total),
         )
     if is_main:

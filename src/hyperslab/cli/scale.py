@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
@@ -18,16 +19,20 @@ from hyperslab.planner.auto import machine_for
 from hyperslab.planner.search import process_bytes
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection, Recipe, planned_device
+from hyperslab.recipe.trust import trust_of
 from hyperslab.studies.scaling.study import (
     Predictor,
     RefusedPoint,
     ScalingKind,
     ScalingPoint,
+    StudyRequest,
     own_points,
     points_or_refusals,
+    run_study,
     strong_points,
     weak_points,
 )
+from hyperslab.util.startup import away_from_current_folder
 
 AUTO = "auto"
 """This axis means that the plan chooses the grids."""
@@ -67,6 +72,7 @@ def scale_command(
     output: Annotated[
         Path | None, typer.Option(help="For runs, tables, figure. Default: beside the recipe's.")
     ] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Measure or predict how training scales: throughput, speed-up, efficiency.
 
@@ -75,15 +81,15 @@ def scale_command(
     run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
     data.synthetic.width=128) take no files.
     """
-    from hyperslab.studies.scaling.run import StudyRequest, run_study
-    from hyperslab.studies.scaling.summary import short_table, study_remarks
+    with away_from_current_folder():  # matplotlib; --help need not wait for it
+        from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
 
     if is_started():
         raise LayoutError(
             "hyperslab scale starts its ranks itself, on this machine: do not start it on several, "
             "by torchrun, mpirun or srun"
         )
-    config = load_recipe(recipe, overrides or [])
+    config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     predictor = _predictor(machine, config) if predict or machine is not None else None
     points, refused = points_of(
         kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor
@@ -100,7 +106,7 @@ def scale_command(
     )
     log_to_stdout(logging.INFO)
     with exit_when_stopped():
-        study = run_study(request, predictor)
+        study = run_study(request, predictor, write_study)
     console = Console(soft_wrap=True)
     console.print(short_table(study))
     for words in study_remarks(study):

@@ -10,13 +10,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.sweep.results import rates_table, runs_table, scores_table
-from hyperslab.studies.sweep.run import SweepProgress, forecast_table, run_sweep
+from hyperslab.studies.sweep.run import (
+    SweepProgress,
+    forecast_table,
+    rates_table,
+    run_sweep,
+    runs_table,
+    scores_table,
+)
 from hyperslab.studies.sweep.schema import load_sweep
 
 _WIDTH = 140
@@ -42,6 +49,7 @@ def sweep_command(
     machine: Annotated[
         str | None, typer.Option(help="Whose times --dry-run predicts. Default: the usual one.")
     ] = None,
+    trust: TrustOption = None,
 ) -> None:
     """Choose a learning rate for each variant, then train it with several seeds and compare.
 
@@ -54,7 +62,8 @@ def sweep_command(
             "by torchrun, mpirun or srun"
         )
     words = overrides or []
-    wanted = load_sweep(sweep, [*_uncut(words, ranks), *words], output=output)
+    words = [*_uncut(words, ranks), *words]
+    wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if dry_run:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import (
     adopt_rank,
     as_rank,
@@ -26,6 +27,7 @@ from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import trust_of
 from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.train.run import RECIPE, GridChoice, prepare_folder, train
 from hyperslab.util.logs import show_logs
@@ -72,6 +74,7 @@ def train_command(
             "--requeue", help="After SIGUSR1 or SIGUSR2 put the Slurm job into the queue again."
         ),
     ] = False,
+    trust: TrustOption = None,
 ) -> None:
     """Train a network; also under torchrun and srun, where every rank runs this command."""
     words = list(overrides or [])
@@ -83,7 +86,7 @@ def train_command(
         )
     choose = partial(_choose_grid, machine)
     with telling_ranks():
-        asked = load_recipe(recipe, words)
+        asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         config = asked
@@ -96,12 +99,13 @@ def train_command(
             policy = ProfilePolicy(steps=profile_steps) if profile else None
             train_as_rank(config, resume=resume, profile=policy, choose=choose)
             if profile and os.environ.get("RANK", "0") == "0":
-                _predict(config.output, machine)
+                _predict(config, machine)
             return
         show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
         arguments = ["train", str(recipe), *words, "--output", str(config.output)]
+        arguments += config.trust.options
         arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)
@@ -154,12 +158,12 @@ def _train(
     return None
 
 
-def _predict(run: Path, machine: str | None) -> None:
+def _predict(recipe: Recipe, machine: str | None) -> None:
     """Put a prediction beside the profile, if there can be one; the run is done anyway."""
     from hyperslab.planner.auto import write_prediction
 
     try:
-        write_prediction(load_recipe(run / RECIPE), machine)
+        write_prediction(load_recipe(recipe.output / RECIPE, trust=recipe.trust), machine)
     except HyperslabError as error:
         log.warning("the profile has no prediction beside it: %s", error)
     except OSError as error:

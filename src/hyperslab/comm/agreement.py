@@ -21,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from hyperslab.comm.bootstrap import device_of_rank, start_ranks, versions
+from hyperslab.comm.bootstrap import device_of_rank, start_ranks
 from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time, name_ranks
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import default_store
 
 T = TypeVar("T")
@@ -109,8 +110,11 @@ def collective_try(
     if problem is not None:
         raise problem
     for rank, other in found:
+        if isinstance(other, HyperslabError):
+            other.args = (f"rank {rank} says: {other}", *other.args[1:])
+            raise other
         if other is not None:
-            raise _attribute_error(rank, other)
+            raise HyperslabError(f"rank {rank} says: {reason(other)}")
     return result
 
 
@@ -157,7 +161,7 @@ def start_alike(device: str, timeout: float, facts: Facts) -> bool:
     """`start_ranks`; where ``torch.distributed`` runs already, the ranks agree by it."""
     started = start_ranks(device, timeout, facts)
     if not started:
-        agree_on({**facts, "versions": versions()})
+        agree_on({**facts, "versions": current_versions()})
     return started
 
 
@@ -216,13 +220,6 @@ def _picklable(problem: Exception) -> Exception:
         pickle.loads(pickle.dumps(problem))
     except Exception:
         return HyperslabError(reason(problem))
-    return problem
-
-
-def _attribute_error(rank: int, problem: Exception) -> Exception:
-    if not isinstance(problem, HyperslabError):
-        return HyperslabError(f"rank {rank} says: {reason(problem)}")
-    problem.args = (f"rank {rank} says: {problem}", *problem.args[1:])
     return problem
 
 

@@ -7,17 +7,14 @@ process groups from outliving torch's world (`GroupReference`).
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import datetime
 import importlib
 import os
-import platform
 import re
 import weakref
 from collections.abc import MutableMapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -27,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from hyperslab.comm.launchers import RankVariables, adopt_mpi, adopt_slurm, read_variables
 from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet
 from hyperslab.errors import CommError, HyperslabError, LayoutError
+from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import default_group, time_limit_of
 
 GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
@@ -54,14 +52,14 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
     adopt_slurm(environ)
 
 
-def start_ranks(device: str, timeout: float, facts: Facts | None = None) -> bool:
+def start_ranks(device: str, timeout: float | None = None, facts: Facts | None = None) -> bool:
     """Start ``torch.distributed`` as a recipe says; True if there was none before.
 
     ``device`` is "auto", "cpu", "cuda" or "cuda-shared", where several ranks may have one device
     and gloo carries what NCCL would; a rank that waits longer than ``timeout`` [s] for the others
-    gives up. One rank on the CPU of a machine with CUDA gets a process group of its own, so that
-    the grid stays on the CPU too. Before anything is started the ranks compare their ``facts``,
-    nested dictionaries of what JSON can say, and their versions.
+    gives up, by default torch's own limit. One rank on the CPU of a machine with CUDA gets a
+    process group of its own, so that the grid stays on the CPU too. Before anything is started the
+    ranks compare their ``facts``, nested dictionaries of what JSON can say, and their versions.
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
@@ -84,7 +82,8 @@ def start_ranks(device: str, timeout: float, facts: Facts | None = None) -> bool
         _take_device(place, shared=shared)
     if place is not None:
         backend = "nccl" if cuda else "gloo"
-        _start(place, GLOO_ON_CUDA if shared else backend, timeout, facts or {})
+        limit = TIMEOUTS[backend] if timeout is None else timeout
+        _start(place, GLOO_ON_CUDA if shared else backend, limit, facts or {})
         return True
     if not cuda and torch.cuda.is_available():
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -112,17 +111,8 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
     if dist.is_initialized():
         return
     adopt_launcher(os.environ)
-    place = read_variables(os.environ)
-    if place is None:
-        return
-    cuda = torch.cuda.is_available()
-    if cuda:
-        _take_device(place)
-    else:
-        _check_visible()
-    backend = "nccl" if cuda else "gloo"
-    _start(place, backend, TIMEOUTS[backend] if timeout is None else timeout, facts or {})
-    atexit.register(stop_distributed)
+    if read_variables(os.environ) is not None and start_ranks("auto", timeout, facts):
+        atexit.register(stop_distributed)
 
 
 def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
@@ -135,8 +125,10 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
         deadline = Deadline(timeout)
         try:
             store = meet(place, deadline)
-            wants = {**facts, "versions": versions()}
-            own = "" if backend != "nccl" else _device_uuid(device)
+            wants = {**facts, "versions": current_versions()}
+            own = ""
+            if backend == "nccl":  # which refuses two ranks on one device, in words of its own
+                own = str(torch.cuda.get_device_properties(device).uuid)
             store = answer_roll_call(store, place, wants, deadline, device=own)
             dist.init_process_group(
                 backend,
@@ -175,15 +167,6 @@ def tell_ranks(problem: HyperslabError) -> None:
         in_time(TELL_LIMIT, tell, lambda: CommError("nobody listens"))
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that the ranks must have alike."""
-    try:
-        ours = version("hyperslab")
-    except PackageNotFoundError:  # not installed, but on the path
-        ours = "unknown"
-    return {"hyperslab": ours, "torch": torch.__version__, "python": platform.python_version()}
-
-
 def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
     """Return the device of this rank's tensors, by a group's backend (default: all ranks').
 
@@ -217,7 +200,10 @@ def _check_visible() -> None:
 def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
     index = 0 if place is None else place.local_rank
     count = torch.cuda.device_count()
-    if count == 1 and _has_one_visible_device():
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    # As by ``srun --gpus-per-task=1``. That no other rank was given the same device is found out
+    # at the roll call.
+    if count == 1 and re.fullmatch(r"\s*[^,\s]+\s*", visible):
         index = 0
     if count == 0 or (index >= count and not shared):
         raise LayoutError(
@@ -226,18 +212,6 @@ def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
             + (f"\n{_SHARING_REMEDY}" if count else "")
         )
     torch.cuda.set_device(index % count)
-
-
-def _device_uuid(device: int | None) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _has_one_visible_device() -> bool:
-    """Tell whether this process was given one device alone, as by ``srun --gpus-per-task=1``.
-
-    That no other rank was given the same one is found out at the roll call.
-    """
-    return re.fullmatch(r"\s*[^,\s]+\s*", os.environ.get("CUDA_VISIBLE_DEVICES", "")) is not None
 
 
 class GroupReference:
@@ -286,7 +260,7 @@ def keep_freed_memory() -> None:
     By default glibc maps every large block afresh, so each activation of each step pays a page
     fault per 4 KiB: measured at 40 % of a CosmoFlow-128 step on two cores.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(_M_MMAP_THRESHOLD, _KEEP_ALL)
         mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL)

@@ -121,19 +121,20 @@ class PendingMessages:
         self._receives = receives
         self._what = what
         self._shared = shared = shared_channels()
-        far = [(peer, b) for peer, b in receives if shared is None or not shared.fits(b)]
         self._sends = []  # kept alive until the messages have left
         for peer, piece in sends:
             if shared is not None and shared.fits(piece):
                 shared.send(piece, peer, what)
             else:
                 self._sends.append((peer, _contiguous_piece(piece)))
-        self._turned = [(b, _contiguous_like(b)) for _, b in far if not b.is_contiguous()]
-        into = {id(buffer): contiguous for buffer, contiguous in self._turned}
-        far = [(peer, into.get(id(buffer), buffer)) for peer, buffer in far]
-        self._peers = [peer for peer, _ in (*far, *self._sends)]
+        self._far = [  # with what arrives: gloo and NCCL fill contiguous memory alone
+            (peer, b, b if b.is_contiguous() else b.new_empty(b.shape))
+            for peer, b in receives
+            if shared is None or not shared.fits(b)
+        ]
+        self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
         try:
-            ops = [dist.P2POp(dist.irecv, buffer, peer, group) for peer, buffer in far]
+            ops = [dist.P2POp(dist.irecv, arriving, peer, group) for peer, _, arriving in self._far]
             ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
             self._works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
@@ -153,8 +154,9 @@ class PendingMessages:
                 work.wait()
             except RuntimeError as error:
                 raise self._lost(peers, error) from error
-        for buffer, contiguous in self._turned:
-            buffer.copy_(contiguous)
+        for _, buffer, arriving in self._far:
+            if arriving is not buffer:
+                buffer.copy_(arriving)
         for peer, buffer in self._receives:
             if self._shared is not None and self._shared.fits(buffer):
                 self._shared.receive(buffer, peer, self._what)
@@ -171,10 +173,6 @@ def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
     if piece.is_contiguous() and own:  # what a GPU sends is waited for by the same operator
         return piece
     return piece.clone(memory_format=torch.contiguous_format)
-
-
-def _contiguous_like(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(buffer, memory_format=torch.contiguous_format)
 
 
 class ThroughHost:
@@ -272,15 +270,6 @@ def agree_on_group_names() -> None:
     made = torch.full((), number_of_groups(), device=device_of_rank())
     dist.all_reduce(made, op=dist.ReduceOp.MAX)
     set_number_of_groups(int(made.item()))
-
-
-def groups_of(world: dist.ProcessGroup) -> list[dist.ProcessGroup]:
-    """List a default process group and those of its communicators."""
-    made = _OF_WORLD.get(world)
-    if made is None:
-        return [world]
-    purposes = (made.halos, made.statistics, made.gradients)
-    return [world, *(made.group for made in (*purposes, *made.parts.values()))]
 
 
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:

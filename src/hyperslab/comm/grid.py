@@ -7,7 +7,6 @@ logged. `ReplicaSampler` gives all ranks that share a sample the same ones.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 import weakref
@@ -15,6 +14,7 @@ import zlib
 from collections.abc import Callable, Hashable, Sequence, Sized
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import numpy as np
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
@@ -207,7 +207,11 @@ class Grid:
         """
         shape = tuple(shape)
         if not batch:
-            self._check_without_batch(shape)
+            if self.data > 1:
+                raise LayoutError(
+                    f"a tensor {shape} without a batch dim cannot be cut over {self}, of which "
+                    f"data={self.data} ranks share a mini-batch\n    use data=1, or x.unsqueeze(0)"
+                )
             with_batch = self.partition((1, *shape), channels=channels)
             return with_batch.without_dim(0)
         axes: list[str | None] = ["data", *[None] * (len(shape) - 1)][: len(shape)]
@@ -223,13 +227,6 @@ class Grid:
                 )
             log_once(self, words)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
-
-    def _check_without_batch(self, shape: tuple[int, ...]) -> None:
-        if self.data > 1:
-            raise LayoutError(
-                f"a tensor {shape} without a batch dim cannot be cut over {self}, of which "
-                f"data={self.data} ranks share a mini-batch\n    use data=1, or x.unsqueeze(0)"
-            )
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
         if axis is None or self.extents[axis] == 1:
@@ -300,20 +297,14 @@ class Grid:
     def _make_group(self, axes: tuple[str, ...]) -> Communicator | None:
         if not axes:
             return None
-        if math.prod(self.extents[axis] for axis in axes) == self.size:
+        count = math.prod(self.extents[axis] for axis in axes)
+        if count == self.size:
             assert self._communicators is not None
             return self._communicators.statistics
-        fixed = [axis for axis in AXES if axis not in axes]
-        members = [
-            [
-                self.rank_of(
-                    {**dict(zip(fixed, at, strict=True)), **dict(zip(axes, i, strict=True))}
-                )
-                for i in itertools.product(*(range(self.extents[axis]) for axis in axes))
-            ]
-            for at in itertools.product(*(range(self.extents[axis]) for axis in fixed))
-        ]
-        return communicator_of_part(members)
+        ranks = np.arange(self.size).reshape(*self.extents.values())
+        last = range(-len(axes), 0)
+        ranks = np.moveaxis(ranks, [AXES.index(axis) for axis in axes], last)
+        return communicator_of_part(ranks.reshape(-1, count).tolist())
 
     def warn(self, message: str) -> None:
         """Log a message on the main rank."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -67,13 +67,22 @@ class HostP2P:
         assert work is not None
         self._sent[1].append((peer, work, values))
 
-    def receive(self, out: NDArray[Any], peer: int, tag: int) -> ReceivingArray:
-        """Begin to fill a contiguous array."""
+    def receive(self, out: NDArray[Any], peer: int, tag: int) -> Callable[[], None]:
+        """Begin to fill a contiguous array; what is returned waits until it is filled.
+
+        Raises:
+            CommError, there too: the other rank died or did not answer in time.
+        """
         with self.naming(peer):
             work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
         assert work is not None
         self.received_bytes += out.nbytes
-        return ReceivingArray(self, peer, work)
+
+        def wait() -> None:
+            with self.naming(peer):
+                work.wait()
+
+        return wait
 
     def settle(self) -> None:
         """Wait until what was sent before the last `settle` has arrived.
@@ -97,17 +106,17 @@ class HostP2P:
 
     def close(self) -> None:
         """Wait until all has arrived, unless a rank was lost; all ranks call this."""
-        if not self._abandoned.is_set():
-            with suppress(CommError):
-                self.settle()
-                self.settle()
-        self._end()
+        if self._abandoned.is_set():
+            self._destroy()
+            return
+        with suppress(CommError):
+            self.settle()
+            self.settle()
+        self._forget()
 
-    def _end(self) -> None:
-        if not self._abandoned.is_set():
-            self._forget()
-        elif self._forget.detach() is not None:
-            _destroy_group(self.group)
+    def _destroy(self) -> None:
+        if self._forget.detach() is not None:
+            _end_group(self.group, [])
 
     def abandon(self) -> None:
         """Let go at once: whoever waits, here or on another rank, gets an error.
@@ -127,7 +136,7 @@ class HostP2P:
         """End in any case, after so many seconds for what was sent to arrive [s]."""
         _await_sent(self._sent, seconds)
         self.abandon()
-        self._end()
+        self._destroy()
 
     @contextmanager
     def naming(self, peer: int | None) -> Iterator[None]:
@@ -142,24 +151,6 @@ class HostP2P:
             raise
         except (RuntimeError, ValueError) as error:
             raise lost_contact(self.rank, peers, SAMPLE_EXCHANGE, error) from error
-
-
-class ReceivingArray:
-    """Waits for a message that is on its way."""
-
-    def __init__(self, transport: HostP2P, peer: int, work: dist.Work) -> None:
-        self._transport = transport
-        self._peer = peer
-        self._work = work
-
-    def wait(self) -> None:
-        """Until it is there.
-
-        Raises:
-            CommError: the other rank died or did not answer in time.
-        """
-        with self._transport.naming(self._peer):
-            self._work.wait()
 
 
 def tag_of(*key: object) -> int:
@@ -192,10 +183,5 @@ def _await_sent(sent: list[list[SentMessage]], seconds: float) -> None:
 def _end_group(group: dist.ProcessGroup, sent: list[list[SentMessage]]) -> None:
     if dist.is_initialized():
         _await_sent(sent, LEAVE_GRACE)
-        _destroy_group(group)
-
-
-def _destroy_group(group: dist.ProcessGroup) -> None:
-    if dist.is_initialized():
         with suppress(ValueError):  # the process group of which it was a part has ended
             dist.destroy_process_group(group)

@@ -71,27 +71,16 @@ def read_variables(environ: Mapping[str, str]) -> RankVariables | None:
             raise _bad(environ, "WORLD_SIZE", "asks for several ranks, but RANK is not set")
         return None
     size = _number(environ, "WORLD_SIZE", range(1, 1 << 31))
-    rank = _number(environ, "RANK", range(size), f"of WORLD_SIZE={size} ranks")
-    local = 0
-    if "LOCAL_RANK" in environ:
-        local = _number(environ, "LOCAL_RANK", range(size), f"of WORLD_SIZE={size} ranks")
-    if (
-        STORE_VARIABLE in environ and TORCHRUN_VARIABLE not in environ
-    ):  # or a rank has started torchrun
+    of = f"of WORLD_SIZE={size} ranks"
+    rank = _number(environ, "RANK", range(size), of)
+    local = _number(environ, "LOCAL_RANK", range(size), of) if "LOCAL_RANK" in environ else 0
+    # With torchrun's variable the store is that of a rank which has started torchrun.
+    if STORE_VARIABLE in environ and TORCHRUN_VARIABLE not in environ:
         return RankVariables(rank, size, local, "", 0, environ[STORE_VARIABLE])
     if size == 1 and "MASTER_PORT" not in environ:  # nobody to meet
         return RankVariables(rank, size, local, "localhost", 0, None)
     port = _number(environ, "MASTER_PORT", VALID_PORTS)
     return RankVariables(rank, size, local, _text(environ, "MASTER_ADDR"), port, None)
-
-
-def whole_number(environ: Mapping[str, str], name: str) -> int:
-    """Read a variable that has to be a number from 0 on, such as those of Slurm and of MPI.
-
-    Raises:
-        HyperslabError: it is not there, or something else; names it.
-    """
-    return _number(environ, name, range(1 << 32))
 
 
 def check_thread_count(environ: Mapping[str, str]) -> None:
@@ -104,7 +93,9 @@ def check_thread_count(environ: Mapping[str, str]) -> None:
             raise _bad(environ, "OMP_NUM_THREADS", "is no number of threads", "    unset it")
 
 
-def _number(environ: Mapping[str, str], name: str, allowed: range, of: str = "") -> int:
+def _number(
+    environ: Mapping[str, str], name: str, allowed: range = range(1 << 32), of: str = ""
+) -> int:
     text = _text(environ, name)
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise _bad(environ, name, "is no whole number")
@@ -130,8 +121,6 @@ def _bad(
     return HyperslabError(f"{name}={environ[name]!r} {problem}\n{remedy}")
 
 
-SLURM_RANK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID")
-
 SLURM_PORTS = range(20000, 30000)
 """Below those that Linux gives to whoever asks for any."""
 
@@ -151,21 +140,17 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
     if "RANK" in environ or "SLURM_STEP_NODELIST" not in environ:
         return  # a batch script has some of Slurm's variables too, but is no rank
     names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    ranks = next((whole_number(environ, name) for name in names if name in environ), 1)
+    ranks = next((_number(environ, name) for name in names if name in environ), 1)
     if ranks == 1:
         return
-    rank, local = (whole_number(environ, name) for name in SLURM_RANK_VARIABLES)
-    job, step = (
-        whole_number(environ, name) if name in environ else 0
-        for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    )
-    address = first_slurm_host(environ["SLURM_STEP_NODELIST"])
+    rank, local = (_number(environ, name) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    job, step = (_number(environ, name) if name in environ else 0 for name in names)
+    nodes = environ["SLURM_STEP_NODELIST"]
+    address = first_slurm_host(nodes)
     if not address:
-        nodes = environ["SLURM_STEP_NODELIST"]
         raise HyperslabError(f"SLURM_STEP_NODELIST={nodes!r} names no machine")
-    environ["RANK"] = str(rank)
-    environ["WORLD_SIZE"] = str(ranks)
-    environ["LOCAL_RANK"] = str(local)
+    environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(local))
     environ.setdefault("MASTER_ADDR", address)
     environ.setdefault("MASTER_PORT", str(slurm_port(job, step)))
     environ.setdefault(RUN_VARIABLE, f"Slurm job {job} step {step}")
@@ -219,18 +204,15 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     )
     if found is None and not any(name in environ for name in MPI_RANK_VARIABLES[0]):
         return
-    rank, size, local = (whole_number(environ, name) for name in found or MPI_RANK_VARIABLES[0])
+    rank, size, local = (_number(environ, name) for name in found or MPI_RANK_VARIABLES[0])
     if size == 1:
         return
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         address, port = _mpi_meeting_place()
-        environ["MASTER_ADDR"] = address
-        environ["MASTER_PORT"] = str(port)
+        environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     if MPI_JOB_VARIABLE in environ:
         environ.setdefault(RUN_VARIABLE, f"MPI job {environ[MPI_JOB_VARIABLE]}")
-    environ["RANK"] = str(rank)
-    environ["WORLD_SIZE"] = str(size)
-    environ["LOCAL_RANK"] = str(local)
+    environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
 
 
 def finish_mpi() -> None:

@@ -58,35 +58,39 @@ class Boxes:
         ]
 
     def packing(self, strides: Strides, device: torch.device) -> BoxTable:
-        """List each box's size, its beginnings in block and buffer, its extents, the strides."""
-        rows = []
-        for begin, part in zip(self.offsets, self.parts, strict=False):
-            inside = _first_element(part, self.own, strides)
-            rows.append(
-                [part.size, inside, begin, *_pad_to_dims(part.shape, 1), *_pad_to_dims(strides, 0)]
-            )
-        return _table_on(device, rows, 1)
+        """Return where each box lies in a block of such strides, and where in the buffer."""
+        alone = [(part, [number]) for number, part in enumerate(self.parts)]
+        return self._table(alone, strides, device)
 
     def adding(self, strides: Strides, device: torch.device) -> BoxTable:
-        """Return how the block lies in each of the disjoint boxes that the parts fall into.
+        """Return the same for the disjoint boxes that the parts fall into.
 
-        And, for each part that covers it, in order, where it begins in the buffer and how it lies.
+        Each has the parts that cover it, in their order.
         """
-        cells = _split_disjoint(self.parts)
+        return self._table(_split_disjoint(self.parts), strides, device)
+
+    def _table(
+        self, cells: Sequence[tuple[Box, list[int]]], strides: Strides, device: torch.device
+    ) -> BoxTable:
+        """Write a row for each cell, given the numbers of the parts that cover it.
+
+        Its size, its first element in the block, the number of parts, five extents, five strides
+        of the block; then, for each part, its first element in the buffer and its five strides.
+        """
         most = max(len(covering) for _, covering in cells)
+        offsets = self.offsets
         rows = []
         for cell, covering in cells:
             row = [cell.size, _first_element(cell, self.own, strides), len(covering)]
             row += [*_pad_to_dims(cell.shape, 1), *_pad_to_dims(strides, 0)]
             for number in covering:
                 part = self.parts[number]
-                lies = _row_major(part.shape)
-                row += [
-                    self.offsets[number] + _first_element(cell, part, lies),
-                    *_pad_to_dims(lies, 0),
-                ]
+                lies = [math.prod(part.shape[dim + 1 :]) for dim in range(part.ndim)]
+                row.append(offsets[number] + _first_element(cell, part, lies))
+                row += _pad_to_dims(lies, 0)
             rows.append(row + [0] * (6 * (most - len(covering))))
-        return _table_on(device, rows, most)
+        table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+        return BoxTable(table, max(row[0] for row in rows), most)
 
 
 def packs_with_one_kernel(block: torch.Tensor, boxes: Boxes) -> bool:
@@ -124,11 +128,6 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _table_on(device: torch.device, rows: list[list[int]], pieces: int) -> BoxTable:
-    table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-    return BoxTable(table, max(row[0] for row in rows), pieces)
-
-
 def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:
     """Return the first element of ``part`` in a tensor that holds ``box``."""
     return sum((p - b) * s for p, b, s in zip(part.lo, box.lo, strides, strict=True))
@@ -136,10 +135,6 @@ def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:
 
 def _pad_to_dims(values: Sequence[int], fill: int) -> list[int]:
     return [fill] * (MOST_PACKED_DIMS - len(values)) + list(values)
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def _split_disjoint(parts: Sequence[Box]) -> list[tuple[Box, list[int]]]:

@@ -69,7 +69,8 @@ def _pack_boxes(  # type: ignore[no-untyped-def]
     exist = element < tl.load(row)
     i0, i1, i2, i3, i4 = _inside(row + 3, element)
     from_ = tl.load(row + 1) + _at(row + 8, i0, i1, i2, i3, i4)
-    tl.store(buffer + tl.load(row + 2) + element, tl.load(x + from_, mask=exist), mask=exist)
+    # A box is whole in the buffer, where its elements follow each other.
+    tl.store(buffer + tl.load(row + 13) + element, tl.load(x + from_, mask=exist), mask=exist)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import itertools
 import json
 import os
 import secrets
@@ -22,12 +23,14 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hyperslab.comm.launchers import RUN_VARIABLE, RankVariables
+from hyperslab.comm.launchers import RUN_VARIABLE, TORCHRUN_VARIABLE, RankVariables
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, reason
 
 T = TypeVar("T")
@@ -66,23 +69,19 @@ def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]
     Raises:
         CommError: ``late()``, after so many seconds.
     """
-    found: list[T] = []
-    raised: list[BaseException] = []
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.append(make())
+            outcome.set_result(make())
         except BaseException as error:
-            raised.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if raised:
-        raise raised[0]
-    if not found:
+    threading.Thread(target=run, daemon=True).start()
+    wait([outcome], seconds)
+    if not outcome.done():
         raise late()
-    return found[0]
+    return outcome.result()
 
 
 def agree_on_restart_epoch(
@@ -103,12 +102,16 @@ def agree_on_restart_epoch(
         CommError: rank 0 did not come in time.
     """
     word = secrets.token_hex(16)
+
+    def answer_all() -> None:
+        answered = dict.fromkeys(range(1, place.size), b"")
+        # Where the store is gone the rank itself, waiting there for the others, says so.
+        with suppress(CommError, RuntimeError):
+            own_connection = connect()
+            deadline.poll(lambda: _all_answered(own_connection, word, answered))
+
     if place.rank == 0:
-        waiting = dict.fromkeys(range(1, place.size), b"")
-        thread = threading.Thread(
-            target=_answer_restart_words, args=(connect, word, waiting, deadline), daemon=True
-        )
-        thread.start()
+        threading.Thread(target=answer_all, daemon=True).start()
         return PrefixStore(f"hyperslab/start {word}", store)
     store.set(f"hyperslab/word {place.rank}", word)
     answer = f"hyperslab/answer {word}"
@@ -119,36 +122,25 @@ def agree_on_restart_epoch(
     return PrefixStore(f"hyperslab/start {found}", store)
 
 
+def _all_answered(store: Store, word: str, answered: dict[int, bytes]) -> bool:
+    """Answer new words; ``answered``: by rank that has not read it yet, its word of the last."""
+    for rank, known in list(answered.items()):
+        if store.check([f"hyperslab/start {word}/read {rank}"]):
+            del answered[rank]
+        elif store.check([f"hyperslab/word {rank}"]):
+            theirs = store.get(f"hyperslab/word {rank}")
+            if theirs != known:
+                store.set(f"hyperslab/answer {theirs.decode()}", word)
+                answered[rank] = theirs
+    return not answered
+
+
 def rank_0_missing(place: RankVariables, deadline: Deadline) -> CommError:
     """Say what a rank lacked that came and waited."""
     return CommError(
         f"rank 0 did not come to {place.where} within {deadline.seconds:g} s: rank "
         f"{place.rank} of {place.size} is there\n    see whether all ranks were started"
     )
-
-
-def _answer_restart_words(
-    connect: Callable[[], Store], word: str, waiting: dict[int, bytes], deadline: Deadline
-) -> None:
-    """``waiting``: by rank, its word that was answered."""
-    try:
-        store = connect()
-        deadline.poll(lambda: _all_answered(store, word, waiting))
-    except (CommError, RuntimeError):
-        # the store is gone, which the rank itself, waiting there for the others, says
-        return
-
-
-def _all_answered(store: Store, word: str, waiting: dict[int, bytes]) -> bool:
-    for rank, answered in list(waiting.items()):
-        if store.check([f"hyperslab/start {word}/read {rank}"]):
-            del waiting[rank]
-        elif store.check([f"hyperslab/word {rank}"]):
-            theirs = store.get(f"hyperslab/word {rank}")
-            if theirs != answered:
-                store.set(f"hyperslab/answer {theirs.decode()}", word)
-                waiting[rank] = theirs
-    return not waiting
 
 
 RESOLVE_LIMIT = 30.0
@@ -189,40 +181,31 @@ def meet(place: RankVariables, deadline: Deadline) -> Store:
 
 
 def _connect_to_store(place: RankVariables, deadline: Deadline, limit: datetime.timedelta) -> Store:
-    """Torch tries as long, but says so in pages of its own."""
-    _wait_until_reachable(place, deadline)
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        place.address, place.port, place.size, timeout=limit, wait_for_workers=False
-    )
-
-
-def _wait_until_reachable(place: RankVariables, deadline: Deadline) -> None:
-    """Wait until somebody listens there."""
+    """Wait until somebody listens there: torch tries as long, but says so in pages of its own."""
     resolve = Deadline(min(RESOLVE_LIMIT, deadline.left))
-    problem: OSError = TimeoutError()
+    problem: OSError | None = None
 
-    def reached() -> bool:
+    def tried() -> bool:
         nonlocal problem
+        problem = None
         try:
             socket.create_connection((place.address, place.port), max(deadline.left, 0.1)).close()
-        except socket.gaierror as error:
-            if not resolve.left:
-                raise _unknown_host(place, error) from None
-            problem = error
         except OSError as error:
             problem = error
-        else:
-            return True
-        return False
+        given_up = isinstance(problem, socket.gaierror) and not resolve.left
+        return problem is None or given_up
 
-    if deadline.poll(reached):
-        return
+    deadline.poll(tried)
     if isinstance(problem, socket.gaierror):
         raise _unknown_host(place, problem)
-    raise CommError(
-        f"rank {place.rank} of {place.size} does not reach rank 0 at {place.where} within "
-        f"{deadline.seconds:g} s: {reason(problem)}\n"
-        "    see whether rank 0 was started, and whether the two are those of its machine"
+    if problem is not None:
+        raise CommError(
+            f"rank {place.rank} of {place.size} does not reach rank 0 at {place.where} within "
+            f"{deadline.seconds:g} s: {reason(problem)}\n"
+            "    see whether rank 0 was started, and whether the two are those of its machine"
+        )
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        place.address, place.port, place.size, timeout=limit, wait_for_workers=False
     )
 
 
@@ -233,22 +216,18 @@ def _open_listener(place: RankVariables) -> socket.socket:
     except OSError as error:
         raise _unknown_host(place, error) from None
     family, _, _, _, address = found[0]
-    try:
-        return socket.create_server(address[:2], family=family, backlog=4096)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise _port_taken(place, error) from None
-    try:
-        return socket.create_server(("", place.port), backlog=4096)
-    except OSError as error:
-        raise _port_taken(place, error) from None
-
-
-def _port_taken(place: RankVariables, error: OSError) -> HyperslabError:
-    return HyperslabError(
-        f"rank 0 cannot listen at {place.where}: {reason(error)}\n"
+    problem = OSError()
+    for where, kind in ((address[:2], family), (("", place.port), socket.AF_INET)):
+        try:
+            return socket.create_server(where, family=kind, backlog=4096)
+        except OSError as error:
+            problem = error
+        if problem.errno != errno.EADDRNOTAVAIL:
+            break
+    raise HyperslabError(
+        f"rank 0 cannot listen at {place.where}: {reason(problem)}\n"
         "    another program or run may have that port: give all ranks another MASTER_PORT"
-    )
+    ) from None
 
 
 def _unknown_host(place: RankVariables, error: OSError) -> HyperslabError:
@@ -308,38 +287,31 @@ def answer_roll_call(
     if problem:
         store.compare_set("problem", "", str(place.rank))
     if place.rank == 0:
-        verdict = _find_verdict(store, place, deadline)
-        store.set("verdict", json.dumps(verdict))
-        if verdict["words"]:
+        kind, words = _find_verdict(store, place, deadline)
+        store.set("verdict", json.dumps({"kind": kind, "words": words}))
+        if words:
             others = len(_ranks_present(store, place)) - 1
             Deadline(VERDICT_WAIT).poll(lambda: store.add("read", 0) >= others)
     else:
         if not deadline.poll(lambda: store.check(["verdict"])):
-            raise _ranks_missing(_ranks_present(store, place), place, deadline)
-        verdict = json.loads(store.get("verdict"))
+            raise _ranks_missing(store, place, deadline)
+        kind, words = json.loads(store.get("verdict")).values()
         store.add("read", 1)
-    if verdict["words"]:
-        raise VERDICTS[verdict["kind"]](verdict["words"])
+    if words:
+        raise VERDICTS[kind](words)
     return store
 
 
-def run_identity(environ: Mapping[str, str], size: int) -> dict[str, str]:
-    """Return what tells a run from others, by environment variables: the same on all its ranks."""
-    found = {
-        name: environ[name] for name in (RUN_VARIABLE, "TORCHELASTIC_RUN_ID") if name in environ
-    }
-    return found | {"WORLD_SIZE": str(size)}
-
-
 def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> None:
-    mine = run_identity(os.environ, place.size)
+    """Tell a run from others by environment variables, which are the same on all its ranks."""
+    names = (RUN_VARIABLE, TORCHRUN_VARIABLE)
+    mine = {name: os.environ[name] for name in names if name in os.environ}
+    mine["WORLD_SIZE"] = str(place.size)
     if place.rank == 0:
-        found = store.compare_set("run", "", json.dumps(mine))
-    elif deadline.poll(lambda: store.check(["run"])):
-        found = store.get("run")
-    else:
+        store.compare_set("run", "", json.dumps(mine))
+    elif not deadline.poll(lambda: store.check(["run"])):
         raise rank_0_missing(place, deadline)
-    theirs = json.loads(found)
+    theirs = json.loads(store.get("run"))
     if theirs != mine:
         name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
         raise HyperslabError(
@@ -366,7 +338,7 @@ def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
     return turn
 
 
-def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dict[str, str]:
+def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tuple[str, str]:
     """Return the kind and the words of an error if something is wrong with the ranks."""
     missing = [*range(place.size)]
 
@@ -376,40 +348,31 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> dic
         return not missing or store.check(["problem"])
 
     if not deadline.poll(known):
-        return {
-            "kind": "lost",
-            "words": str(_ranks_missing(_ranks_present(store, place), place, deadline)),
-        }
+        return "lost", str(_ranks_missing(store, place, deadline))
     if store.check(["problem"]):
         rank = int(store.get("problem"))
         words = json.loads(store.get(f"facts {rank}"))["problem"]
-        return {"kind": "problem", "words": f"rank {rank} says: {words}"}
+        return "problem", f"rank {rank} says: {words}"
     found = [json.loads(store.get(f"facts {rank}")) for rank in range(place.size)]
-    words = _find_shared_device([one["device"] for one in found])
-    if words:
-        return {"kind": "shared", "words": words}
-    words = compare_facts([one["facts"] for one in found], [one["host"] for one in found])
-    return {"kind": "differ", "words": words}
-
-
-def _find_shared_device(devices: list[str]) -> str:
-    """Find the ranks that have the same one, if any do."""
-    for device in dict.fromkeys(filter(None, devices)):
-        ranks = [rank for rank, other in enumerate(devices) if other == device]
-        if len(ranks) > 1:
-            return (
+    users: dict[str, list[int]] = defaultdict(list)
+    for rank, one in enumerate(found):
+        users[one["device"]].append(rank)
+    for device, ranks in users.items():
+        if device and len(ranks) > 1:
+            return "shared", (
                 f"{name_ranks(ranks)} have the same CUDA device, {device}\n"
                 "    give each one of its own (srun --gpus-per-task=1), or let every rank see all\n"
                 "    devices of its machine; to test several on one: device=cuda-shared in a recipe"
             )
-    return ""
+    return "differ", compare_facts([one["facts"] for one in found], [one["host"] for one in found])
 
 
 def _ranks_present(store: Store, place: RankVariables) -> list[int]:
     return [rank for rank in range(place.size) if store.check([f"facts {rank}"])]
 
 
-def _ranks_missing(came: list[int], place: RankVariables, deadline: Deadline) -> CommError:
+def _ranks_missing(store: Store, place: RankVariables, deadline: Deadline) -> CommError:
+    came = _ranks_present(store, place)
     others = [rank for rank in range(place.size) if rank not in came] or [0]
     return CommError(
         f"{name_ranks(others)} did not come to {place.where} within {deadline.seconds:g} s: "
@@ -450,17 +413,14 @@ def name_ranks(ranks: Iterable[int]) -> str:
     >>> name_ranks([3]), name_ranks([0, 1, 2, 5, 7, 8])
     ('rank 3', 'ranks 0 to 2, 5, 7 and 8')
     """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    known = sorted(ranks)
     parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    # Ranks that follow each other are as far from their places in the list.
+    for _, run in itertools.groupby(enumerate(known), key=lambda pair: pair[1] - pair[0]):
+        first, *rest = (rank for _, rank in run)
+        parts += [f"{first} to {rest[-1]}"] if len(rest) > 1 else map(str, [first, *rest])
     words = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-    return f"rank{'s' * (sum(map(len, runs)) != 1)} {words}"
+    return f"rank{'s' * (len(known) != 1)} {words}"
 
 
 def _flatten_facts(facts: Facts, key: str = "") -> dict[str, str]:

@@ -3,10 +3,10 @@
 gloo sends them over loopback sockets, through a thread of its own and several copies: 0.3 ms for
 a message that takes 0.02 ms here, and four times the time for the sum of a network's gradients.
 
-In reading order: a `Segment` of memory with semaphores; `RankPairs`, by which ranks wait for
-each other; `shared_buffers`, large tensors that all ranks map; sums; messages. POSIX semaphores
-order memory: what a rank wrote before it posts is seen by the rank that waits, on every
-processor.
+In reading order: `share_file`, memory that all ranks open; `shared_buffers`, large tensors that
+all ranks map; a `Segment` of memory with semaphores, by which ranks wait for each other;
+`SharedChannels`, messages and sums. POSIX semaphores order memory: what a rank wrote before it
+posts is seen by the rank that waits, on every processor.
 
 Legend: every rank has an *area* in which it shows the others its part of a sum; a *chunk* is
 what half an area holds. Every ordered pair of ranks has a *channel* of `SLOTS` slots for
@@ -36,148 +36,12 @@ import torch.distributed as dist
 from hyperslab.comm.agreement import lost_contact
 from hyperslab.errors import CommError
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import time_limit_of
 
 T = TypeVar("T")
 
 MOST_OF_FREE_MEMORY = 0.5  # of the memory that is free: what ranks share is at most that
-CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
-SPINS = 4000  # tries, of half a microsecond each, before a waiting rank goes to sleep
-LIVENESS_CHECK = 0.2  # [s] between two looks at whether the rank that is waited for still lives
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class Segment:
-    """Maps a block of memory on all ranks; made by `connect_segment`.
-
-    It begins with ``semaphores`` semaphores and as many whole numbers as ``numbers``, each on a
-    line of its own. Then come ``data``, the remaining bytes.
-
-    Every rank locks one byte of the file. However its process ends, the system takes that lock
-    away at once, and it does not need to show processes to each other for that.
-    """
-
-    def __init__(self, path: Path, semaphores: int, numbers: int, limit: float) -> None:
-        self.rank = dist.get_rank()
-        self.limit = limit
-        self._file = path.open("r+b", buffering=0)
-        memory = mmap.mmap(self._file.fileno(), 0)
-        with torch.inference_mode(False):  # or it could not be written to outside that mode
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
-        begin = semaphores * CACHE_LINE
-        end = begin + numbers * CACHE_LINE
-        address = whole.data_ptr()
-        self._semaphores = [ctypes.c_void_p(address + at) for at in range(0, begin, CACHE_LINE)]
-        self.numbers = memoryview(memory)[begin:end].cast("q")[:: CACHE_LINE // 8]
-        self.data = whole[end:]
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        # With fewer cores than ranks, one that spins keeps another from running.
-        enough = len(os.sched_getaffinity(0)) >= dist.get_world_size()
-        self._spins = SPINS if enough else 1
-
-    def prepare(self, semaphores: Sequence[int]) -> None:
-        """Give every semaphore its first value; one rank does, before anybody uses them."""
-        for number, value in enumerate(semaphores):
-            if self._libc.sem_init(self._semaphores[number], 1, value) != 0:
-                raise OSError(ctypes.get_errno(), "sem_init")
-
-    def enter(self) -> bool:
-        """Show the others that this rank is there, from now on; whether it can.
-
-        From now on, too, this process must not open and close the file again: it would lose the
-        lock by that.
-        """
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
-        except OSError:
-            return False
-        return True
-
-    def leave(self) -> None:
-        """Tell the others that this rank will not answer any more."""
-        self._file.close()  # that gives up the lock
-
-    def post(self, semaphore: int) -> None:
-        self._libc.sem_post(self._semaphores[semaphore])
-
-    def wait(self, semaphore: int, peer: int, what: str) -> None:
-        """Wait until ``peer`` posts.
-
-        Raises:
-            CommError: it has left, its process has ended, or the time limit has passed.
-        """
-        address = self._semaphores[semaphore]
-        for _ in range(self._spins):
-            if self._libc.sem_trywait(address) == 0:
-                return
-        begin = time.monotonic()
-        while True:
-            alive = self._alive(peer)  # before the last try: it may have posted, then left
-            if self._timed_wait(address, LIVENESS_CHECK if alive else 0):
-                return
-            if not alive:
-                raise lost_contact(self.rank, [peer], what, "it has ended")
-            if time.monotonic() - begin > self.limit:
-                why = f"no answer within {self.limit:.0f} s"
-                raise lost_contact(self.rank, [peer], what, why)
-
-    def _timed_wait(self, address: ctypes.c_void_p, seconds: float) -> bool:
-        """Tell whether there was a post in time; a signal may end the wait early."""
-        if hasattr(self._libc, "sem_clockwait"):
-            until = _timespec(time.monotonic() + seconds)
-            return bool(self._libc.sem_clockwait(address, time.CLOCK_MONOTONIC, until) == 0)
-        # Before glibc 2.30 there is only the clock that can be set: a post always ends the wait,
-        # but after setting that clock back it is late to notice that the rank has ended.
-        return bool(self._libc.sem_timedwait(address, _timespec(time.time() + seconds)) == 0)
-
-    def _alive(self, peer: int) -> bool:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, peer)
-        except BlockingIOError:
-            return True
-        return False
-
-
-def _timespec(seconds: float) -> object:
-    whole = int(seconds)
-    return ctypes.byref(_Timespec(whole, int((seconds - whole) * 1e9)))
-
-
-def connect_segment(
-    group: dist.ProcessGroup, semaphores: Sequence[int], numbers: int, data: int
-) -> Segment | None:
-    """Make a segment for the ranks of the default group, which all call this; None as `share_file`.
-
-    Args:
-        semaphores: their first values.
-        numbers: how many the ranks share.
-        data: [B] that the ranks share.
-    """
-
-    def open_segment(path: Path) -> Segment:
-        limit = time_limit_of(group, torch.device("cpu")).total_seconds()
-        segment = Segment(path, len(semaphores), numbers, limit)
-        if dist.get_rank() == 0:
-            segment.prepare(semaphores)
-        return segment
-
-    segment = share_file((len(semaphores) + numbers) * CACHE_LINE + data, open_segment)
-    if segment is None:
-        return None
-    if not _all_ranks(segment.enter()):
-        segment.leave()
-        return None
-    weakref.finalize(group, segment.leave)
-    return segment
-
-
-def _all_ranks(flag: bool) -> bool:
-    everywhere = torch.tensor(int(flag), device="cpu")
-    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
-    return bool(everywhere.item())
 
 
 def share_file(nbytes: int, open_file: Callable[[Path], T]) -> T | None:
@@ -213,10 +77,10 @@ def _descriptor(number: int, process: int | str = "self") -> Path:
 
 def _reserve_file(size: int) -> int | None:
     """Make a file that memory backs already, so that it cannot run out later."""
-    if not hasattr(os, "memfd_create") or size > MOST_OF_FREE_MEMORY * _free_memory():
-        return None
     descriptor = None
     try:
+        if not hasattr(os, "memfd_create") or size > MOST_OF_FREE_MEMORY * free_memory():
+            return None
         descriptor = os.memfd_create(f"hyperslab-{uuid.uuid4().hex}")
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
@@ -226,70 +90,168 @@ def _reserve_file(size: int) -> int | None:
     return descriptor
 
 
-def _free_memory() -> int:
-    """Return what the machine could give now [B]: for more, the system would kill a process."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
-SLOT_FULL, SLOT_FREE, SUM_TOKEN = range(3)
-"""Number a pair's semaphores: a message came, a slot is free, the sender advanced in a sum."""
-
-FIRST_SEMAPHORE_VALUES = (0, 2, 0)
-"""Two slots are free at the beginning."""
-
-SLOTS = FIRST_SEMAPHORE_VALUES[SLOT_FREE]
-
-
-class RankPairs:
-    """Waits for ranks of a segment, and posts to them; ``index`` numbers the ordered pairs."""
-
-    def __init__(self, segment: Segment, size: int) -> None:
-        self._segment = segment
-        self.index = {pair: i for i, pair in enumerate(itertools.permutations(range(size), 2))}
-        self._first = {pair: i * len(FIRST_SEMAPHORE_VALUES) for pair, i in self.index.items()}
-
-    def post(self, sender: int, receiver: int, kind: int) -> None:
-        self._segment.post(self._first[sender, receiver] + kind)
-
-    def wait(self, sender: int, receiver: int, kind: int, peer: int, what: str) -> None:
-        """Until there is a post for this rank, which is the sender or the receiver.
-
-        Raises:
-            CommError: see `Segment.wait`.
-        """
-        self._segment.wait(self._first[sender, receiver] + kind, peer, what)
-
-
-PAGE_BYTES = 4096  # [B]
+def _all_ranks(flag: bool) -> bool:
+    everywhere = torch.tensor(int(flag), device="cpu")
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    return bool(everywhere.item())
 
 
 def shared_buffers(nbytes: int) -> list[torch.Tensor] | None:
-    """Memory of so many bytes of each rank of the default group, by rank; all ranks call this.
+    """Return memory of ``nbytes`` of each rank of the default group, by rank; all ranks call this.
 
-    It begins as zeros and lasts as long as a tensor in it. None where ranks cannot share memory, or
-    where there is not as much (see `share_file`).
+    It begins as zeros and lasts as long as a tensor in it. None as `share_file`.
     """
-    each = -(-max(nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
-    whole = share_file(each * dist.get_world_size(), _map_file)
+
+    def map_file(path: Path) -> torch.Tensor:
+        with path.open("r+b", buffering=0) as file, torch.inference_mode(False):
+            return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+
+    each = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole = share_file(each * dist.get_world_size(), map_file)
     if whole is None:
         return None
     with torch.inference_mode(False):  # or they could not be written to outside that mode
         return [part[:nbytes] for part in whole.split(each)]
 
 
-def _map_file(path: Path) -> torch.Tensor:
-    with path.open("r+b", buffering=0) as file, torch.inference_mode(False):
-        return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+CACHE_LINE = 64  # [B] a cache line: semaphores on one line would slow each other down
+SPINS = 4000  # tries, of half a microsecond each, before a waiting rank goes to sleep
+LIVENESS_CHECK = 0.2  # [s] between two looks at whether the rank that is waited for still lives
+
+SLOT_FULL, SLOT_FREE, SUM_TOKEN = range(3)
+"""Number a pair's semaphores: a message came, a slot is free, the sender advanced in a sum."""
+
+SLOTS = 2
+FIRST_SEMAPHORE_VALUES = (0, SLOTS, 0)
 
 
+class Segment:
+    """Maps a block of memory on all ranks, by which they wait for each other.
+
+    It begins with the semaphores of every ordered pair of ranks and as many whole numbers as
+    ``numbers``, each on a line of its own. Then come ``data``, the remaining bytes.
+
+    Every rank locks one byte of the file. However its process ends, the system takes that lock
+    away at once, and it does not need to show processes to each other for that.
+    """
+
+    def __init__(self, path: Path, numbers: int, limit: float) -> None:
+        self.rank = dist.get_rank()
+        self.limit = limit
+        pairs = itertools.permutations(range(dist.get_world_size()), 2)
+        self.pairs = {pair: number for number, pair in enumerate(pairs)}
+        self._file = path.open("r+b", buffering=0)
+        memory = mmap.mmap(self._file.fileno(), 0)
+        with torch.inference_mode(False):  # or it could not be written to outside that mode
+            whole = torch.frombuffer(memory, dtype=torch.uint8)
+        kinds = [(*pair, kind) for pair in self.pairs for kind in range(3)]
+        begin = len(kinds) * CACHE_LINE
+        end = begin + numbers * CACHE_LINE
+        lines = range(whole.data_ptr(), whole.data_ptr() + begin, CACHE_LINE)
+        self._semaphores = dict(zip(kinds, map(ctypes.c_void_p, lines), strict=True))
+        self.numbers = memoryview(memory)[begin:end].cast("q")[:: CACHE_LINE // 8]
+        self.data = whole[end:]
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        # With fewer cores than ranks, one that spins keeps another from running.
+        enough = len(os.sched_getaffinity(0)) >= dist.get_world_size()
+        self._spins = SPINS if enough else 1
+
+    def prepare(self) -> None:
+        """Give every semaphore its first value; one rank does, before anybody uses them."""
+        for (_, _, kind), semaphore in self._semaphores.items():
+            if self._libc.sem_init(semaphore, 1, FIRST_SEMAPHORE_VALUES[kind]) != 0:
+                raise OSError(ctypes.get_errno(), "sem_init")
+
+    def enter(self) -> bool:
+        """Show the others that this rank is there, from now on; whether it can.
+
+        From now on, too, this process must not open and close the file again: it would lose the
+        lock by that.
+        """
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.rank)
+        except OSError:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """Tell the others that this rank will not answer any more."""
+        self._file.close()  # that gives up the lock
+
+    def post(self, sender: int, receiver: int, kind: int) -> None:
+        self._libc.sem_post(self._semaphores[sender, receiver, kind])
+
+    def wait(self, sender: int, receiver: int, kind: int, what: str) -> None:
+        """Wait for a post of the other rank of a pair, of which this one is the other.
+
+        Raises:
+            CommError: it has left, its process has ended, or the time limit has passed.
+        """
+        semaphore = self._semaphores[sender, receiver, kind]
+        for _ in range(self._spins):
+            if self._libc.sem_trywait(semaphore) == 0:
+                return
+        peer = receiver if sender == self.rank else sender
+        begin = time.monotonic()
+        while True:
+            alive = self._alive(peer)  # before the last try: it may have posted, then left
+            if self._timed_wait(semaphore, LIVENESS_CHECK if alive else 0):
+                return
+            if not alive:
+                raise lost_contact(self.rank, [peer], what, "it has ended")
+            if time.monotonic() - begin > self.limit:
+                why = f"no answer within {self.limit:.0f} s"
+                raise lost_contact(self.rank, [peer], what, why)
+
+    def _timed_wait(self, semaphore: ctypes.c_void_p, seconds: float) -> bool:
+        """Tell whether there was a post in time; a signal may end the wait early."""
+        if hasattr(self._libc, "sem_clockwait"):
+            until = _timespec(time.monotonic() + seconds)
+            return bool(self._libc.sem_clockwait(semaphore, time.CLOCK_MONOTONIC, until) == 0)
+        # Before glibc 2.30 there is only the clock that can be set: a post always ends the wait,
+        # but after setting that clock back it is late to notice that the rank has ended.
+        return bool(self._libc.sem_timedwait(semaphore, _timespec(time.time() + seconds)) == 0)
+
+    def _alive(self, peer: int) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, peer)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _timespec(seconds: float) -> ctypes.Array[ctypes.c_long]:
+    """Return a ``struct timespec``: seconds and nanoseconds."""
+    return (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))
+
+
+ALL_SLOTS = 32 << 20  # [B] of all slots together
+LARGEST_SLOT = 4 << 20  # [B] of one slot: what is larger goes through a socket and is copied for it
 SMALL_SUM = 16 << 10  # [B] up to which every rank adds up everything by itself
 ALL_AREAS = 16 << 20  # [B] of all areas together
 LARGEST_AREA = 4 << 20  # [B] of one: two chunks that the processor's cache holds
 SUM_PIECE = 1 << 16  # numbers that are added up at once: they stay in the processor's cache
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def _slot_bytes(size: int) -> int:
+    """Return the size of one slot [B]."""
+    return min(LARGEST_SLOT, ALL_SLOTS // (size * (size - 1) * SLOTS)) // 4096 * 4096
+
+
+def _area_bytes(size: int) -> int:
+    """Return the size of each rank's area [B]."""
+    return max(2 * SMALL_SUM, min(LARGEST_AREA, ALL_AREAS // size) // 4096 * 4096)
+
+
+def shared_bytes(size: int) -> int:
+    """Return the size of all slots and areas of a machine's ranks [B].
+
+    >>> shared_bytes(1), shared_bytes(2) >> 20
+    (0, 24)
+    """
+    pairs = size * (size - 1)
+    return pairs * SLOTS * _slot_bytes(size) + size * _area_bytes(size) if pairs else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,37 +264,93 @@ class Shown:
     terms: Sequence[int]
 
 
-class SharedSums:
-    """Sums in place; every rank gets the same bits, because one rank adds up each element, or all
-    do in the order of the ranks. Half precision is added up in float32.
+class SharedChannels:
+    """Carries messages and sums between the ranks of one machine; see `connect_ranks`.
+
+    A message fits if it fills no more than one slot; larger ones go through the process group.
+    Two slots are enough that nobody ever waits for a free one in a circle: a rank sends at most
+    one message to another before it receives that one's, so at most two are under way.
+
+    Sums are in place, and every rank gets the same bits, because one rank adds up each element, or
+    all do in the order of the ranks. Half precision is added up in float32.
     """
 
-    def __init__(self, segment: Segment, rank: int, areas: torch.Tensor, pairs: RankPairs) -> None:
-        """``areas`` are bytes, (ranks, bytes of one)."""
-        self.rank = rank
-        self.chunk = areas.shape[1] // 2  # [B]
-        self._segment = segment
-        self._areas = areas
-        self._pairs = pairs
-        self._views: dict[tuple[int, torch.dtype], list[torch.Tensor]] = {}
+    def __init__(self, segment: Segment, size: int) -> None:
+        self.segment = segment
+        self.rank = segment.rank
+        self.size = size
+        self.slot = _slot_bytes(size)
+        slots = len(segment.pairs) * SLOTS * self.slot
+        self._slots = segment.data[:slots].view(-1, self.slot)
+        self._areas = segment.data[slots : slots + size * _area_bytes(size)].view(size, -1)
+        self._sent = [0] * size
+        self._received = [0] * size
+        self._views: dict[Hashable, torch.Tensor] = {}
+        self._small_views: dict[Hashable, list[torch.Tensor]] = {}
         self._readers: list[int] = []  # who may still read this rank's area
 
-    def all_reduce(self, x: torch.Tensor, ranks: Sequence[int], what: str, scale: float) -> None:
-        """``scale`` times the sum over ``ranks``, in place of a contiguous tensor.
+    def fits(self, x: torch.Tensor) -> bool:
+        """Tell whether a message of this shape and type goes through a slot."""
+        return x.device.type == "cpu" and x.nbytes <= self.slot
+
+    def send(self, x: torch.Tensor, peer: int, what: str) -> None:
+        """Put ``x``, contiguous or not, where ``peer`` finds it.
+
+        It travels in the order in which it lies in memory: with the channels last if they are.
+        """
+        self.segment.wait(self.rank, peer, SLOT_FREE, what)
+        slot = SLOTS * self.segment.pairs[self.rank, peer] + self._sent[peer] % SLOTS
+        last = x.dim() in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
+        self._message(slot, x, last).copy_(x)
+        # One number for both: twice the size [B], and one more if the channels are last.
+        self.segment.numbers[self.size + slot] = 2 * x.nbytes + last
+        self._sent[peer] += 1
+        self.segment.post(self.rank, peer, SLOT_FULL)
+
+    def receive(self, out: torch.Tensor, peer: int, what: str) -> None:
+        """Fill ``out`` with the next message of ``peer``.
+
+        Raises:
+            CommError: that is not as large as ``out``, or see `Segment.wait`.
+        """
+        self.segment.wait(peer, self.rank, SLOT_FULL, what)
+        slot = SLOTS * self.segment.pairs[peer, self.rank] + self._received[peer] % SLOTS
+        found, last = divmod(self.segment.numbers[self.size + slot], 2)
+        self._check_size(peer, out.nbytes, found, what)
+        out.copy_(self._message(slot, out, bool(last)))
+        self._received[peer] += 1
+        self.segment.post(peer, self.rank, SLOT_FREE)
+
+    def _message(self, slot: int, like: torch.Tensor, last: bool) -> torch.Tensor:
+        """Return the part of a slot that a message fills, with its channels ``last`` or not."""
+        key = (slot, like.shape, like.dtype, last)
+        if key not in self._views:
+            with torch.inference_mode(False):  # or it could not be written to outside that mode
+                flat = self._slots[slot, : like.nbytes].view(like.dtype)
+                if last:
+                    n, channels, *space = like.shape
+                    self._views[key] = flat.view(n, *space, channels).movedim(-1, 1)
+                else:
+                    self._views[key] = flat.view(like.shape)
+        return self._views[key]
+
+    def all_reduce(
+        self, x: torch.Tensor, ranks: Sequence[int], what: str, scale: float = 1.0
+    ) -> None:
+        """Write ``scale`` times the sum over ``ranks`` in place of a contiguous tensor.
 
         Raises:
             CommError: another rank adds up something of another size, or see `Segment.wait`.
         """
         others = [rank for rank in ranks if rank != self.rank]
-        self._may_write(what)
-        self._segment.numbers[self.rank] = x.nbytes
+        self._begin_sum(x.nbytes, what)
         if x.nbytes <= SMALL_SUM:
-            self._sum_all(x, ranks, others, what, scale)
+            self._sum_small(x.view(-1), ranks, others, what, scale)
         else:
-            _ChunkedSum(self, x.view(-1), ranks, others, scale).run(what)
+            self._sum_in_chunks(x.view(-1), ranks, others, what, scale)
         self._readers = others
         for rank in others:
-            self._pairs.post(self.rank, rank, SUM_TOKEN)
+            self.segment.post(self.rank, rank, SUM_TOKEN)
 
     def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
         """Replace tensors that all ranks map by the mean over all of them.
@@ -349,280 +367,134 @@ class SharedSums:
         Raises:
             CommError: see `all_reduce`.
         """
-        others = [rank for rank in range(len(self._areas)) if rank != self.rank]
-        self._may_write(what)
-        self._segment.numbers[self.rank] = nbytes
-        self.meet(others, what)
-        self.check(others, nbytes, what)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self._begin_sum(nbytes, what)
+        self._meet_first(others, nbytes, what)
         for shown in sums:
             if self.rank in shown.terms:
                 _average_share(shown, self.rank)
-        self.meet(others, what)
+        self._meet(others, what)
 
-    def _sum_all(
+    def _begin_sum(self, nbytes: int, what: str) -> None:
+        """Say what this rank adds up, once nobody reads any more what its area held."""
+        while self._readers:
+            self.segment.wait(self._readers[-1], self.rank, SUM_TOKEN, what)
+            self._readers.pop()
+        self.segment.numbers[self.rank] = nbytes
+
+    def _meet(self, others: Sequence[int], what: str) -> None:
+        """Wait until all have shown what they have to show."""
+        for rank in others:
+            self.segment.post(self.rank, rank, SUM_TOKEN)
+        for rank in others:
+            self.segment.wait(rank, self.rank, SUM_TOKEN, what)
+
+    def _meet_first(self, others: Sequence[int], nbytes: int, what: str) -> None:
+        """Meet, and refuse the numbers of a rank that is at another place of the program."""
+        self._meet(others, what)
+        for rank in others:
+            self._check_size(rank, nbytes, self.segment.numbers[rank], what)
+
+    def _check_size(self, peer: int, expected: int, found: int, what: str) -> None:
+        if found != expected:
+            raise CommError(
+                f"rank {self.rank} expected {expected} B from rank {peer} during {what} but "
+                f"got {found} B\n    run the same operations in the same order on every rank"
+            )
+
+    def _sum_small(
         self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
     ) -> None:
         """Sum ``x`` over the ranks: 1. show the own part, 2. add up everybody's."""
-        parts = self._small_views(x)
-        x = x.view(-1)
+        key = (x.numel(), x.dtype)
+        if key not in self._small_views:
+            with torch.inference_mode(False):  # or they could not be written to outside that mode
+                views = [area[: x.nbytes].view(x.dtype) for area in self._areas]
+                self._small_views[key] = views
+        parts = self._small_views[key]
         parts[self.rank].copy_(x)
-        self.meet(others, what)
-        self.check(others, x.nbytes, what)
+        self._meet_first(others, x.nbytes, what)
         _add_up([parts[rank] for rank in ranks], x, scale)
 
-    def _small_views(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Return all ranks' areas, as far as ``x`` fills them."""
-        key = (x.numel(), x.dtype)
-        if key not in self._views:
-            with torch.inference_mode(False):  # or they could not be written to outside that mode
-                self._views[key] = [area[: x.nbytes].view(x.dtype) for area in self._areas]
-        return self._views[key]
-
-    def shown(self, rank: int, number: int, begin: int, like: torch.Tensor) -> torch.Tensor:
-        """Return what a rank shows from a byte of a chunk on; two chunks take turns in an area."""
-        begin += number % 2 * self.chunk
-        return self._areas[rank, begin : begin + like.nbytes].view(like.dtype)
-
-    def meet(self, others: Sequence[int], what: str) -> None:
-        """Wait until all have shown what they have to show."""
-        for rank in others:
-            self._pairs.post(self.rank, rank, SUM_TOKEN)
-        for rank in others:
-            self._pairs.wait(rank, self.rank, SUM_TOKEN, rank, what)
-
-    def check(self, others: Sequence[int], nbytes: int, what: str) -> None:
-        """Ranks that are at different places of a program must not take each other's numbers."""
-        for rank in others:
-            check_size(self.rank, rank, nbytes, self._segment.numbers[rank], what)
-
-    def _may_write(self, what: str) -> None:
-        """Wait until nobody reads what the own area held."""
-        while self._readers:
-            reader = self._readers[-1]
-            self._pairs.wait(reader, self.rank, SUM_TOKEN, reader, what)
-            self._readers.pop()
-
-
-class _ChunkedSum:
-    """Computes one large sum, chunk by chunk; every rank adds up its share of each.
-
-    Steps of a chunk: 1. show the others their shares of the own numbers, 2. add up the own share of
-    everybody's and show it, 3. take the others' shares. All meet after each. While a rank is at
-    step 2 of one chunk it does step 1 of the next, so there is one meeting a chunk. A share always
-    has the same place in a chunk, also in the last one: what a rank writes at step 1 is never where
-    others still read at step 3 of the chunk before the last.
-    """
-
-    def __init__(
-        self,
-        sums: SharedSums,
-        x: torch.Tensor,
-        ranks: Sequence[int],
-        others: Sequence[int],
-        scale: float,
+    def _sum_in_chunks(
+        self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
     ) -> None:
-        self.sums = sums
-        self.nbytes = x.nbytes
-        self.others = others
-        self.scale = scale
-        place = sums.chunk // len(ranks) // CACHE_LINE * CACHE_LINE  # [B] of a share
-        self.places = {rank: i * place for i, rank in enumerate(ranks)}
-        chunks = x.split(place // x.element_size() * len(ranks))
-        self.shares = [
-            dict(zip(ranks, chunk.tensor_split(len(ranks)), strict=True)) for chunk in chunks
+        """Sum ``x`` over the ranks, chunk by chunk; every rank adds up its share of each.
+
+        Steps of a chunk: 1. show the others their shares of the own numbers, 2. add up the own
+        share of everybody's and show it, 3. take the others' shares. All meet after each. While a
+        rank is at step 2 of one chunk it does step 1 of the next, so there is one meeting a chunk.
+        A share always has the same place in a chunk, also in the last one: what a rank writes at
+        step 1 is never where others still read at step 3 of the chunk before the last.
+        """
+        half = self._areas.shape[1] // 2  # [B] of a chunk: two take turns in an area
+        place = half // len(ranks) // CACHE_LINE * CACHE_LINE  # [B] of a share
+        begins = {rank: i * place for i, rank in enumerate(ranks)}
+        chunks = [
+            dict(zip(ranks, chunk.tensor_split(len(ranks)), strict=True))
+            for chunk in x.split(place // x.element_size() * len(ranks))
         ]
+        scaled_first = scale != 1.0 and x.dtype not in _HALF
 
-    def run(self, what: str) -> None:
-        self._show(0)
-        self.sums.meet(self.others, what)
-        self.sums.check(self.others, self.nbytes, what)
-        for number in range(len(self.shares)):
-            self._add_up(number)
-            if number + 1 < len(self.shares):
-                self._show(number + 1)
-            self.sums.meet(self.others, what)
-            self._take(number)
+        def shown(rank: int, number: int, owner: int) -> torch.Tensor:
+            begin = begins[owner] + number % 2 * half
+            share = chunks[number][owner]
+            return self._areas[rank, begin : begin + share.nbytes].view(share.dtype)
 
-    def _show(self, number: int) -> None:
-        for rank in self.others:
-            share = self.shares[number][rank]
-            shown = self.sums.shown(self.sums.rank, number, self.places[rank], share)
-            if self.scale == 1.0 or share.dtype in _HALF:
-                shown.copy_(share)
+        def show(number: int) -> None:
+            for rank in others:
+                if scaled_first:
+                    torch.mul(chunks[number][rank], scale, out=shown(self.rank, number, rank))
+                else:
+                    shown(self.rank, number, rank).copy_(chunks[number][rank])
+
+        def add_up(number: int) -> None:
+            own = chunks[number][self.rank]
+            first, *rest = (shown(rank, number, self.rank) for rank in others)
+            total = shown(self.rank, number, self.rank)
+            if scaled_first:
+                _add_up([torch.add(first, own, alpha=scale, out=total), *rest], total, 1.0)
             else:
-                torch.mul(share, self.scale, out=shown)
+                _add_up([own, first, *rest], total, scale)
+            own.copy_(total)
 
-    def _add_up(self, number: int) -> None:
-        me = self.sums.rank
-        own = self.shares[number][me]
-        at = self.places[me]
-        terms = [self.sums.shown(rank, number, at, own) for rank in self.others]
-        total = self.sums.shown(me, number, at, own)
-        if own.dtype in _HALF:
-            _add_up([own, *terms], total, self.scale)
-        else:  # the others' are scaled already
-            alpha = {} if self.scale == 1.0 else {"alpha": self.scale}
-            torch.add(terms[0], own, **alpha, out=total)
-            for term in terms[1:]:
-                total.add_(term)
-        own.copy_(total)
-
-    def _take(self, number: int) -> None:
-        for rank in self.others:
-            share = self.shares[number][rank]
-            share.copy_(self.sums.shown(rank, number, self.places[rank], share))
-
-
-def area_bytes(size: int) -> int:
-    """Return the size of each rank's area [B]."""
-    return max(2 * SMALL_SUM, min(LARGEST_AREA, ALL_AREAS // size) // 4096 * 4096)
-
-
-def check_size(rank: int, peer: int, expected: int, found: int, what: str) -> None:
-    """Raises:
-    CommError: a rank shows something of another size than this one expects.
-    """
-    if found != expected:
-        raise CommError(
-            f"rank {rank} expected {expected} B from rank {peer} during {what} but "
-            f"got {found} B\n    run the same operations in the same order on every rank"
-        )
+        show(0)
+        self._meet_first(others, x.nbytes, what)
+        for number, chunk in enumerate(chunks):
+            add_up(number)
+            if number + 1 < len(chunks):
+                show(number + 1)
+            self._meet(others, what)
+            for rank in others:
+                chunk[rank].copy_(shown(rank, number, rank))
 
 
 def _average_share(shown: Shown, rank: int) -> None:
     """Divide a rank's share of the sum over the terms by the number of ranks, for all to see."""
-    places = [rank, *(term for term in shown.terms if term != rank)]
-    places += [place for place in range(len(shown.parts)) if place not in places]
+    others = [term for term in shown.terms if term != rank]
+    idle = [place for place in range(len(shown.parts)) if place not in shown.terms]
+    places = [rank, *others, *idle]
     share = shown.terms.index(rank)
     shares = [shown.parts[place].tensor_split(len(shown.terms))[share] for place in places]
     for pieces in zip(*(part.split(SUM_PIECE) for part in shares), strict=True):
         own, *copies = pieces
-        terms = copies[: len(shown.terms) - 1]
-        if own.dtype in _HALF:
-            own.copy_(_sum_wide([own, *terms]).mul_(1 / len(places)))
-        else:
-            for term in terms:
-                own.add_(term)
-            own.mul_(1 / len(places))
+        _add_up([own, *copies[: len(others)]], own, 1 / len(places))
         for copy in copies:
             copy.copy_(own)
 
 
 def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> None:
-    """``out`` may be one of the terms only where it is of half precision."""
-    if out.dtype not in _HALF:
-        torch.add(terms[0], terms[1], out=out)
-        for term in terms[2:]:
-            out.add_(term)
-        if scale != 1.0:
-            out.mul_(scale)
-        return
-    total = _sum_wide(terms)
-    out.copy_(total if scale == 1.0 else total.mul_(scale))
-
-
-def _sum_wide(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-    wide = torch.float32 if terms[0].dtype in _HALF else terms[0].dtype
-    total = terms[0].to(wide, copy=True)
-    for term in terms[1:]:
-        total += term.to(wide)
-    return total
-
-
-ALL_SLOTS = 32 << 20  # [B] of all slots together
-LARGEST_SLOT = 4 << 20  # [B] of one slot: what is larger goes through a socket and is copied for it
-
-
-class SharedChannels:
-    """Holds what the ranks of one machine share; see `connect_ranks`.
-
-    A message fits if it fills no more than one slot; larger ones go through the process group.
-    Two slots are enough that nobody ever waits for a free one in a circle: a rank sends at most
-    one message to another before it receives that one's, so at most two are under way.
-    """
-
-    def __init__(self, segment: Segment, rank: int, size: int, slot: int) -> None:
-        self.segment = segment
-        self.rank = rank
-        self.slot = slot
-        self._pairs = RankPairs(segment, size)
-        count = len(self._pairs.index)
-        slots = count * SLOTS * slot
-        areas = segment.data[slots : slots + size * area_bytes(size)].view(size, -1)
-        self._slots = segment.data[:slots].view(count, SLOTS, slot)
-        self._sums = SharedSums(segment, rank, areas, self._pairs)
-        self._sent = dict.fromkeys(range(size), 0)
-        self._received = dict.fromkeys(range(size), 0)
-        self._views: dict[Hashable, torch.Tensor] = {}
-
-    def fits(self, x: torch.Tensor) -> bool:
-        """Tell whether a message of this shape and type goes through a slot."""
-        return x.device.type == "cpu" and x.nbytes <= self.slot
-
-    def send(self, x: torch.Tensor, peer: int, what: str) -> None:
-        """Put ``x``, contiguous or not, where ``peer`` finds it.
-
-        It travels in the order in which it lies in memory: with the channels last if they are.
-        """
-        self._pairs.wait(self.rank, peer, SLOT_FREE, peer, what)
-        last = _channels_last(x)
-        self._slot(self.rank, peer, self._sent[peer], x, last).copy_(x)
-        number = self._number(self.rank, peer, self._sent[peer])
-        self.segment.numbers[number] = 2 * x.nbytes + last
-        self._sent[peer] += 1
-        self._pairs.post(self.rank, peer, SLOT_FULL)
-
-    def receive(self, out: torch.Tensor, peer: int, what: str) -> None:
-        """Fill ``out`` with the next message of ``peer``.
-
-        Raises:
-            CommError: that is not as large as ``out``, or see `Segment.wait`.
-        """
-        self._pairs.wait(peer, self.rank, SLOT_FULL, peer, what)
-        number = self._number(peer, self.rank, self._received[peer])
-        found, last = divmod(self.segment.numbers[number], 2)
-        check_size(self.rank, peer, out.nbytes, found, what)
-        out.copy_(self._slot(peer, self.rank, self._received[peer], out, bool(last)))
-        self._received[peer] += 1
-        self._pairs.post(peer, self.rank, SLOT_FREE)
-
-    def all_reduce(
-        self, x: torch.Tensor, ranks: Sequence[int], what: str, scale: float = 1.0
-    ) -> None:
-        """``scale`` times the sum over ``ranks``, in place; see `SharedSums.all_reduce`."""
-        self._sums.all_reduce(x, ranks, what, scale)
-
-    def average_shown(self, sums: Iterable[Shown], what: str, *, nbytes: int) -> None:
-        """Average over all ranks in memory that all map; see `SharedSums.average_shown`."""
-        self._sums.average_shown(sums, what, nbytes=nbytes)
-
-    def _slot(
-        self, sender: int, receiver: int, number: int, like: torch.Tensor, last: bool
-    ) -> torch.Tensor:
-        """Return the part of a slot that a message fills, with its channels ``last`` or not."""
-        key = (sender, receiver, number % SLOTS, like.shape, like.dtype, last)
-        if key not in self._views:
-            slot = self._slots[self._pairs.index[sender, receiver], number % SLOTS]
-            with torch.inference_mode(False):  # or it could not be written to outside that mode
-                flat = slot[: like.nbytes].view(like.dtype)
-                if last:
-                    n, channels, *space = like.shape
-                    view = flat.view(n, *space, channels).movedim(-1, 1)
-                else:
-                    view = flat.view(like.shape)
-                self._views[key] = view
-        return self._views[key]
-
-    def _number(self, sender: int, receiver: int, number: int) -> int:
-        """Locate twice the size [B] of a message, and one more if its channels are last.
-
-        The sizes of the areas stand before them all.
-        """
-        return len(self._sent) + SLOTS * self._pairs.index[sender, receiver] + number % SLOTS
-
-
-def _channels_last(x: torch.Tensor) -> bool:
-    return x.dim() in CHANNELS_LAST and x.stride(1) == 1 and not x.is_contiguous()
+    """Write ``scale`` times the sum; ``out`` may be the first term."""
+    total, *others = terms
+    into = out
+    if out.dtype in _HALF:
+        total = into = total.float()
+    for term in others:
+        total = torch.add(total, term, out=into)
+    if scale != 1.0:
+        total = torch.mul(total, scale, out=into)
+    if total is not out:
+        out.copy_(total)
 
 
 _OF_GROUP: weakref.WeakKeyDictionary[dist.ProcessGroup, SharedChannels | None] = (
@@ -638,7 +510,8 @@ def connect_ranks() -> None:
     """
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is not None and group not in _OF_GROUP:
-        _OF_GROUP[group] = _make_channels(group) if _can_share() else None
+        can = sys.platform == "linux" and dist.get_backend() == "gloo" and dist.get_world_size() > 1
+        _OF_GROUP[group] = _make_channels(group) if can else None
 
 
 def shared_channels() -> SharedChannels | None:
@@ -647,32 +520,24 @@ def shared_channels() -> SharedChannels | None:
     return None if group is None else _OF_GROUP.get(group)
 
 
-def _can_share() -> bool:
-    return sys.platform == "linux" and dist.get_backend() == "gloo" and dist.get_world_size() > 1
-
-
 def _make_channels(group: dist.ProcessGroup) -> SharedChannels | None:
     size = dist.get_world_size()
     pairs = size * (size - 1)
-    numbers = size + pairs * SLOTS
-    segment = connect_segment(group, FIRST_SEMAPHORE_VALUES * pairs, numbers, shared_bytes(size))
-    return (
-        None
-        if segment is None
-        else SharedChannels(segment, dist.get_rank(), size, _slot_bytes(size))
-    )
+    numbers = size + pairs * SLOTS  # the sizes of what is summed, then those of messages
+    lines = pairs * len(FIRST_SEMAPHORE_VALUES) + numbers
+    limit = time_limit_of(group, torch.device("cpu")).total_seconds()
 
+    def open_segment(path: Path) -> Segment:
+        segment = Segment(path, numbers, limit)
+        if segment.rank == 0:
+            segment.prepare()
+        return segment
 
-def shared_bytes(size: int) -> int:
-    """Return the size of all slots and areas of a machine's ranks [B].
-
-    >>> shared_bytes(1), shared_bytes(2) >> 20
-    (0, 24)
-    """
-    pairs = size * (size - 1)
-    return pairs * SLOTS * _slot_bytes(size) + size * area_bytes(size) if pairs else 0
-
-
-def _slot_bytes(size: int) -> int:
-    """Return the size of one slot [B]."""
-    return min(LARGEST_SLOT, ALL_SLOTS // (size * (size - 1) * SLOTS)) // 4096 * 4096
+    segment = share_file(lines * CACHE_LINE + shared_bytes(size), open_segment)
+    if segment is None:
+        return None
+    if not _all_ranks(segment.enter()):
+        segment.leave()
+        return None
+    weakref.finalize(group, segment.leave)
+    return SharedChannels(segment, size)

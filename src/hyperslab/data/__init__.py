@@ -1,10 +1,10 @@
 """Leads from a `Source` to mini-batches of `Sharded`, each rank with its own boxes.
 
-The way of a voxel, in reading order: `open_dataset` finds the files and `build` wires what
-follows; `dataset` shows mini-batches; `sampler` and `splits` say which samples make one;
+The way of a voxel, in reading order: `open_dataset` finds the files and wires what follows;
+`dataset` shows mini-batches, loaded ahead of the step; `sampler` says which samples make one;
 `assemble` puts this rank's part of it together, sample by sample, of what it reads from the
-`Source` and of what `store` keeps or brings from other ranks. `prefetch` does so ahead of the
-step, and `transforms` makes the network's input of it.
+`Source` and of what `store` keeps or brings from other ranks; `transforms` makes the network's
+input of it, and `augment` flips it.
 """
 
 from hyperslab.data.assemble import os_bytes_read

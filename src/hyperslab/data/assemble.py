@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hyperslab.comm.host_p2p import HostP2P, ReceivingArray, tag_of
+from hyperslab.comm.host_p2p import HostP2P, tag_of
 from hyperslab.data.augment import IDENTITY, Symmetry
 from hyperslab.data.sampler import Schedule
-from hyperslab.data.store import BatchPlanner, SampleBox, SampleBoxes, SlotPlan, Store
+from hyperslab.data.store import BatchPlanner, SampleBox, SlotPlan, Store
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
 from hyperslab.formats.files import as_stored, check_finite, check_shape, reading
@@ -51,34 +50,22 @@ class Reader:
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
         """
-        self._count(box.size * np.dtype(self.source.dtype).itemsize)
-        name = self.source.where(sample)
-        with reading(name):
-            values = np.asarray(self.source.read(sample, box))
-        where = f"{name}: {box}"
-        check_shape(values, box.shape, where)
-        values = as_stored(values, np.dtype(self.source.dtype), where)
+        dtype = np.dtype(self.source.dtype)
+        values, where = self._box(self.source.read, sample, box, box.size * dtype.itemsize)
+        values = as_stored(values, dtype, where)
         check_values(values, self.transform, where)
         return values
 
-    def labels(self, sample: int, box: Box) -> Array:
-        """Returns the classes of the voxels of ``box`` (d, h, w) as uint8; errors as `values`."""
-        self._count(box.size * self.source.label_bytes)
-        name = self.source.where(sample)
-        with reading(name):
-            labels = np.asarray(self.source.labels(sample, box))
-        where = f"{name}: {box}"
-        check_shape(labels, box.shape, where)
-        check_classes(labels, self.source.classes, where)
-        return labels
-
     def target(self, sample: int, box: Box) -> Array:
-        """The labels of a box (d, h, w) where voxels have classes, else the numbers (P,) float64.
+        """Returns the classes of the voxels of a box (d, h, w) uint8, or the numbers (P,) float64.
 
         Errors as `values`.
         """
         if self.source.classes:
-            return self.labels(sample, box)
+            size = box.size * self.source.label_bytes
+            labels, where = self._box(self.source.labels, sample, box, size)
+            check_classes(labels, self.source.classes, where)
+            return labels
         name = self.source.where(sample)
         with reading(name):
             target = np.asarray(self.source.target(sample), np.float64)
@@ -90,9 +77,18 @@ class Reader:
             )
         return target
 
-    def _count(self, size: int) -> None:
+    def _box(
+        self, read: Callable[[int, Box], Array], sample: int, box: Box, nbytes: int
+    ) -> tuple[Array, str]:
+        """Returns what ``read`` returns, and where it is from, for errors."""
         with self._counting:
-            self.bytes_read += size
+            self.bytes_read += nbytes
+        name = self.source.where(sample)
+        with reading(name):
+            found = np.asarray(read(sample, box))
+        where = f"{name}: {box}"
+        check_shape(found, box.shape, where)
+        return found, where
 
 
 def check_values(values: Array, transform: Transform, where: str) -> None:
@@ -122,59 +118,36 @@ MESSAGE_WORDS = ("values", "labels or target")
 """The two messages of which a box consists."""
 
 
-class TargetKind(ABC):
-    """Defines the target of a sample: how much of it goes with a box of the volume."""
+@dataclass(frozen=True, slots=True)
+class TargetKind:
+    """Defines how much of a sample's target goes with a box of the volume.
 
-    dtype: np.dtype[Any]
+    ``count`` numbers (P,) go with every part of the sample, however it is augmented. Where it is
+    None the target are the classes of the voxels (d, h, w), cut and augmented as the voxels are.
+    """
 
-    @abstractmethod
+    count: int | None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.count is None else np.float64)
+
     def shape(self, voxels: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of what goes with so many voxels (d, h, w)."""
+        return voxels if self.count is None else (self.count,)
 
-    @abstractmethod
     def part(self, target: Array, inside: tuple[slice, ...]) -> Array:
         """Returns a view of what goes with a part of the voxels."""
+        return target[inside] if self.count is None else target
 
-    @abstractmethod
     def augmented(self, target: Array, augmentation: Symmetry) -> Array:
         """Returns the target of the augmented voxels; a view."""
-
-
-class LabelTarget(TargetKind):
-    """The classes of the voxels (d, h, w): they are cut and augmented as the voxels are."""
-
-    dtype = np.dtype(np.uint8)
-
-    def shape(self, voxels: tuple[int, ...]) -> tuple[int, ...]:
-        return voxels
-
-    def part(self, target: Array, inside: tuple[slice, ...]) -> Array:
-        return target[inside]
-
-    def augmented(self, target: Array, augmentation: Symmetry) -> Array:
-        return augmentation.apply(target[None])[0]
-
-
-@dataclass(frozen=True)
-class NumberTarget(TargetKind):
-    """The numbers (P,) of a sample: they go with every part of it, however it is augmented."""
-
-    count: int
-    dtype = np.dtype(np.float64)
-
-    def shape(self, voxels: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.count,)
-
-    def part(self, target: Array, inside: tuple[slice, ...]) -> Array:
-        return target
-
-    def augmented(self, target: Array, augmentation: Symmetry) -> Array:
-        return target
+        return augmentation.apply(target[None])[0] if self.count is None else target
 
 
 def target_kind(source: Source) -> TargetKind:
     """Labels where voxels have classes, else numbers."""
-    return LabelTarget() if source.classes else NumberTarget(len(source.parameters.names))
+    return TargetKind(None if source.classes else len(source.parameters.names))
 
 
 def part_of(whole: SampleBox, box: Box, part: Box, kind: TargetKind) -> SampleBox:
@@ -185,47 +158,55 @@ def part_of(whole: SampleBox, box: Box, part: Box, kind: TargetKind) -> SampleBo
 
 @dataclass
 class SampleAssembly:
-    """The stored ``box`` becomes, by ``augmentation``, a ``slot`` of the mini-batch."""
+    """Puts the stored box that ``plan`` wants together, which becomes a slot of the mini-batch."""
 
-    box: Box
-    augmentation: Symmetry
+    plan: SlotPlan
     slot: SampleBox
     kind: TargetKind
-    _waiting: list[tuple[ReceivingArray, Array, Array]] = field(default_factory=list)
+    _waiting: list[tuple[Callable[[], None], Array, Array]] = field(default_factory=list)
     _stored: SampleBox | None = None
 
     @property
-    def stored(self) -> SampleBox:
-        """Room for the box as it is stored; where that is what is wanted, the slot itself."""
-        if self._stored is None and self.augmentation == IDENTITY:
+    def box(self) -> Box:
+        """Returns the box of the stored sample."""
+        assert self.plan.transfer.wanted is not None
+        return self.plan.transfer.wanted
+
+    def _views(self, part: Box) -> SampleBox:
+        """Views a part of the box as it is stored; where that is what is wanted, of the slot."""
+        if self._stored is None and self.plan.augmentation == IDENTITY:
             self._stored = self.slot
         if self._stored is None:
             values = np.empty(self.box.shape, self.slot.values.dtype)
             target = np.empty(self.kind.shape(self.box.shape[1:]), self.slot.target.dtype)
             self._stored = SampleBox(values, target)
-        return self._stored
+        return part_of(self._stored, self.box, part, self.kind)
 
-    def expect(self, part: Box, peer: int, transport: HostP2P, key: tuple[int, int, int]) -> None:
-        """Begin to receive a part from another rank; ``key`` is epoch, step and slot."""
-        for word, view in enumerate(part_of(self.stored, self.box, part, self.kind)):
-            out = view if view.flags.c_contiguous else np.empty(view.shape, view.dtype)
-            receiving = transport.receive(out, peer, tag_of(*key, word))
-            self._waiting.append((receiving, out, view))
+    def expect(self, transport: HostP2P, epoch: int, step: int) -> None:
+        """Begin to receive what other ranks keep of it; `BatchAssembler` has the other end."""
+        for part in self.plan.transfer.receives:
+            for word, view in enumerate(self._views(part.box)):
+                out = view if view.flags.c_contiguous else np.empty(view.shape, view.dtype)
+                tag = tag_of(epoch, step, self.plan.slot, word)
+                self._waiting.append((transport.receive(out, part.rank, tag), out, view))
 
-    def put(self, part: Box, kept: SampleBox) -> None:
-        """Fill in a part that this rank keeps."""
-        views = part_of(self.stored, self.box, part, self.kind)
-        for view, value in zip(views, kept, strict=True):
-            view[...] = value
+    def put(self, kept: SampleBox) -> None:
+        """Fill in the part of it that this rank keeps, given the whole box that it keeps."""
+        part = self.plan.transfer.kept
+        if part is not None:
+            assert self.plan.transfer.own is not None
+            values = part_of(kept, self.plan.transfer.own, part, self.kind)
+            for view, value in zip(self._views(part), values, strict=True):
+                view[...] = value
 
     def finish(self) -> None:
         """Wait for all parts and put them, augmented, into the slot.
 
         Raises:
-            CommError: see `Receiving.wait`.
+            CommError: see `HostP2P.receive`.
         """
-        for receiving, out, view in self._waiting:
-            receiving.wait()
+        for wait, out, view in self._waiting:
+            wait()
             if out is not view:
                 view[...] = out
         if self._stored is not None and self._stored is not self.slot:
@@ -233,22 +214,12 @@ class SampleAssembly:
 
     def fill(self, stored: SampleBox) -> None:
         """Put the whole box, augmented, into the slot."""
-        if self.augmentation == IDENTITY:
-            self.slot.values[...] = stored.values
-            self.slot.target[...] = stored.target
-            return
-        self.slot.values[...] = self.augmentation.apply(stored.values)
-        self.slot.target[...] = self.kind.augmented(stored.target, self.augmentation)
-
-
-def send_part(
-    part: SampleBox, peer: int, transport: HostP2P, key: tuple[int, int, int], sample: int
-) -> None:
-    """Begin to send a part of what this rank keeps; the other end of `SampleAssembly.expect`."""
-    epoch, step, _ = key
-    for word, view in enumerate(part):
-        what = f"epoch {epoch}, step {step}, sample {sample}: {MESSAGE_WORDS[word]}"
-        transport.send(np.ascontiguousarray(view), peer, tag_of(*key, word), what)
+        values, target = stored
+        if self.plan.augmentation != IDENTITY:
+            values = self.plan.augmentation.apply(values)
+            target = self.kind.augmented(target, self.plan.augmentation)
+        self.slot.values[...] = values
+        self.slot.target[...] = target
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,64 +227,17 @@ class LocalBatch:
     """Holds this rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
 
     These are numbers (b, P) float64 or the classes of the voxels (b, d, h, w) as uint8. ``kept``:
-    both are the store's own, which must not be changed.
+    both are the store's own, which must not be changed. ``arrived``: on a CUDA device, when both
+    are there.
     """
 
     values: torch.Tensor
     targets: torch.Tensor
     partition: Partition  # of the values
     target_partition: Partition
-    samples: tuple[int, ...] = ()  # of the whole mini-batch
-    kept: bool = False
-
-
-class BatchAllocator:
-    """Makes room for the local batches of a data set; on CUDA, page-locked.
-
-    The samples of a mini-batch are of one shape.
-    """
-
-    def __init__(self, source: Source, boxes: SampleBoxes, kind: TargetKind) -> None:
-        self.source = source
-        self.boxes = boxes
-        self.grid = boxes.grid
-        maps = boxes.by_shape.values()
-        self.target_shapes = {found.shape: kind.shape(found.own.shape[1:]) for found in maps}
-        self.whole_targets = {found.shape: kind.shape(found.shape[1:]) for found in maps}
-        self.value_dtype = _torch_dtype(source.dtype)
-        self.target_dtype = _torch_dtype(kind.dtype)
-        self.pinned = self.grid.device.type == "cuda"
-
-    def empty(self, samples: list[int], count: int) -> LocalBatch:
-        """Room for the ``count`` samples of a mini-batch that this rank computes."""
-        boxes = self.boxes.maps[samples[0]]
-        shape = boxes.own.shape
-        values = torch.empty((count, *shape), dtype=self.value_dtype, pin_memory=self.pinned)
-        targets = torch.empty(
-            (count, *self.target_shapes[boxes.shape]),
-            dtype=self.target_dtype,
-            pin_memory=self.pinned and self.source.classes != (),
-        )
-        return self._batch(values, targets, samples, kept=False)
-
-    def around(self, samples: list[int], box: SampleBox) -> LocalBatch:
-        """Returns the only sample that this rank computes, where the store has it: no copy."""
-        values = torch.from_numpy(box.values)[None]
-        return self._batch(values, torch.from_numpy(box.target)[None], samples, kept=True)
-
-    def _batch(
-        self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
-    ) -> LocalBatch:
-        count = len(samples)
-        shape = self.boxes.maps[samples[0]].shape
-        partition = self.grid.partition((count, *shape))
-        channels = not self.source.classes
-        cut = self.grid.partition((count, *self.whole_targets[shape]), channels=channels)
-        return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    samples: tuple[int, ...]  # of the whole mini-batch
+    kept: bool
+    arrived: torch.cuda.Event | None = None
 
 
 log = logging.getLogger("hyperslab")
@@ -322,13 +246,13 @@ Reasons = dict[int, str]
 """Errors by sample that this rank cannot read."""
 
 
+@dataclass
 class Skipped:
     """The samples that are left out, from the step on at which they could not be read."""
 
-    def __init__(self, source: Source, transport: HostP2P | None) -> None:
-        self.source = source
-        self.transport = transport
-        self.samples: set[int] = set()
+    source: Source
+    transport: HostP2P | None
+    samples: set[int] = field(default_factory=set)
 
     def agree(self, samples: Sequence[int], attempt: Callable[[list[int]], Reasons]) -> list[int]:
         """Keeps those of ``samples`` that all ranks can read.
@@ -356,6 +280,7 @@ BoxesRead = dict[int, SampleBox]
 """Boxes by sample that were read before it was agreed that all ranks can."""
 
 
+@dataclass(eq=False)
 class BatchAssembler:
     """Local batches of one rank; all its calls come from one thread, in one order on all ranks.
 
@@ -364,31 +289,16 @@ class BatchAssembler:
     the most that the store of any rank will hold in memory [B].
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        planner: BatchPlanner,
-        reader: Reader,
-        *,
-        kind: TargetKind,
-        allocator: BatchAllocator,
-        store: Store,
-        store_room: int,
-        transport: HostP2P | None,
-        skipped: Skipped | None,
-    ) -> None:
-        self.schedule = schedule
-        self.planner = planner
-        self.reader = reader
-        self.kind = kind
-        self.allocator = allocator
-        self.store = store
-        self.store_room = store_room
-        self.transport = transport
-        self.skipped = skipped
-        self._on_cpu = planner.boxes.grid.device.type == "cpu"
-        self._failed: Exception | None = None
-        self._batches: tuple[int, list[list[int]]] = (-1, [])
+    schedule: Schedule
+    planner: BatchPlanner
+    reader: Reader
+    kind: TargetKind
+    store: Store
+    store_room: int
+    transport: HostP2P | None
+    skipped: Skipped | None
+    _failed: Exception | None = None
+    _batches: tuple[int, list[list[int]]] = (-1, [])
 
     def load(self, epoch: int, step: int) -> LocalBatch | None:
         """Returns the local batch of a step; None if all of its samples are skipped.
@@ -413,28 +323,45 @@ class BatchAssembler:
         3. send what this rank keeps and others want; 4. copy or read the rest; 5. wait for what
         was expected, and for what was sent a step ago.
         """
-        samples = self._samples(epoch, step)
+        if self._batches[0] != epoch:
+            self._batches = (epoch, self.schedule.batches(epoch))
+        samples = self._batches[1][step]
         turn = self.schedule.pass_of(epoch, step)  # a repeated sample is augmented anew
         ready: BoxesRead = {}
         if self.skipped is not None:
-            samples = self._readable(self.skipped, turn, samples, ready)
+            samples = self.skipped.agree(samples, lambda left: self._read_ahead(turn, left, ready))
+            if len(self.skipped.samples) == len(self.schedule.samples):
+                raise DataError("no sample of this split can be read: all were left out")
             if not samples:
                 return None
         plans = self.planner.plan(turn, samples)
         computed = [plan for plan in plans if plan.transfer.wanted is not None]
-        alone = self._zero_copy_plan(computed)
+        # The only sample that this rank computes, if it keeps that as it is wanted: no copy.
+        # On a device batches are page-locked, which what the store keeps is not.
+        alone = len(computed) == 1 and computed[0].keeps and not self._pinned
+        alone = alone and computed[0].augmentation == IDENTITY
         batch: LocalBatch | None = None
         assemblies: list[SampleAssembly] = []
-        if alone is None:
-            batch = self.allocator.empty(samples, len(computed))
-            assemblies = self._expect(epoch, step, batch, computed)
+        if not alone:
+            batch = self._empty_batch(samples, len(computed))
+            slots = zip(computed, batch.values.numpy(), batch.targets.numpy(), strict=True)
+            for plan, *slot in slots:
+                assemblies.append(SampleAssembly(plan, SampleBox(*slot), self.kind))
+                if self.transport is not None:
+                    assemblies[-1].expect(self.transport, epoch, step)
         kept = {plan.slot: self._send(epoch, step, plan) for plan in plans if plan.keeps}
-        for assembly, plan in zip(assemblies, computed, strict=False):
-            self._complete(assembly, plan, kept.get(plan.slot), ready)
+        for assembly in assemblies:
+            plan = assembly.plan
+            if plan.reads:
+                read = ready.pop(plan.sample) if plan.sample in ready else self._read(plan)
+                assembly.fill(read)
+            elif plan.keeps:
+                assembly.put(kept[plan.slot])
         for assembly in assemblies:
             assembly.finish()
-        if alone is not None:
-            batch = self.allocator.around(samples, kept[alone.slot])
+        if alone:
+            values, target = map(torch.from_numpy, kept[computed[0].slot])
+            batch = self._batch(values[None], target[None], samples, kept=True)
         if self.transport is not None:
             self.transport.settle()
         return batch
@@ -445,31 +372,13 @@ class BatchAssembler:
         Raises:
             DataError: see `load`.
         """
+        mine = self.planner.keeps
         for batch in self.schedule.batches(0):
-            mine = [sample for sample in batch if self.planner.keeps(sample)]
             if self.skipped is None:
-                for sample in mine:
+                for sample in filter(mine, batch):
                     self._keep(sample)
             else:
-                self.skipped.agree(batch, self._try_to_keep)
-
-    def _try_to_keep(self, samples: Sequence[int]) -> Reasons:
-        mine = [sample for sample in samples if self.planner.keeps(sample)]
-        return _failures(mine, self._keep)
-
-    def _samples(self, epoch: int, step: int) -> list[int]:
-        if self._batches[0] != epoch:
-            self._batches = (epoch, self.schedule.batches(epoch))
-        return self._batches[1][step]
-
-    def _readable(
-        self, skipped: Skipped, turn: int, samples: list[int], ready: BoxesRead
-    ) -> list[int]:
-        """Returns the samples of a mini-batch that all ranks can read; some are then ``ready``."""
-        found = skipped.agree(samples, lambda left: self._read_ahead(turn, left, ready))
-        if len(skipped.samples) == len(self.schedule.samples):
-            raise DataError("no sample of this split can be read: all were left out")
-        return found
+                self.skipped.agree(batch, lambda left: _failures(filter(mine, left), self._keep))
 
     def _read_ahead(self, turn: int, samples: Sequence[int], ready: BoxesRead) -> Reasons:
         """Read what this rank has to of a mini-batch, and say of which samples it cannot."""
@@ -493,60 +402,54 @@ class BatchAssembler:
         assert plan.transfer.wanted is not None
         return self.reader.read(plan.sample, plan.transfer.wanted)
 
-    def _zero_copy_plan(self, computed: Sequence[SlotPlan]) -> SlotPlan | None:
-        """Returns the only sample that this rank computes, if it keeps that as it is wanted."""
-        if len(computed) != 1 or not self._on_cpu:
-            return None
-        (plan,) = computed
-        return plan if plan.keeps and plan.augmentation == IDENTITY else None
+    @property
+    def _pinned(self) -> bool:
+        return self.planner.boxes.grid.device.type == "cuda"
 
-    def _expect(
-        self, epoch: int, step: int, batch: LocalBatch, computed: Sequence[SlotPlan]
-    ) -> list[SampleAssembly]:
-        """Begin to receive what other ranks keep of the samples that this one computes."""
-        values = batch.values.numpy()
-        targets = batch.targets.numpy()
-        assemblies = []
-        for number, plan in enumerate(computed):
-            assert plan.transfer.wanted is not None
-            room = SampleBox(values[number], targets[number])
-            assembly = SampleAssembly(plan.transfer.wanted, plan.augmentation, room, self.kind)
-            for part in plan.transfer.receives:
-                assert self.transport is not None
-                key = (epoch, step, plan.slot)
-                assembly.expect(part.box, part.rank, self.transport, key)
-            assemblies.append(assembly)
-        return assemblies
+    def _empty_batch(self, samples: list[int], count: int) -> LocalBatch:
+        """Room for the ``count`` samples of a mini-batch that this rank computes."""
+        shape = self.planner.boxes.maps[samples[0]].own.shape
+        values = torch.empty(
+            (count, *shape), dtype=_torch_dtype(self.reader.source.dtype), pin_memory=self._pinned
+        )
+        targets = torch.empty(
+            (count, *self.kind.shape(shape[1:])),
+            dtype=_torch_dtype(self.kind.dtype),
+            pin_memory=self._pinned and self.kind.count is None,
+        )
+        return self._batch(values, targets, samples, kept=False)
+
+    def _batch(
+        self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
+    ) -> LocalBatch:
+        """The samples of a mini-batch are of one shape."""
+        count = len(samples)
+        boxes = self.planner.boxes
+        shape = boxes.maps[samples[0]].shape
+        partition = boxes.grid.partition((count, *shape))
+        channels = self.kind.count is not None
+        cut = boxes.grid.partition((count, *self.kind.shape(shape[1:])), channels=channels)
+        return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
 
     def _send(self, epoch: int, step: int, plan: SlotPlan) -> SampleBox:
         """Begin to send what others want of a sample that this rank keeps; what it keeps."""
         kept = self._keep(plan.sample)
         for part in plan.transfer.sends:
             assert self.transport is not None
-            own = self.planner.boxes.maps[plan.sample].own
-            box = part_of(kept, own, part.box, self.kind)
-            send_part(box, part.rank, self.transport, (epoch, step, plan.slot), plan.sample)
+            assert plan.transfer.own is not None
+            views = part_of(kept, plan.transfer.own, part.box, self.kind)
+            for word, view in enumerate(views):
+                tag = tag_of(epoch, step, plan.slot, word)
+                what = f"epoch {epoch}, step {step}, sample {plan.sample}: {MESSAGE_WORDS[word]}"
+                self.transport.send(np.ascontiguousarray(view), part.rank, tag, what)
         return kept
 
-    def _complete(
-        self,
-        assembly: SampleAssembly,
-        plan: SlotPlan,
-        kept: SampleBox | None,
-        ready: BoxesRead,
-    ) -> None:
-        """Fill in what is here, or has to be read for this step alone."""
-        if plan.reads:
-            box = ready.pop(plan.sample, None)
-            assembly.fill(self._read(plan) if box is None else box)
-            return
-        part = plan.transfer.kept
-        if kept is not None and part is not None:
-            own = self.planner.boxes.maps[plan.sample].own
-            assembly.put(part, part_of(kept, own, part, self.kind))
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _failures(samples: Sequence[int], attempt: Callable[[int], object]) -> Reasons:
+def _failures(samples: Iterable[int], attempt: Callable[[int], object]) -> Reasons:
     """Why ``attempt`` fails, for the samples for which it does."""
     reasons = {}
     for sample in samples:

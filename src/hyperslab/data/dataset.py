@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import sys
 import threading
 import time
@@ -16,27 +17,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Generic, TypeVar
 
 import torch
 
-from hyperslab.comm import Grid
 from hyperslab.comm.host_p2p import LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, LocalBatch
-from hyperslab.data.sampler import Schedule
-from hyperslab.data.transforms import LowHigh, Transform, decode
+from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
-from hyperslab.formats.source import Source
-from hyperslab.formats.targets import Parameters
 from hyperslab.tensor import Sharded
-
-V = TypeVar("V")
-
-_Job = tuple[Future[V], Callable[[], V]]
-
-_Waiting = deque[tuple[int, Future[V]]]
-"""Steps that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +49,32 @@ class PrefetchPolicy:
         return min(self.depth, self.bytes // size)
 
 
+Step = tuple[int, int]
+"""Epoch and step."""
+
+Loaded = Future[LocalBatch | None]
+"""The local batch of a step, to come; None where all of its samples are skipped."""
+
+
 @dataclass
-class StepsAhead(Generic[V]):
+class StepsAhead:
     """The steps that one pass over an epoch has asked for, and those that it will ask for."""
 
-    waiting: _Waiting[V]
-    todo: Iterator[tuple[int, int]]
+    waiting: deque[tuple[Step, Loaded]]
+    todo: Iterator[Step]
 
 
-class Prefetcher(Generic[V]):
+class Prefetcher:
     """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
 
-    ``load`` takes epoch and step. It is called in the order in which steps are asked for, by one
-    thread; with ``inline`` by the one that asks. ``promised``: other ranks count on every step
-    that was asked for, so none is cancelled.
+    ``load`` takes epoch and step. It is called in the order in which steps are asked for, by a
+    thread, which ends when there are none left; with ``inline`` by the one that asks.
+    ``promised``: other ranks count on every step that was asked for, so none is cancelled.
     """
 
     def __init__(
         self,
-        load: Callable[[int, int], V],
+        load: Callable[[int, int], LocalBatch | None],
         *,
         steps: int,
         depth: int,
@@ -89,25 +84,31 @@ class Prefetcher(Generic[V]):
         self.load = load
         self.steps = steps
         self.depth = depth
+        self.inline = inline
         self.promised = promised
         self.wait_seconds = 0.0
         """Time for which `take` has waited so far [s]."""
-        self._queue: BackgroundQueue[V] = BackgroundQueue(inline=inline)
-        self._next: tuple[int, _Waiting[V]] = (-1, deque())  # what was asked for of the next epoch
+        self._next = StepsAhead(deque(), iter(()))  # what was asked for of the next epoch
+        self._jobs: deque[tuple[Step, Loaded]] = deque()
+        self._thread: threading.Thread | None = None
+        self._idle = True
+        self._lock = threading.Lock()
 
-    def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead[V]:
+    def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead:
         """The steps of an epoch from ``start`` on; with ``onward`` those of the next one follow."""
-        begun, waiting = self._next
-        self._next = (-1, deque())
+        waiting = self._next.waiting
+        self._next = StepsAhead(deque(), iter(()))
         first = start
-        if begun == epoch and start == 0 and waiting:
-            first = waiting[-1][0] + 1
+        if waiting and waiting[-1][0][0] == epoch and start == 0:
+            first = waiting[-1][0][1] + 1
         else:
             self._cancel(waiting)
             waiting = deque()
-        return StepsAhead(waiting, self._todo(epoch, first, onward))
+        steps = ((epoch, step) for step in range(first, self.steps))
+        later = ((epoch + 1, step) for step in range(self.steps if onward else 0))
+        return StepsAhead(waiting, itertools.chain(steps, later))
 
-    def take(self, ahead: StepsAhead[V]) -> V:
+    def take(self, ahead: StepsAhead) -> LocalBatch | None:
         """Returns what was loaded for the next step; later ones are asked for first."""
         self._ask(ahead, 1 + self.depth)
         begin = time.perf_counter()
@@ -116,71 +117,49 @@ class Prefetcher(Generic[V]):
         ahead.waiting.popleft()
         return result
 
-    def hand_on(self, epoch: int, ahead: StepsAhead[V]) -> None:
-        """The epoch has ended: what is still asked for is of the next one, ``epoch``."""
+    def hand_on(self, ahead: StepsAhead) -> None:
+        """The epoch has ended: what is still asked for is of the next one."""
         self._ask(ahead, self.depth)
-        self._next = (epoch, ahead.waiting)
+        self._next = ahead
 
-    def drop(self, ahead: StepsAhead[V]) -> None:
+    def drop(self, ahead: StepsAhead) -> None:
         """The pass has ended early: do not load what it has asked for, unless it is promised."""
         self._cancel(ahead.waiting)
         if not self.promised:
-            self._queue.join(cancel=False)
+            self.join(cancel=False)
 
     def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the steps are loaded; with ``cancel`` only for the one that is under way."""
-        self._queue.join(cancel=cancel, seconds=seconds)
+        with self._lock:
+            for _, future in self._jobs if cancel else ():
+                future.cancel()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(seconds)
 
-    def _todo(self, epoch: int, step: int, onward: bool) -> Iterator[tuple[int, int]]:
-        yield from ((epoch, later) for later in range(step, self.steps))
-        if onward:
-            yield from ((epoch + 1, later) for later in range(self.steps))
-
-    def _ask(self, ahead: StepsAhead[V], count: int) -> None:
-        """Ask for steps until so many are waited for."""
-        while len(ahead.waiting) < count and (key := next(ahead.todo, None)) is not None:
-            job = functools.partial(self._load, *key)
-            ahead.waiting.append((key[1], self._queue.submit(job)))
-
-    def _load(self, epoch: int, step: int) -> V:
-        # A method, so that this object lives, and can be left at exit, while there are steps.
-        return self.load(epoch, step)
-
-    def _cancel(self, waiting: _Waiting[V]) -> None:
+    def _cancel(self, waiting: deque[tuple[Step, Loaded]]) -> None:
         if not self.promised:
             for _, future in waiting:
                 future.cancel()
 
-
-class BackgroundQueue(Generic[V]):
-    """Jobs done one after the other by a thread, which ends when there are none left.
-
-    With ``inline`` a job is done by the one who asks for it, when it is submitted.
-    """
-
-    def __init__(self, *, inline: bool = False) -> None:
-        self.inline = inline
-        self._jobs: deque[_Job[V]] = deque()
-        self._thread: threading.Thread | None = None
-        self._idle = True
-        self._lock = threading.Lock()
-
-    def submit(self, job: Callable[[], V]) -> Future[V]:
-        """Returns the job's result; an error is raised where that is asked for."""
-        future: Future[V] = Future()
-        if self.inline:
-            _do((future, job))
-            return future
-        with self._lock:
-            self._jobs.append((future, job))
-            if self._idle:
-                self._idle = False
-                # A daemon: a process that ends does not wait for a rank that will not answer.
-                self._thread = threading.Thread(
-                    target=self._run, name="hyperslab-read", daemon=True
-                )
-                self._thread.start()
-        return future
+    def _ask(self, ahead: StepsAhead, count: int) -> None:
+        """Ask for steps until so many are waited for; errors are raised where they are taken."""
+        while len(ahead.waiting) < count and (step := next(ahead.todo, None)) is not None:
+            job = (step, Loaded())
+            ahead.waiting.append(job)
+            if self.inline:
+                self._do(*job)
+                continue
+            with self._lock:
+                self._jobs.append(job)
+                if self._idle:
+                    self._idle = False
+                    # A daemon: a process that ends does not wait for a rank that will not answer.
+                    # It is a method's, so that this object lives, and can be left at exit.
+                    self._thread = threading.Thread(
+                        target=self._run, name="hyperslab-read", daemon=True
+                    )
+                    self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -189,35 +168,16 @@ class BackgroundQueue(Generic[V]):
                     self._idle = True
                     return
                 job = self._jobs.popleft()
-            _do(job)
+            self._do(*job)
             del job  # or its result would live until the next one comes
 
-    def join(self, *, cancel: bool, seconds: float | None = None) -> None:
-        """Wait until the jobs are done; with ``cancel`` only for the one that is under way."""
-        with self._lock:
-            for future, _ in self._jobs if cancel else ():
-                future.cancel()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(seconds)
-
-
-def _do(work: _Job[V]) -> None:
-    future, job = work
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(job())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A local batch on its way; ``arrived`` is None where there is nothing to wait for."""
-
-    batch: LocalBatch
-    arrived: torch.cuda.Event | None = None
+    def _do(self, step: Step, future: Loaded) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self.load(*step))
+        except BaseException as error:
+            future.set_exception(error)
 
 
 class DeviceCopy:
@@ -231,32 +191,29 @@ class DeviceCopy:
         self.load = load
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def start(self, epoch: int, step: int) -> InFlight | None:
+    def start(self, epoch: int, step: int) -> LocalBatch | None:
         """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
         """
         batch = self.load(epoch, step)
-        if batch is None:
-            return None
-        if self.stream is None:
-            return InFlight(batch)
+        if batch is None or self.stream is None:
+            return batch
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             values = batch.values.to(self.device, non_blocking=True)
             pinned = batch.targets.pin_memory()  # no copy if it is already
             targets = pinned.to(self.device, non_blocking=True)
             event = self.stream.record_event()
-        return InFlight(replace(batch, values=values, targets=targets), event)
+        return replace(batch, values=values, targets=targets, arrived=event)
 
-    def finish(self, copy: InFlight) -> LocalBatch:
-        """Returns the local batch, safe to use on the current stream; called by the consumer."""
-        if copy.arrived is not None:
+    def finish(self, batch: LocalBatch) -> None:
+        """Make the local batch safe to use on the current stream; called by the consumer."""
+        if batch.arrived is not None:
             stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(copy.arrived)
+            stream.wait_event(batch.arrived)
             # The memory was allocated on the copying stream, which may reuse it only afterwards.
-            copy.batch.values.record_stream(stream)
-            copy.batch.targets.record_stream(stream)
-        return copy.batch
+            batch.values.record_stream(stream)
+            batch.targets.record_stream(stream)
 
 
 Pairs = Generator[tuple[Sharded, Sharded], None, None]
@@ -276,7 +233,22 @@ class Dataset:
     ) -> None:
         self.prefetch = prefetch
         self.dtype = dtype
-        self.steps = assembler.schedule.steps
+        self.source = assembler.reader.source
+        self.grid = assembler.planner.boxes.grid
+        self.schedule = assembler.schedule
+        self.transform = transform.name
+        """The transform of stored values, as `hyperslab.open` takes it."""
+        self.shape = self.source.shape
+        """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
+        self.parameters = self.source.parameters
+        """The targets' names and physical ranges."""
+        self.targets = self.parameters.names
+        """The names of the P targets; none where voxels have classes."""
+        self.classes = self.source.classes
+        """The names of the voxels' classes, background first; none where there are targets."""
+        self.store_room = assembler.store_room
+        """The most that a rank's store will hold in memory [B]; the same on every rank."""
+        self.steps = self.schedule.steps
         """Steps per epoch; the last one may have a smaller mini-batch."""
         self.at = 0
         """Steps of the epoch under way up to the mini-batch last shown, skipped ones too."""
@@ -289,7 +261,7 @@ class Dataset:
         if self.classes:
             self._target_dtype = torch.int64
         self._copy = DeviceCopy(self.grid.device, assembler.load)
-        self._prefetcher: Prefetcher[InFlight | None] = Prefetcher(
+        self._prefetcher = Prefetcher(
             self._copy.start,
             steps=self.steps,
             depth=prefetch,
@@ -302,51 +274,14 @@ class Dataset:
         atexit.register(self._at_exit)
         weakref.finalize(self._prefetcher, atexit.unregister, self._at_exit).atexit = False
 
-    @property
-    def source(self) -> Source:
-        return self._assembler.reader.source
-
-    @property
-    def grid(self) -> Grid:
-        return self._assembler.planner.boxes.grid
-
-    @property
-    def schedule(self) -> Schedule:
-        return self._assembler.schedule
-
     def __len__(self) -> int:
         """The number of samples that an epoch shows: those of this split, repeated ones again."""
         return self.schedule.shown
 
     @property
-    def transform(self) -> str | LowHigh | None:
-        """The transform of stored values, as `hyperslab.open` takes it."""
-        return self._transform.name
-
-    @property
     def wait_seconds(self) -> float:
         """Time that the consumer has waited for data so far [s]."""
         return self._prefetcher.wait_seconds
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
-        return self.source.shape
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The names of the P targets; none where voxels have classes."""
-        return self.source.parameters.names
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the voxels' classes, background first; none where there are targets."""
-        return self.source.classes
-
-    @property
-    def parameters(self) -> Parameters:
-        """The targets' names and physical ranges."""
-        return self.source.parameters
 
     @property
     def bytes_read(self) -> int:
@@ -357,11 +292,6 @@ class Dataset:
     def stored_bytes(self) -> int:
         """Bytes that this rank's store holds in memory now [B]."""
         return self._assembler.store.bytes
-
-    @property
-    def store_room(self) -> int:
-        """The most that a rank's store will hold in memory [B]; the same on every rank."""
-        return self._assembler.store_room
 
     @property
     def received_bytes(self) -> int:
@@ -401,18 +331,18 @@ class Dataset:
         try:
             for step in range(start, self.steps):
                 self._check_open()
-                copy = self._prefetcher.take(ahead)
+                batch = self._prefetcher.take(ahead)
                 self.at = step + 1
-                if copy is not None:
-                    self.shown = copy.batch.samples
-                    yield self._finish(copy)
-            self._prefetcher.hand_on(epoch + 1, ahead)
+                if batch is not None:
+                    self.shown = batch.samples
+                    yield self._finish(batch)
+            self._prefetcher.hand_on(ahead)
         except BaseException:
             self._prefetcher.drop(ahead)
             raise
 
-    def _finish(self, copy: InFlight) -> tuple[Sharded, Sharded]:
-        batch = self._copy.finish(copy)
+    def _finish(self, batch: LocalBatch) -> tuple[Sharded, Sharded]:
+        self._copy.finish(batch)
         shape = batch.partition.shape[1:]
         x = decode(batch.values, self._transform, self.dtype, shape, self.grid)
         if batch.kept and x.data_ptr() == batch.values.data_ptr():
@@ -444,21 +374,13 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._transport is not None:
             self._transport.abandon()  # the other ranks may be anywhere
         self.close()
 
 
-def _leave(
-    which: weakref.ref[Prefetcher[InFlight | None]],
-    through: weakref.ref[HostP2P] | None,
-) -> None:
+def _leave(which: weakref.ref[Prefetcher], through: weakref.ref[HostP2P] | None) -> None:
     """Takes the place of a forgotten `close` when the process ends, in seconds at most.
 
     After an error nothing is waited for. A thread that still read or received while the

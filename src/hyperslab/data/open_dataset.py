@@ -6,6 +6,7 @@ keeps on this grid and the `BatchAssembler` that follows.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -14,15 +15,15 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import broadcast_from_main, collective_try, same_on_all
+from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
 from hyperslab.comm.host_p2p import HostP2P
-from hyperslab.data.assemble import BatchAllocator, BatchAssembler, Reader, Skipped, target_kind
+from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
@@ -32,7 +33,6 @@ from hyperslab.data.store import (
     SampleBoxes,
     Store,
     disk_budget,
-    largest_box,
     memory_budget,
     stores_in_use,
 )
@@ -41,7 +41,6 @@ from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.source import DataMap, ScanOptions, Source
-from hyperslab.formats.targets import Parameters
 from hyperslab.formats.views import Padded, Selected, Subvolumes
 
 Mode = Literal["direct", "store", "preload"]
@@ -85,15 +84,6 @@ NONLINEAR = 1e-3
 """The share of its range by which a physical value may be off the line without a word."""
 
 
-class ShortForms(TypedDict, total=False):
-    """Lists the keywords of `open` that each set one field of a policy."""
-
-    mode: Mode
-    budget: int | None
-    staging: str | os.PathLike[str] | None
-    prefetch_bytes: int
-
-
 def open(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Source,
     grid: Grid,
@@ -120,11 +110,14 @@ def open(
     augment: bool = False,
     dtype: torch.dtype = torch.float32,
     store: Mode | StorePolicy = "direct",
+    mode: Mode | None = None,
+    budget: int | None = None,
+    staging: str | os.PathLike[str] | None = None,
     prefetch: int | PrefetchPolicy = 2,
+    prefetch_bytes: int | None = None,
     on_error: Literal["stop", "skip"] = "stop",
     outside_files: bool = False,
     missing_chunks: bool = False,
-    **short: Unpack[ShortForms],
 ) -> Dataset:
     """Opens a folder of samples (or several, or a `Source`); every rank calls this alike.
 
@@ -164,7 +157,9 @@ def open(
         dtype: of ``x``.
         store: which boxes are kept in memory, a `StorePolicy` or its mode: ``"direct"`` keeps
             nothing, ``"store"`` what was read, ``"preload"`` reads all of it now.
+        mode, budget, staging: of a `StorePolicy`, one by one; ``budget`` in bytes.
         prefetch: what is read ahead, a `PrefetchPolicy` or its number of mini-batches.
+        prefetch_bytes: of a `PrefetchPolicy` [B].
         on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
             ranks and from then on, and says so.
         outside_files: HDF5 files and Zarr groups may take values from files outside of the folder,
@@ -172,22 +167,22 @@ def open(
             says which files of yours are read.
         missing_chunks: what an HDF5 file or a Zarr group does not store is its fill value. Many
             programs leave out chunks of zeros; but a chunk that was lost looks the same.
-        short: ``mode``, ``budget`` [B] and ``staging`` of a `StorePolicy`, ``prefetch_bytes`` [B]
-            of a `PrefetchPolicy`, one by one.
 
     Raises:
         DataError: the folder or a file in it is not what it should be, or an argument.
         LayoutError: the volumes are too small to be cut for this grid, or into sub-volumes.
     """
     # Here, and nowhere else, keywords become policies; what follows knows these alone.
-    store_policy = _store_policy(store, short)
-    prefetch_policy = _prefetch_policy(prefetch, short)
+    store_policy = _store_policy(store, mode, budget, staging)
+    if prefetch_bytes is not None and isinstance(prefetch, PrefetchPolicy):
+        raise DataError(f"{prefetch=} says prefetch_bytes already; give one of them")
+    if not isinstance(prefetch, PrefetchPolicy):
+        most = PrefetchPolicy().bytes if prefetch_bytes is None else prefetch_bytes
+        prefetch = PrefetchPolicy(prefetch, most)
     split_policy = SplitPolicy(split, splits, tuple(fractions), counts, folders, seed)
     refuse = Refused() if on_error == "skip" else None
     allowed = AccessPolicy(outside_files, missing_chunks)
     options = ScanOptions(channels, format, refuse, allowed, mapping)
-    if short:
-        raise TypeError(f"open() got an unexpected keyword argument {min(short)!r}")
     check_name(transform)
     if channels not in ("first", "last", None) or on_error not in ("stop", "skip"):
         raise DataError(f"{channels=}, {on_error=}: see hyperslab.open")
@@ -227,7 +222,13 @@ def open(
         mode=(store_policy.mode, store_policy.budget, store_policy.staging is None, on_error),
     )
     check_cut(source, grid, batch_size)
-    _check_line(source.parameters, grid)
+    if source.parameters.misfit > NONLINEAR:
+        log_once(
+            grid,
+            "physical parameters are not linear in the targets (off by "
+            f"{source.parameters.misfit:.1%} of their range): errors in physical units are "
+            "approximate",
+        )
     samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
     schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
@@ -241,34 +242,32 @@ def open(
         skip=on_error == "skip",
     )
     count = min(batch_size, schedule.shown)
-    depth = _depth(prefetch_policy, source, grid, batch_bytes(source, grid, count))
+    depth = _depth(prefetch, source, grid, count)
     return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
 
 
-def _store_policy(store: Mode | StorePolicy, short: ShortForms) -> StorePolicy:
-    """Returns the policy of `open`'s arguments; takes its short forms away."""
-    said = {name for name in ("mode", "budget", "staging") if name in short}
-    if said and (isinstance(store, StorePolicy) or (store != "direct" and "mode" in said)):
-        raise DataError(f"{store=} says {', '.join(sorted(said))} already; give one of them")
-    mode = short.pop("mode", store)
-    budget = short.pop("budget", None)
-    staging = short.pop("staging", None)
-    return mode if isinstance(mode, StorePolicy) else StorePolicy(mode, budget, staging)
+def _store_policy(
+    store: Mode | StorePolicy,
+    mode: Mode | None,
+    budget: int | None,
+    staging: str | os.PathLike[str] | None,
+) -> StorePolicy:
+    """Returns the policy of `open`'s arguments."""
+    fields = {"budget": budget, "mode": mode, "staging": staging}
+    said = [name for name, value in fields.items() if value is not None]
+    if said and (isinstance(store, StorePolicy) or (store != "direct" and mode is not None)):
+        raise DataError(f"{store=} says {', '.join(said)} already; give one of them")
+    if isinstance(store, StorePolicy):
+        return store
+    return StorePolicy(store if mode is None else mode, budget, staging)
 
 
-def _prefetch_policy(prefetch: int | PrefetchPolicy, short: ShortForms) -> PrefetchPolicy:
-    """Returns the policy of `open`'s arguments; takes its short form away."""
-    if not isinstance(prefetch, PrefetchPolicy):
-        return PrefetchPolicy(prefetch, short.pop("prefetch_bytes", PrefetchPolicy().bytes))
-    if "prefetch_bytes" in short:
-        raise DataError(f"{prefetch=} says prefetch_bytes already; give one of them")
-    return prefetch
-
-
-def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, size: int) -> int:
-    """The mini-batches of ``size`` [B] that are read ahead; a word if they are fewer than asked."""
+def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> int:
+    """The mini-batches of ``count`` that are read ahead; a word if they are fewer than asked."""
     if source.collective:
         return 0
+    replicas = 1 if count < grid.data else grid.data
+    size = -(-count // replicas) * sample_bytes(source, grid)  # [B] that a rank holds at most
     depth = policy.batches(size)
     if depth < policy.depth:
         log_once(
@@ -304,24 +303,13 @@ class Refused:
 
 def _check_alike(**arguments: object) -> None:
     """Refuses a seed of each rank's own, say: it would mix boxes of different samples."""
-    differ = [
-        name
-        for name, value in arguments.items()
-        if not same_on_all(zlib.crc32(repr(value).encode()))
-    ]
+    sums = {name: zlib.crc32(repr(value).encode()) for name, value in arguments.items()}
+    found = all_gather(sums)
+    differ = [name for name in sums if len({theirs[name] for theirs in found}) > 1]
     if differ:
         raise DataError(
             f"the ranks open this data set with different {', '.join(differ)}; give every rank the "
             "same arguments"
-        )
-
-
-def _check_line(parameters: Parameters, grid: Grid) -> None:
-    if parameters.misfit > NONLINEAR:
-        log_once(
-            grid,
-            f"physical parameters are not linear in the targets (off by {parameters.misfit:.1%} of "
-            "their range): errors in physical units are approximate",
         )
 
 
@@ -342,12 +330,12 @@ def build_assembler(
     Raises:
         DataError: the staging folder is no good, or a file cannot be read.
     """
-    kind = target_kind(source)
     boxes = SampleBoxes(grid, source)
     size = sample_bytes(source, grid)
     ownership, in_memory = _ownership(grid, schedule, policy, size)
     mine = ownership.kept[grid.coords["data"]]
-    store = _store(mine, in_memory, size, policy.folder)
+    make = functools.partial(Store, mine, in_memory, size, policy.folder)
+    store = make() if policy.folder is None else collective_try(make)
     stores_in_use(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
     transport = HostP2P(grid) if grid.size > 1 and (travels or skip) else None
@@ -356,15 +344,18 @@ def build_assembler(
         schedule,
         BatchPlanner(boxes, ownership.replica, augmenter if augment else None),
         Reader(source, transform),
-        kind=kind,
-        allocator=BatchAllocator(source, boxes, kind),
+        kind=target_kind(source),
         store=store,
         store_room=min(ownership.most, in_memory) * size,
         transport=transport,
         skipped=Skipped(source, transport) if skip else None,
     )
     if policy.mode == "preload":
-        _preload(assembler, grid)
+        begin = time.perf_counter()
+        collective_try(assembler.fill)
+        seconds = time.perf_counter() - begin
+        read = _gib(assembler.reader.bytes_read)
+        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")
     return assembler
 
 
@@ -403,15 +394,9 @@ def _extents(shape: Sequence[int]) -> str:
 def sample_bytes(source: Source, grid: Grid) -> int:
     """Computes the most that a rank holds of one sample, its target included [B]."""
     kind = target_kind(source)
-    box = largest_box(grid, source)
+    box = SampleBoxes(grid, source).largest
     values = box.size * np.dtype(source.dtype).itemsize
     return values + math.prod(kind.shape(box.shape[1:])) * kind.dtype.itemsize
-
-
-def batch_bytes(source: Source, grid: Grid, count: int) -> int:
-    """Computes the most that a rank holds of a mini-batch of ``count`` samples [B]."""
-    replicas = 1 if count < grid.data else grid.data
-    return -(-count // replicas) * sample_bytes(source, grid)
 
 
 def _ownership(
@@ -428,13 +413,6 @@ def _ownership(
     ownership = Ownership.deal(schedule, grid.data, capacity)
     log_once(grid, _words(ownership, len(schedule.samples), in_memory, size, budget))
     return ownership, in_memory
-
-
-def _store(mine: Sequence[int], in_memory: int, size: int, staging: Path | None) -> Store:
-    def make() -> Store:
-        return Store(mine, in_memory, size, staging)
-
-    return make() if staging is None else collective_try(make)
 
 
 def _words(ownership: Ownership, count: int, in_memory: int, size: int, budget: int) -> str:
@@ -454,11 +432,3 @@ def _words(ownership: Ownership, count: int, in_memory: int, size: int, budget: 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.2f} MiB"
-
-
-def _preload(assembler: BatchAssembler, grid: Grid) -> None:
-    begin = time.perf_counter()
-    collective_try(assembler.fill)
-    seconds = time.perf_counter() - begin
-    read = _gib(assembler.reader.bytes_read)
-    log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")

@@ -47,7 +47,7 @@ def samples_of(
     seed: int,
     counts: SplitCounts | None = None,
 ) -> list[int]:
-    """The samples of one split, given the volume of each sample; ``"all"`` takes all of them.
+    """The samples of one of `SPLITS`, given the volume of each sample.
 
     Volumes are put in the order of a hash of seed and name and dealt out in that order. So adding
     files to a folder moves few of the others. Validation and test get at least one volume if their
@@ -58,12 +58,8 @@ def samples_of(
     any number of volumes to train on.
 
     Raises:
-        DataError: the split, the fractions or the counts make no sense, or nothing is left for
-            this split.
+        DataError: the fractions or the counts make no sense, or nothing is left for this split.
     """
-    if which == "all":
-        return list(range(len(volumes)))
-    _check_split(which)
     names = shuffled_volumes(set(volumes), seed)
     parts = _deal(len(names), fractions) if counts is None else _by_count(len(names), counts)
     chosen = set(names[slice(*parts[which])])
@@ -74,11 +70,6 @@ def samples_of(
             'use more volumes, other fractions or counts, or split="all"'
         )
     return [sample for sample, volume in enumerate(volumes) if volume in chosen]
-
-
-def _check_split(which: str) -> None:
-    if which not in SPLITS:
-        raise DataError(f"no split {which!r}; choose from {', '.join(SPLITS)}, all")
 
 
 def shuffled_volumes(volumes: set[str], seed: int) -> list[str]:
@@ -98,11 +89,8 @@ def samples_in(names: Sequence[str], which: str) -> list[int]:
     """Returns the samples of one split where the sub-folders of a data set are the splits.
 
     Raises:
-        DataError: there is no such split, or no sample in its folder.
+        DataError: there is no sample in its folder.
     """
-    if which == "all":
-        return list(range(len(names)))
-    _check_split(which)
     tops = [name.partition("/")[0] if "/" in name else "" for name in names]
     found = [sample for sample, top in enumerate(tops) if top in FOLDERS[which]]
     if not found:
@@ -118,11 +106,8 @@ def samples_listed(names: Sequence[str], splits: Mapping[str, str], which: str) 
     """Returns the samples of one split where a list has dealt them out, by name.
 
     Raises:
-        DataError: there is no such split, or it has no sample.
+        DataError: it has no sample.
     """
-    if which == "all":
-        return list(range(len(names)))
-    _check_split(which)
     found = [sample for sample, name in enumerate(names) if splits.get(name) == which]
     if not found:
         there = {split: sum(splits.get(name) == split for name in names) for split in SPLITS}
@@ -211,10 +196,10 @@ class Splits(ABC):
 
     @abstractmethod
     def samples(self, source: Source, which: str, seed: int) -> list[int]:
-        """Lists the samples of one split; ``"all"`` takes all of them. ``seed``: of what is drawn.
+        """Lists the samples of one of `SPLITS`. ``seed``: of what is drawn.
 
         Raises:
-            DataError: there is no such split, a word names no sample, or two splits share one.
+            DataError: it has no sample, a word names none, or two splits share one.
         """
 
 
@@ -237,8 +222,13 @@ class SplitPolicy:
         """Lists the samples of the split.
 
         Raises:
-            DataError: as `Splits.samples`, `samples_in`, `samples_listed` and `samples_of`.
+            DataError: there is no such split, or as `Splits.samples`, `samples_in`,
+                `samples_listed` and `samples_of`.
         """
+        if self.split == "all":
+            return list(range(len(source.names)))
+        if self.split not in SPLITS:
+            raise DataError(f"no split {self.split!r}; choose from {', '.join(SPLITS)}, all")
         if self.splits is not None:
             return self.splits.samples(source, self.split, self.seed)
         if self.folders:
@@ -263,9 +253,6 @@ class Listed(Splits):
     test: tuple[str, ...] = ()
 
     def samples(self, source: Source, which: str, seed: int) -> list[int]:
-        if which == "all":
-            return list(range(len(source.names)))
-        _check_split(which)
         if not getattr(self, which):
             raise DataError(
                 f"no split {which!r}: data.{which} lists nothing\n"
@@ -306,9 +293,6 @@ class Folds(Splits):
 
     def samples(self, source: Source, which: str, seed: int) -> list[int]:
         everything = range(len(source.names))
-        if which == "all":
-            return list(everything)
-        _check_split(which)
         test = _Names(source).listed("test", self.test) if self.test else []
         if which == "test":
             if not test:

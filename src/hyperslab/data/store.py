@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import mmap
 import os
 import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +31,9 @@ from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
-from hyperslab.geometry import Box, Cut
+from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.transfer import TransferPlan, plan_transfers
+from hyperslab.util.free_memory import free_memory
 
 
 class SampleBox(NamedTuple):
@@ -72,19 +72,15 @@ class Store:
 
     def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
         """Returns what is kept of a sample, first of all a copy of what ``read`` returns."""
-        kept = self._kept.get(sample)
-        if kept is None:
-            kept = self._copy(sample, read())
-            self._kept[sample] = kept
-        return kept
-
-    def _copy(self, sample: int, box: SampleBox) -> SampleBox:
-        number = self._numbers.get(sample)
-        if number is not None:
-            return self._write(number * self._size, box)
-        kept = SampleBox(*(np.array(part, order="C") for part in box))
-        self.bytes += sum(part.nbytes for part in kept)
-        return kept
+        if sample not in self._kept:
+            box = read()
+            if sample in self._numbers:
+                self._kept[sample] = self._write(self._numbers[sample] * self._size, box)
+            else:
+                kept = SampleBox(*(np.array(part, order="C") for part in box))
+                self.bytes += sum(part.nbytes for part in kept)
+                self._kept[sample] = kept
+        return self._kept[sample]
 
     def close(self) -> None:
         """Let go of everything."""
@@ -129,9 +125,6 @@ MEMORY_SHARE = 0.5
 DISK_SHARE = 0.9
 """The share of the free space on the disk of the staging folder."""
 
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
-
 
 def memory_budget(grid: Grid) -> int:
     """Computes what each rank's store may take [B]: its part of half of its machine's free memory.
@@ -151,59 +144,23 @@ def stores_in_use(_grid: Grid) -> weakref.WeakSet[Store]:
 
 def disk_budget(folder: Path, grid: Grid) -> int:
     """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
-    return _least_share(collective_try(lambda: _free_disk(folder)), DISK_SHARE)
 
+    def free_disk() -> int:
+        try:
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            return shutil.disk_usage(there).free
+        except OSError as error:
+            raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
 
-def _free_disk(folder: Path) -> int:
-    try:
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        return shutil.disk_usage(there).free
-    except OSError as error:
-        raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
-
-
-def free_memory(groups: Path = CGROUPS, mine: Path = OWN_CGROUP) -> int:
-    """Computes what this process could get [B] of the machine and its control groups (Linux)."""
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free: float = int(fields["MemAvailable"].split()[0]) * 1024
-    for line in mine.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            free = min(free, _left_in_cgroup(groups, path, "memory.max", "memory.current"))
-        elif "memory" in controllers.split(","):  # the older kind
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
-            free = min(free, _left_in_cgroup(groups / "memory", path, *files))
-    return int(free)
-
-
-def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
-    """Computes what a control group and those around it leave [B]; a container may see only one.
-
-    Cached pages of files count as used until somebody needs the memory.
-    """
-    left = math.inf
-    folder = groups / path.lstrip("/")
-    for place in (folder, *folder.parents):
-        if (place / limit).exists() and (most := (place / limit).read_text().strip()).isdigit():
-            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-            cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
-            left = min(left, max(0, int(most) - int((place / used).read_text()) + cached))
-        if place == groups:
-            break
-    return left
+    return _least_share(collective_try(free_disk), DISK_SHARE)
 
 
 def _least_share(machine: int, share: float, promised: int = 0) -> int:
     """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
-    host = f"{socket.gethostname()} {_boot_id()}"
+    path = Path("/proc/sys/kernel/random/boot_id")  # tells machines of the same name apart
+    host = f"{socket.gethostname()} {path.read_text() if path.exists() else os.getppid()}"
     here = all_gather(host).count(host)
     return min(all_gather(max(0, int(share * (machine // here - promised)))))
-
-
-def _boot_id() -> str:
-    """Tells machines of the same name apart."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else str(os.getppid())
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
@@ -269,25 +226,26 @@ PLANS_KEPT = 4096
 """Transfers that are remembered, of pairs of replicas and of symmetries."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BoxMap:
     """The box (C, d, h, w) that each rank of ``grid`` holds of every sample of ``shape``."""
 
     grid: Grid
     shape: tuple[int, ...]
-    own: Box = field(init=False)
-    _boxes: dict[int, Box] = field(default_factory=dict, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "own", self.of(self.grid.rank))
+    @functools.cached_property
+    def own(self) -> Box:
+        """Returns the box of this rank."""
+        return self.of(self.grid.rank)
+
+    @functools.cached_property
+    def _whole(self) -> Partition:
+        return self.grid.partition((self.grid.data, *self.shape))
 
     def of(self, rank: int) -> Box:
         """The box of a rank, which is that of the ranks of the same position in other replicas."""
-        if rank not in self._boxes:
-            whole = self.grid.partition((self.grid.data, *self.shape))
-            box = whole.box(self.grid.coords_of(rank))
-            self._boxes[rank] = Box(box.lo[1:], box.hi[1:])
-        return self._boxes[rank]
+        box = self._whole.box(self.grid.coords_of(rank))
+        return Box(box.lo[1:], box.hi[1:])
 
     def ranks(self, replica: int) -> Iterator[int]:
         """Yields the ranks of a replica, one for each position."""
@@ -300,35 +258,22 @@ class BoxMap:
         """Returns the rank of a replica at this rank's position."""
         return self.grid.rank_of({**self.grid.coords, "data": replica})
 
-    @property
-    def largest(self) -> Box:
-        """A box of the most voxels that a rank holds."""
-        return max((self.of(rank) for rank in self.ranks(0)), key=lambda box: box.size)
-
 
 class SampleBoxes:
     """Holds the `BoxMap` of each sample of a source, ``maps``, and of every shape, ``by_shape``."""
 
     def __init__(self, grid: Grid, source: Source) -> None:
         self.grid = grid
-        self.by_shape = boxes_by_shape(grid, source)
-        self.maps: Sequence[BoxMap]
-        if source.shapes:
-            self.maps = [self.by_shape[tuple(shape)] for shape in source.shapes]
-        else:
-            self.maps = [self.by_shape[tuple(source.shape)]] * len(source.names)
+        distinct = {tuple(shape) for shape in source.shapes or [source.shape]}
+        self.by_shape = {shape: BoxMap(grid, shape) for shape in distinct}
+        shapes = source.shapes or [source.shape] * len(source.names)
+        self.maps = [self.by_shape[tuple(shape)] for shape in shapes]
 
-
-def boxes_by_shape(grid: Grid, source: Source) -> dict[tuple[int, ...], BoxMap]:
-    """Returns a `BoxMap` for every shape that the samples of a source have."""
-    shapes = {tuple(shape) for shape in source.shapes or (source.shape,)}
-    return {shape: BoxMap(grid, shape) for shape in shapes}
-
-
-def largest_box(grid: Grid, source: Source) -> Box:
-    """Returns a box of the most voxels that a rank holds of a sample."""
-    maps = boxes_by_shape(grid, source).values()
-    return max((boxes.largest for boxes in maps), key=lambda box: box.size)
+    @property
+    def largest(self) -> Box:
+        """A box of the most voxels that a rank holds of a sample."""
+        found = (boxes.of(rank) for boxes in self.by_shape.values() for rank in boxes.ranks(0))
+        return max(found, key=lambda box: box.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,32 +344,17 @@ class BatchPlanner:
         boxes = self.boxes.by_shape[shape]
         rank = boxes.grid.rank
         computes = self._replica in replicas
-        wanted = _wanted_boxes(boxes, replicas, augmentation) if owner == self._replica else {}
-        if computes and rank not in wanted:
-            wanted = {rank: _stored_boxes(boxes, rank, augmentation)}
-        owned: dict[int, Box] = {}
-        if owner is not None and computes:
-            owned = {peer: boxes.of(peer) for peer in _holders(boxes, owner, augmentation)}
-        elif owner is not None:
-            owned = {rank: boxes.own}
-        return plan_transfers(rank, owned, wanted)
+        asking = [rank] if computes else []
+        if owner == self._replica:
+            asking += [r for other in replicas for r in self._holders(boxes, other, augmentation)]
+        wanted = {peer: boxes.of(peer) for peer in asking}
+        if augmentation != IDENTITY:
+            wanted = {peer: augmentation.stored(box, shape) for peer, box in wanted.items()}
+        owners: Iterable[int] = ()
+        if owner is not None:
+            owners = self._holders(boxes, owner, augmentation) if computes else [rank]
+        return plan_transfers(rank, {peer: boxes.of(peer) for peer in owners}, wanted)
 
-
-def _wanted_boxes(
-    boxes: BoxMap, replicas: tuple[int, ...], augmentation: Symmetry
-) -> dict[int, Box]:
-    peers = (peer for replica in replicas for peer in _holders(boxes, replica, augmentation))
-    return {peer: _stored_boxes(boxes, peer, augmentation) for peer in peers}
-
-
-def _stored_boxes(boxes: BoxMap, rank: int, augmentation: Symmetry) -> Box:
-    box = boxes.of(rank)
-    return box if augmentation == IDENTITY else augmentation.stored(box, boxes.shape)
-
-
-def _holders(boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterator[int]:
-    """Yields the ranks of a replica that may have, or want, a part of this rank's box."""
-    if augmentation == IDENTITY:
-        yield boxes.peer(replica)
-    else:
-        yield from boxes.ranks(replica)
+    def _holders(self, boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterable[int]:
+        """List the ranks of a replica that may have, or want, a part of this rank's box."""
+        return [boxes.peer(replica)] if augmentation == IDENTITY else boxes.ranks(replica)

@@ -13,6 +13,8 @@ import torch
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
 
+Shape = tuple[int, ...]
+
 LowHigh = tuple[float, float]
 """(low, high) in the unit of the volumes (HU)."""
 
@@ -39,9 +41,7 @@ class Transform(ABC):
         return 0.0
 
     @abstractmethod
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         """Transform ``x`` of samples of ``shape`` (C, D, H, W); in place only if it is ``fresh``.
 
         All ranks of a replica call it.
@@ -54,9 +54,7 @@ class AsStored(Transform):
 
     signed: bool = False
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x
 
 
@@ -64,16 +62,11 @@ class AsStored(Transform):
 class Log1p(Transform):
     """log(x + 1), as MLPerf's CosmoFlow."""
 
+    name = "log1p"
     above = -1.0
     why = 'of which log1p is not a number; use transform="mean" or a window'
 
-    @property
-    def name(self) -> str:
-        return "log1p"
-
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x.log1p_() if fresh else x.log1p()
 
 
@@ -84,20 +77,14 @@ class MeanScale(Transform):
     The ranks of a replica sum up. A sample that is zero everywhere stays so.
     """
 
+    name = "mean"
     over: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
 
-    @property
-    def name(self) -> str:
-        return "mean"
-
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         sums = x.sum(self.over, keepdim=True, dtype=torch.float64)
         group = grid.group(("depth", "height", "width"))
-        mean = all_reduce_sum(sums, group, "the mean of a sample") / math.prod(
-            shape[-len(self.over) :]
-        )
+        count = math.prod(shape[-len(self.over) :])
+        mean = all_reduce_sum(sums, group, "the mean of a sample") / count
         return x / torch.where(mean == 0, 1, mean).to(x.dtype)
 
 
@@ -109,19 +96,13 @@ class Log1pMeanScale(MeanScale):
     may be fields in units of their own.
     """
 
+    name = "log1p_mean"
     over = (2, 3, 4)
-
     above = -math.ulp(0.0)
     why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"
 
-    @property
-    def name(self) -> str:
-        return "log1p_mean"
-
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
-        return super().apply(x, shape, grid, fresh=fresh).log1p_()
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
+        return super().apply(x, shape, grid, fresh).log1p_()
 
 
 @dataclass(frozen=True)
@@ -152,18 +133,14 @@ class IntensityWindow(Transform):
         except (TypeError, ValueError):
             low = high = math.nan
         if not (math.isfinite(high - low) and low < high):
-            raise DataError(
-                f"window={window!r}: needs two numbers, the lower first, as (-200, 250)"
-            )
+            raise DataError(f"{window=}: needs two numbers, the lower first, as (-200, 250)")
         return cls(low, high)
 
     @property
     def name(self) -> LowHigh:
         return self.low, self.high
 
-    def apply(
-        self, x: torch.Tensor, shape: tuple[int, ...], grid: Grid, *, fresh: bool
-    ) -> torch.Tensor:
+    def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x.clamp(self.low, self.high).sub_(self.low).div_(self.high - self.low)
 
 
@@ -216,4 +193,4 @@ def decode(
     Half-precision results are computed in float32. All ranks of a replica call it.
     """
     x = values.to(torch.promote_types(dtype, torch.float32))
-    return transform.apply(x, shape, grid, fresh=x is not values).to(dtype)
+    return transform.apply(x, shape, grid, x is not values).to(dtype)

@@ -60,14 +60,8 @@ def _check_line(number: int, entry: Any, *, first: bool) -> None:
             raise ValueError(f"line {number}: {key!r} is {entry[key]!r:.100}")
 
 
-def _of_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(size, int) for size in value.values())
-
-
-def _of_stamps(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(stamp, list) and len(stamp) == 2 for stamp in value.values()
-    )
+def _maps_to(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(right, value.values()))
 
 
 def _is_shard(value: Any) -> bool:
@@ -85,9 +79,9 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
     "crc32c": lambda value: isinstance(value, str),
     "labels_crc32c": lambda value: isinstance(value, str),
     "target": lambda value: isinstance(value, list),
-    "files": _of_numbers,
+    "files": _maps_to(lambda size: isinstance(size, int)),
     "sums": lambda value: isinstance(value, dict),
-    "stamps": _of_stamps,
+    "stamps": _maps_to(lambda stamp: isinstance(stamp, list) and len(stamp) == 2),
     "shard": _is_shard,
 }
 """Checks of what is looked up in the line of a sample, where it has that."""

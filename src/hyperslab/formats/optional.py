@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+import importlib
 from typing import Any
 
 from hyperslab.errors import HyperslabError
 from hyperslab.util.optional_libraries import how_to_install, importing
 
-
-def zarr() -> ModuleType:
-    """Returns the module ``zarr``.
-
-    Raises:
-        HyperslabError: the extra ``zarr`` is not installed.
-    """
-    with importing("zarr", "Zarr"):
-        import zarr
-    return zarr
+LIBRARIES = {
+    "zarr": ("zarr", "Zarr"),
+    "nibabel": ("medical", "NIfTI"),
+    "SimpleITK": ("medical", "resampling"),
+    "monai.data.utils": ("medical", "a sliding window"),
+}
+"""The extra of each library, and what it is for."""
 
 
-def nibabel() -> ModuleType:
-    """Returns the module ``nibabel``.
+def library(name: str) -> Any:
+    """Returns the module of this name.
 
     Raises:
-        HyperslabError: the extra ``medical`` is not installed.
+        HyperslabError: its extra is not installed.
     """
-    with importing("medical", "NIfTI"):
-        import nibabel
-    return nibabel
-
-
-def simple_itk() -> Any:
-    """Returns the module ``SimpleITK``.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
-    with importing("medical", "resampling"):
-        import SimpleITK
-    return SimpleITK
-
-
-def monai_data() -> ModuleType:
-    """Returns the module ``monai.data.utils``.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
-    with importing("medical", "a sliding window"):
-        import monai.data.utils
-    return monai.data.utils
+    with importing(*LIBRARIES[name]):
+        return importlib.import_module(name)
 
 
 def mpi() -> Any:

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Literal, get_args
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.arrays.source import MappedFolder
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
@@ -27,17 +27,24 @@ from hyperslab.formats.views import joined
 from hyperslab.formats.writer import Writer
 
 
-def load_plugins(modules: Sequence[str]) -> None:
+def load_plugins(modules: Sequence[str], allow: Callable[[str], None] | None = None) -> None:
     """Imports modules by name; they are looked for in the current folder too.
+
+    ``allow`` is asked before each, and says where it is looked for.
 
     Raises:
         DataError: one cannot be imported; says why.
+        HyperslabError: it is not allowed.
     """
-    if modules:
-        look_in_current_folder()
     for module in modules:
         try:
+            if allow is None:
+                look_in_current_folder()
+            else:
+                allow(module)
             importlib.import_module(module)
+        except HyperslabError:
+            raise
         except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's code
             raise DataError(
                 f"plugin {module!r}: cannot be imported: {type(error).__name__}: {error}\n"

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse
 from hyperslab.formats.storage import Storage
@@ -197,6 +198,24 @@ class Source(ABC):
         """
         return cls(folder)  # type: ignore[call-arg]
 
+    @classmethod
+    def scan(
+        cls,
+        path: str | Path,
+        grid: Grid,
+        channels: Channels | None = None,
+        refuse: Refuse | None = None,
+    ) -> Source:
+        """Opens a folder as the main rank sees it. All ranks call this.
+
+        With ``refuse`` files that are not what they should be are left out.
+
+        Raises:
+            DataError: a file is not what it should be.
+        """
+        options = ScanOptions(channels, refuse=refuse)
+        return broadcast_from_main(lambda: cls.open_folder(Path(path), options))
+
     @cached_property
     def parameters(self) -> Parameters:
         """Describes the P targets."""
@@ -304,12 +323,24 @@ class Source(ABC):
         """Lets go of what is open; a later `read` opens it again."""
 
 
+def _of_origin(name: str) -> Any:
+    """Makes a method of a `SourceView` that asks the source which is shown for its sample."""
+
+    def method(self: SourceView, sample: int, *box: Box) -> Any:
+        source, own = self.origin(sample)
+        return getattr(source, name)(own, *box)
+
+    return method
+
+
 class SourceView(Source):
     """Shows the samples of other sources in another way.
 
-    Implement `origin`, `read` and `close`, and set ``names`` and ``shape``; what is not implemented
-    is as the sample of the other source has it.
+    Implement `read`, and set ``names``, ``shape`` and ``source``; what is not implemented is as the
+    sample of the other source has it. Of several sources, implement `origin` and `close`, too.
     """
+
+    source: Source
 
     def take_after(self, source: Source) -> None:
         """Copies what holds of the samples however they are shown."""
@@ -323,49 +354,23 @@ class SourceView(Source):
         self.targets_apart = source.targets_apart
         self.channel_names = source.channel_names
 
-    @abstractmethod
     def origin(self, sample: int) -> tuple[Source, int]:
         """Returns the source and its sample that is shown as ``sample``."""
+        return self.source, sample
 
-    def target(self, sample: int) -> Array:
-        source, own = self.origin(sample)
-        return source.target(own)
+    def close(self) -> None:
+        self.source.close()
 
-    def labels(self, sample: int, box: Box) -> Array:
-        source, own = self.origin(sample)
-        return source.labels(own, box)
-
-    def volume(self, sample: int) -> str:
-        source, own = self.origin(sample)
-        return source.volume(own)
-
-    def unpadded(self, sample: int) -> tuple[int, ...]:
-        source, own = self.origin(sample)
-        return source.unpadded(own)
-
-    def part(self, sample: int) -> VolumePart | None:
-        source, own = self.origin(sample)
-        return source.part(own)
-
-    def where(self, sample: int) -> str:
-        source, own = self.origin(sample)
-        return source.where(own)
-
-    def storage(self, sample: int) -> Storage | None:
-        source, own = self.origin(sample)
-        return source.storage(own)
-
-    def extras(self, sample: int) -> Extras:
-        source, own = self.origin(sample)
-        return source.extras(own)
-
-    def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        source, own = self.origin(sample)
-        return source.voxel_size(own)
-
-    def files(self, sample: int) -> Sequence[Path]:
-        source, own = self.origin(sample)
-        return source.files(own)
+    target = _of_origin("target")
+    labels = _of_origin("labels")
+    volume = _of_origin("volume")
+    unpadded = _of_origin("unpadded")
+    part = _of_origin("part")
+    where = _of_origin("where")
+    storage = _of_origin("storage")
+    extras = _of_origin("extras")
+    voxel_size = _of_origin("voxel_size")
+    files = _of_origin("files")
 
 
 class SingleSample(SourceView):
@@ -384,6 +389,3 @@ class SingleSample(SourceView):
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(self.sample, box)
-
-    def close(self) -> None:
-        self.source.close()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError, printable
+from hyperslab.errors import DataError
 
 Floats = NDArray[np.float64]
 
@@ -147,39 +147,6 @@ SCAN_KEYS = ("volume", "segmentation")
 LIVER = ("background", "liver", "tumour")
 MOST_CLASSES = 256
 """Classes that uint8 can tell apart."""
-
-
-def check_segmentation(where: str, volume: Any, labels: Any) -> None:
-    """Refuse data sets that do not belong together.
-
-    Raises:
-        DataError: the labels' shape does not fit the volume's, or they are no numbers.
-    """
-    fits = labels.ndim == 4 and labels.shape[0] in (1, volume.shape[0])
-    if not fits or labels.shape[1:] != volume.shape[1:]:
-        raise DataError(
-            f"{where}: 'segmentation' has shape {labels.shape} but 'volume' has {volume.shape}"
-        )
-    if labels.dtype.kind not in "iuf":
-        raise DataError(f"{where}: 'segmentation' is {labels.dtype}; needs numbers")
-
-
-def classes_of(where: str, file: Any) -> tuple[str, ...]:
-    """Returns the names of the classes, background first.
-
-    Raises:
-        DataError: the attribute holds something else than 2 to 256 different names.
-    """
-    if "classes" not in file.attrs:
-        return LIVER
-    raw = np.atleast_1d(file.attrs["classes"]).tolist()
-    text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
-    names = tuple(map(printable, text))
-    if not 2 <= len(names) <= MOST_CLASSES or len({*names, ""}) != len(names) + 1:
-        raise DataError(
-            f"{where}: the attribute 'classes' is {raw}; needs 2 to {MOST_CLASSES} names"
-        )
-    return names
 
 
 def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:

@@ -188,9 +188,6 @@ class Selected(SourceView):
         self.names = source.names
         self.order = source.order
 
-    def origin(self, sample: int) -> tuple[Source, int]:
-        return self.source, sample
-
     def read(self, sample: int, box: Box) -> Array:
         wanted = self.channels[box.lo[0] : box.hi[0]]
         lo = min(wanted)
@@ -222,9 +219,6 @@ class Selected(SourceView):
 
     def read_together(self, driver: str, grid: Grid) -> Source:
         raise AssertionError("a selection is made of a source that reads together")
-
-    def close(self) -> None:
-        self.source.close()
 
 
 def selected(
@@ -367,9 +361,6 @@ class Subvolumes(SourceView):
         volume, place = divmod(sample, len(self.places))
         return volume, tuple(i * self.shape[1] for i in self.places[place])
 
-    def close(self) -> None:
-        self.source.close()
-
 
 class Padded(SourceView):
     """The samples of ``source``, their extents rounded up to multiples of ``multiple``.
@@ -396,9 +387,6 @@ class Padded(SourceView):
         self.summed_whole = source.summed_whole
         self.splits = source.splits
 
-    def origin(self, sample: int) -> tuple[Source, int]:
-        return self.source, sample
-
     def read(self, sample: int, box: Box) -> Array:
         inner = Box.whole(self.source.shape_of(sample))
         return read_filled(lambda b: self.source.read(sample, b), inner, box, self.fill, self.dtype)
@@ -411,9 +399,6 @@ class Padded(SourceView):
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return self.source.whole_shape
-
-    def close(self) -> None:
-        self.source.close()
 
 
 def padded(source: Source, multiple: int | None, fill: float = 0) -> Source:

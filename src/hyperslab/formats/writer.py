@@ -60,66 +60,69 @@ def slab_thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
     return max(1, SLAB_BYTES // (plane * side)) * side
 
 
-def value_slabs(
-    source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
+def sample_slabs(
+    source: Source,
+    sample: int,
+    step: int,
+    tally: Checksum,
+    *,
+    labels: bool = False,
+    read: ReadBox | None = None,
 ) -> Slabs:
-    """Yields where each slab begins, and its values (C, d, H, W).
+    """Yields where each slab begins, and its values (C, d, H, W), or its labels (d, H, W).
 
-    ``read`` gives the values of a box in another way than ``source.read``.
+    ``read`` gives what is in a box in another way than ``source.read`` or ``source.labels``.
 
     Raises:
-        DataError: they cannot be read, or are NaN or infinite.
+        DataError: they cannot be read, are NaN or infinite, or are no classes.
     """
     channels, depth, height, width = source.shape_of(sample)
+    front = () if labels else (channels,)
     for lo in range(0, depth, step):
-        box = Box((0, lo, 0, 0), (channels, min(lo + step, depth), height, width))
-        slab = read(box) if read else _read_values(source, sample, box)
-        check_finite(slab, f"{source.where(sample)}: {box}")
-        tally.add(np.moveaxis(slab, 0, -1))
+        first = (0, lo, 0, 0)[1 - len(front) :]
+        box = Box(first, (*front, min(lo + step, depth), height, width))
+        slab = read(box) if read else _read(source, sample, box, labels)
+        where = f"{source.where(sample)}: {box}"
+        if labels:
+            check_classes(slab, source.classes, where)
+        else:
+            check_finite(slab, where)
+        tally.add(slab if labels else np.moveaxis(slab, 0, -1))
         yield lo, slab
 
 
-def label_slabs(
-    source: Source, sample: int, step: int, tally: Checksum, read: ReadBox | None = None
-) -> Slabs:
-    """Yields where each slab begins, and its labels (d, H, W).
-
-    Raises:
-        DataError: they cannot be read, or are no classes.
-    """
-    _, depth, height, width = source.shape_of(sample)
-    for lo in range(0, depth, step):
-        box = Box((lo, 0, 0), (min(lo + step, depth), height, width))
-        slab = read(box) if read else _read_labels(source, sample, box)
-        check_classes(slab, source.classes, f"{source.where(sample)}: {box}")
-        tally.add(slab)
-        yield lo, slab
-
-
-def _read_values(source: Source, sample: int, box: Box) -> Array:
-    """Returns the values of a box as the source gives them, checked.
+def _read(source: Source, sample: int, box: Box, labels: bool) -> Array:
+    """Returns what is in a box as the source gives it, checked.
 
     An error of the system is one of the sample here, not of the disk that is written to.
     """
     with reading(source.where(sample)):
-        values = np.asarray(source.read(sample, box))
+        values = np.asarray((source.labels if labels else source.read)(sample, box))
     where = f"{source.where(sample)}: {box}"
     check_shape(values, box.shape, where)
-    return as_stored(values, np.dtype(source.dtype), where)
+    return values if labels else as_stored(values, np.dtype(source.dtype), where)
 
 
-def _read_labels(source: Source, sample: int, box: Box) -> Array:
-    """Reads the labels of a box, checked as `_read_values` does."""
-    with reading(source.where(sample)):
-        labels = np.asarray(source.labels(sample, box))
-    check_shape(labels, box.shape, f"{source.where(sample)}: {box}")
-    return labels
+def checksums(
+    source: Source,
+    sample: int,
+    step: int,
+    read: ReadBox | None = None,
+    read_labels: ReadBox | None = None,
+) -> dict[str, str]:
+    """Reads all of a sample, and returns its checksums by their keys in a manifest.
 
-
-def drain(slabs: Slabs) -> None:
-    """Let them be read, for the checksum."""
-    for _ in slabs:
-        pass
+    Raises:
+        DataError: see `sample_slabs`.
+    """
+    found = {}
+    for key, labels, how in (("crc32c", False, read), ("labels_crc32c", True, read_labels)):
+        if source.classes or not labels:
+            tally = Checksum()
+            for _ in sample_slabs(source, sample, step, tally, labels=labels, read=how):
+                pass
+            found[key] = str(tally)
+    return found
 
 
 GZIP_LEVEL = 6
@@ -143,18 +146,19 @@ class SampleToWrite:
         """Returns the targets (P,)."""
         return self.source.target(self.sample)
 
+    @property
+    def step(self) -> int:
+        """Counts the planes of its slabs."""
+        side = self.chunk[0] if self.chunk else 1
+        return slab_thickness(self.source.shape, self.source.dtype.itemsize, side)
+
     def values(self) -> Slabs:
         """Yields where along the depth each slab begins, and its values (C, d, H, W)."""
-        return value_slabs(self.source, self.sample, self._step(), self.tally)
+        return sample_slabs(self.source, self.sample, self.step, self.tally)
 
     def labels(self) -> Slabs:
         """Yields where each slab begins along the depth, and its labels (d, H, W)."""
-        return label_slabs(self.source, self.sample, self._step(), self.label_tally)
-
-    def _step(self) -> int:
-        source = self.source
-        side = self.chunk[0] if self.chunk else 1
-        return slab_thickness(source.shape, source.dtype.itemsize, side)
+        return sample_slabs(self.source, self.sample, self.step, self.label_tally, labels=True)
 
 
 class Writer(ABC):

@@ -2,45 +2,51 @@
 
 In reading order: the system's compiler and its flags; the library in the user's cache folder,
 made once, whole, by its owner; its functions, loaded once a process and run in parts on several
-threads; tensors as C takes them; and the packed arguments of a call, worked out once for equal
-calls (a tensor of a few voxels passes in less time than Python takes to look at its shape).
+threads; and what is packed for them.
 
 The sources in C11 work on rows of numbers, ``statistics.c`` on those of channels; they know
 neither torch nor Python. Operators fall back to their plain reference for tensors that the C
-code does not take, and for all of them where nothing can be compiled; the reason is logged
+code does not take, and for all of them where nothing can be compiled; rank 0 logs the reason
 once. ``HYPERSLAB_COMPILE=0`` in the environment asks for the references.
+
+[Note: guest] The compiler is a guest on the machine. One process compiles at a time; the others
+wait for it, and for no longer than `LONGEST_WAIT`. Whatever a compiler starts ends with the
+process that called it, `GUARD` sees to that, even where that one is killed. A library gets its
+name in the cache when all of its functions have been found in it. Nobody else may write to the
+folder or put another one in its place.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
+import glob
+import grp
 import hashlib
 import logging
-import math
 import os
 import platform
+import pwd
 import shlex
 import shutil
+import signal
 import stat
 import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 import torch
+import torch.distributed as dist
 
 from hyperslab.errors import HyperslabError, reason
-from hyperslab.kernels.memory_format import (
-    bit_bytes,
-    check_norm,
-    memory_format_by_strides,
-    pooled_shape,
-    winner_bytes,
-)
 
 COMPILERS = ("cc", "gcc", "clang")
 """Tried after ``$CC``, in this order."""
@@ -60,6 +66,24 @@ FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
 
 TIME_LIMIT = 120.0
 """[s] One run of the compiler may take as long."""
+
+LONGEST_WAIT = 2 * TIME_LIMIT
+"""[s] A process may wait as long for others that compile."""
+
+GUARD = """
+exec 3<&0
+(read -r _ <&3; kill -9 0) &
+watch=$!
+"$@" </dev/null 3<&-
+status=$?
+kill $watch
+exit $status
+"""
+"""Runs a command in a shell that leads a process group.
+
+Its standard input ends when the process that started it ends, in whatever way: then the whole
+group is killed. A signal to the command alone would leave those that the command has started.
+"""
 
 
 class CannotCompile(HyperslabError):
@@ -82,7 +106,7 @@ class Compiler:
         words = ""
         for flag in FOR_THIS_PROCESSOR:
             command = [*self.command, *FLAGS, flag, *map(str, sources), "-o", str(target)]
-            done = _run_compiler(command, TIME_LIMIT)
+            done = run_guarded(command)
             if done.returncode == 0:
                 return
             words = words or done.stderr.strip().partition("\n")[0]
@@ -93,34 +117,53 @@ def find_compiler() -> Compiler:
     """Finds ``$CC`` if it is set, else the first of `COMPILERS` that there is.
 
     Raises:
-        CannotCompile: there is none, or it does not tell its version.
+        CannotCompile: there is none, it does not tell its version, or ``$CC`` is no command.
     """
     asked = os.environ.get("CC", "").strip()
-    commands = [tuple(shlex.split(asked))] if asked else [(name,) for name in COMPILERS]
+    try:
+        commands = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+    except ValueError as error:
+        raise CannotCompile(f"CC={asked!r} is no command: {reason(error)}") from error
     for command in commands:
         if shutil.which(command[0]):
-            version = _run_compiler([*command, "--version"], TIME_LIMIT)
+            version = run_guarded([*command, "--version"])
             if version.returncode:
                 raise CannotCompile(f"{shlex.join(command)} --version failed")
-            return Compiler(command, version.stdout)
+            return Compiler(tuple(command), version.stdout)
     raise CannotCompile(f"no C compiler ({asked or ', '.join(COMPILERS)})")
 
 
-def _run_compiler(command: Sequence[str], limit: float) -> subprocess.CompletedProcess[str]:
+def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler, which ends with all that it started when this process ends.
+
+    Raises:
+        CannotCompile: it cannot be started, or took longer than `TIME_LIMIT`.
+    """
+    theirs, ours = os.pipe()
     try:
-        return subprocess.run(
-            command,
-            capture_output=True,
+        with subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "sh", *command],
+            stdin=theirs,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=limit,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+            process_group=0,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=TIME_LIMIT)
+            except BaseException:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
     except subprocess.TimeoutExpired as error:
-        raise CannotCompile(f"{command[0]} took more than {limit:.0f} s") from error
+        raise CannotCompile(f"{command[0]} took more than {TIME_LIMIT:.0f} s") from error
     except OSError as error:
         raise CannotCompile(f"{command[0]}: {reason(error)}") from error
+    finally:
+        os.close(theirs)
+        os.close(ours)
 
 
 def processor() -> str:
@@ -140,8 +183,7 @@ DIGEST = hashlib.sha256
 def cached_library() -> Path:
     """Returns the library for this compiler and processor, compiled if it is not there.
 
-    Its last bytes are a digest of those before: what was cut or changed is compiled again. Several
-    processes may do so at once, each under a name of its own.
+    Its last bytes are a digest of those before: what was cut or changed is compiled again.
 
     Raises:
         CannotCompile: it can be neither compiled nor kept; says why.
@@ -151,7 +193,10 @@ def cached_library() -> Path:
         folder = _own_folder(_cache_home() / "hyperslab" / "kernels")
         path = folder / f"{_library_key(compiler)}.so"
         if not _is_whole(path):
-            _compile_library(compiler, path)
+            log.log(_level(logging.INFO), "compiling kernels for this processor, once: %s", path)
+            with _turn_to_compile(path):
+                if not _is_whole(path):
+                    _compile_library(compiler, path)
     except OSError as error:
         raise CannotCompile(f"{reason(error)}; XDG_CACHE_HOME names another folder") from error
     return path
@@ -167,14 +212,33 @@ def _cache_home() -> Path:
 
 
 def _own_folder(folder: Path) -> Path:
-    """Makes a folder that nobody else may write to: its contents are run."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = folder.stat()
-    if state.st_uid != os.geteuid():
-        raise CannotCompile(f"{folder} belongs to somebody else")
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise CannotCompile(f"others may write to {folder}: chmod go-w it")
+    """Makes a folder that nobody else may write to, rename or replace: its contents are run."""
+    for place in reversed([folder, *folder.parents]):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+    folder = folder.resolve()
+    for place in (folder, *folder.parents):
+        state = place.stat()
+        if state.st_uid != os.geteuid() and (place == folder or state.st_uid != 0):
+            raise CannotCompile(f"{place} belongs to somebody else")
+        others = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if place != folder and state.st_mode & stat.S_ISVTX:
+            others = 0  # they may not rename what is not theirs, as in /tmp
+        if place != folder and _has_user_alone(state.st_gid):
+            others &= stat.S_IWOTH
+        if others:
+            raise CannotCompile(f"others may write to {place}: chmod go-w it")
     return folder
+
+
+def _has_user_alone(group: int) -> bool:
+    """Says if this is the group that many systems make for each user; folders are open to it."""
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        found = grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
 def _library_key(compiler: Compiler) -> str:
@@ -194,12 +258,61 @@ def _is_whole(path: Path) -> bool:
     return own and DIGEST(data[:-size]).digest() == data[-size:]
 
 
+@contextmanager
+def _turn_to_compile(path: Path) -> Iterator[None]:
+    """Has one process of this user compile on this machine; others wait.
+
+    Those that waited for one that failed do not try the same again, one after the other.
+
+    Raises:
+        CannotCompile: one that this process waited for failed, or it was too long a wait.
+    """
+    machine = platform.node()
+    with (path.parent / f"{machine}.lock").open("a+", errors="replace") as file:
+        before = _content(file)
+        if _lock(file):
+            # The lock was free or its owner is gone, and with it whoever wrote there.
+            for left in path.parent.glob(f"{glob.escape(machine)}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        said = _content(file)
+        if said != before and path.name in said:
+            raise CannotCompile(said.partition("\n")[2])
+        try:
+            yield
+        except CannotCompile as error:
+            file.truncate(0)
+            file.write(f"{path.name} {time.time_ns()}\n{error}")
+            raise
+
+
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _lock(file: IO[str]) -> bool:
+    """Waits for the lock, which ends with this process; False on a file system without locks."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < LONGEST_WAIT:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:
+            return False
+        else:
+            return True
+    raise CannotCompile(f"other processes have compiled for {LONGEST_WAIT:.0f} s")
+
+
 def _compile_library(compiler: Compiler, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    prefix = f"{platform.node()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
         made = Path(folder) / path.name
         compiler.compile(sorted(SOURCES.glob("*.c")), made)
         with made.open("ab") as file:
             file.write(DIGEST(made.read_bytes()).digest())
+        load_library(made)
         made.replace(path)
 
 
@@ -227,9 +340,9 @@ class Library:
     Those that end in ``is_known`` take none, and return 1 where the processor has what is needed.
     """
 
-    forward: CompiledFunction
-    backward: CompiledFunction
-    sums: CompiledFunction
+    chain_forward: CompiledFunction
+    chain_backward: CompiledFunction
+    chain_sums: CompiledFunction
     reorder: CompiledFunction
     window_maximum: CompiledFunction
     window_spread: CompiledFunction
@@ -253,8 +366,15 @@ def library() -> Library | None:
     try:
         return load_library(cached_library())
     except CannotCompile as error:
-        log.warning("fused kernels run as torch's single operators, slower: %s", error)
+        words = "fused kernels run as torch's single operators, slower: %s"
+        log.log(_level(logging.WARNING), words, error)
         return None
+
+
+def _level(level: int) -> int:
+    """Returns the level of a message that is for the user: lower on ranks other than the first."""
+    first = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+    return level if first else min(level, logging.DEBUG)
 
 
 @functools.cache
@@ -275,32 +395,18 @@ def load_library(path: Path) -> Library:
     """Loads the functions of a compiled library.
 
     Raises:
-        CannotCompile: it cannot be loaded.
+        CannotCompile: it cannot be loaded, or lacks one of them.
     """
+    functions = []
     try:
         loaded = ctypes.CDLL(str(path))
-    except OSError as error:
+        for field in fields(Library):
+            function = getattr(loaded, f"hyperslab_{field.name}")
+            function.argtypes = [ctypes.c_char_p]
+            function.restype = ctypes.c_int
+            functions.append(function)
+    except (OSError, AttributeError) as error:
         raise CannotCompile(f"{path}: {reason(error)}") from error
-    functions = [
-        loaded.hyperslab_chain_forward,
-        loaded.hyperslab_chain_backward,
-        loaded.hyperslab_chain_sums,
-        loaded.hyperslab_reorder,
-        loaded.hyperslab_window_maximum,
-        loaded.hyperslab_window_spread,
-        loaded.hyperslab_resample,
-        loaded.hyperslab_direct_is_known,
-        loaded.hyperslab_direct_forward,
-        loaded.hyperslab_direct_gradient,
-        loaded.hyperslab_winograd_is_known,
-        loaded.hyperslab_winograd_gradient,
-        loaded.hyperslab_normalisation,
-        loaded.hyperslab_parameter_gradients,
-        loaded.hyperslab_through_statistics,
-    ]
-    for function in functions:
-        function.argtypes = [ctypes.c_char_p]
-        function.restype = ctypes.c_int
     return Library(*functions)
 
 
@@ -383,16 +489,37 @@ def _uninterrupted(wait: Callable[[], None]) -> None:
             continue
 
 
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The numbers that ``rows.h`` gives them."""
+
+STREAMED = 16 << 20
+"""[B] Results from this size on do not stay in the caches until they are read."""
+
+PLANS_KEPT = 4096
+"""Packed numbers: a network has some for each of its layers.
+
+They are worked out once for equal calls: a tensor of a few voxels passes in less time than Python
+takes to look at its shape.
+"""
+
+Sizes = tuple[int, ...]
+
+_INTEGERS = [struct.Struct(f"@{count}q") for count in range(32)]
+
+
+def integers(*numbers: int) -> bytes:
+    """Packs numbers for C."""
+    return _INTEGERS[len(numbers)].pack(*numbers)
+
+
 def address(x: torch.Tensor | None) -> int:
     """Returns the address of the first element; 0 for no tensor."""
     return 0 if x is None else x.data_ptr()
 
 
-def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Returns ``x`` dense in this format: itself where it is."""
-    if x.is_contiguous(memory_format=memory_format):
-        return x
-    return x.contiguous(memory_format=memory_format)
+def addresses(*tensors: torch.Tensor | None) -> bytes:
+    """Packs the addresses of the tensors' first elements for C."""
+    return integers(*map(address, tensors))
 
 
 def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
@@ -400,126 +527,11 @@ def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
     return numbers if numbers is None else numbers.float().contiguous()
 
 
-TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The numbers that ``rows.h`` gives them."""
-
-EPILOGUE_POINTERS = struct.Struct("@8q")
-"""The tensors of ``chain`` in ``chain.h``."""
-
-EPILOGUE_NUMBERS = struct.Struct("@14qd")
-"""The numbers that follow, but for those of the part and of all parts."""
-
-STREAMED = 16 << 20
-"""[B] Results from this size on do not stay in the caches until they are read."""
-
-PLANS_KEPT = 4096
-"""Plans: a network has a few for each of its layers."""
-
-Sizes = tuple[int, ...]
-Geometry = tuple[int, ...]
-"""blocks, depth, height, width, channels, scale_rows, tiles of three extents, maximum."""
+def three(extents: Sequence[int], missing: int = 1) -> Sizes:
+    """Fills up numbers of fewer dims for C, which knows three."""
+    return (*(missing,) * (3 - len(extents)), *extents)
 
 
-@dataclass(frozen=True, slots=True)
-class EpiloguePlan:
-    """Keeps what C is told of epilogues on blocks of one shape and memory format."""
-
-    memory_format: torch.memory_format
-    strides: Sizes  # of the block in this format
-    result: Sizes
-    result_strides: Sizes
-    bits: int  # bytes of marks
-    winners: int
-    size: int  # elements of the block
-    numbers: bytes
-
-    def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
-        """Checks that there are as many gradients and marks as the C code reads.
-
-        Raises:
-            ValueError: these are not so many.
-        """
-        count = self.bits + self.winners
-        if g.shape != self.result or marks.numel() < count or not marks.is_contiguous():
-            raise ValueError(
-                f"a gradient of shape {list(g.shape)} and {marks.numel()} bytes of marks for a "
-                f"chain whose result has shape {list(self.result)} and which keeps {count} bytes"
-            )
-
-
-@functools.lru_cache(PLANS_KEPT)
-def epilogue_plan(
-    shape: Sizes,
-    told: tuple[Sizes, Sizes],
-    types: tuple[torch.dtype | None, ...],
-    pool: Sizes,
-    maximum: bool,
-    slope: float,
-    norm: Sizes | None,
-    through: Sizes | None = None,
-) -> EpiloguePlan | None:
-    """Plans an epilogue; None where the C code does not know the types or the number of dims.
-
-    Args:
-        shape: of the block.
-        told: shape and strides of a tensor in the block's memory format.
-        types: of x, the result's gradient, and what is written: the result, or dx where there is
-            a gradient.
-        norm, through: shapes of the numbers of channels.
-
-    Raises:
-        ValueError: tiles or numbers do not fit the block.
-    """
-    check_norm(shape, norm, through)
-    result = pooled_shape(shape, pool)
-    known = all(dtype is None or dtype in TYPE_CODES for dtype in types)
-    if not known or not 2 <= len(shape) <= 5 or not math.prod(shape):
-        return None
-    memory_format = memory_format_by_strides(torch.empty_strided(*told, device="meta"))
-    _, of_gradient, of_written = types
-    written = result if of_gradient is None else shape
-    size = math.prod(written) * (of_written.itemsize if of_written else 0)
-    last = memory_format != torch.contiguous_format
-    return EpiloguePlan(
-        memory_format=memory_format,
-        strides=dense_strides(shape, memory_format),
-        result=tuple(result),
-        result_strides=dense_strides(result, memory_format),
-        bits=bit_bytes(shape, slope, norm is not None),
-        winners=winner_bytes(shape, pool, maximum),
-        size=math.prod(shape),
-        numbers=EPILOGUE_NUMBERS.pack(
-            *(0 if dtype is None else TYPE_CODES[dtype] for dtype in types),
-            *_epilogue_geometry(shape, last, 0 if norm is None else norm[1], pool, maximum),
-            size >= STREAMED,
-            slope,
-        ),
-    )
-
-
-def dense_strides(shape: Sequence[int], memory_format: torch.memory_format) -> Sizes:
-    """Returns the strides of a new tensor: torch takes three times as long to work them out."""
-    return torch.empty(tuple(shape), memory_format=memory_format, device="meta").stride()
-
-
-def _epilogue_geometry(
-    shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
-) -> Geometry:
-    """Describes an epilogue on a block of this shape; without pooling a block is one line.
-
-    ``rows``: of the normalisation's numbers, 0 without one.
-    """
-    samples, channels, *extents = shape
-    if not pool:
-        voxels = math.prod(extents)
-        if rows == 0:
-            return (1, 1, 1, samples * channels * voxels, 1, 1, 1, 1, 1, 0)
-        extents = [1, 1, voxels]
-        pool = (1, 1, 1)
-        maximum = False
-    rows = max(1, rows)
-    missing = (1,) * (3 - len(extents))
-    tiles = (*missing, *pool, int(maximum))
-    if channels_last:
-        return (samples, *missing, *extents, channels, rows, *tiles)
-    return (samples * channels, *missing, *extents, 1, rows * channels, *tiles)
+def blocks_in(shape: Sizes, channels_last: bool) -> tuple[int, int]:
+    """Counts the blocks of a tensor, and the channels that lie side by side in one."""
+    return shape[:2] if channels_last else (shape[0] * shape[1], 1)  # type: ignore[return-value]

@@ -13,25 +13,30 @@ Each pass has several implementations (`conv_variants`), of which the `registry`
 
 In reading order: the plain reference that tests compare with; torch's own convolution, for all
 that is not computed in channels last on the CPU; `guarded`, the way round what oneDNN (3.12) gets
-wrong; `dispatch`; the convolution and its gradients; the transposed convolution; what is saved of
-an input for the backward pass; and `LocalConv`, the convolution with its graph.
+wrong; `dispatch`; the convolution and its gradients, plain or transposed as its options say; what
+is saved of an input for the backward pass; and `LocalConv`, the convolution with its graph.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.kernels.conv_problem import (
+    PROBLEMS,
     ConvOptions,
+    Gradients,
     Kernels,
     Problem,
     Task,
+    aten_convolution,
+    aten_gradients,
     in_channels_last,
     in_contiguous,
     kernel_exceeds_volume,
@@ -51,7 +56,7 @@ def conv_reference(
     padding: Sequence[int],
 ) -> torch.Tensor:
     """Adds up every tap of the kernel times the inputs that it meets; differentiable."""
-    x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    x = F.pad(x, margins_of(padding))
     kernel = weight.shape[2:]
     steps = list(zip(kernel, options.stride, options.dilation, strict=True))
     extents = [
@@ -73,37 +78,30 @@ def conv_reference(
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Gradients of input, weight and bias; None where it was not asked for."""
 
-
-def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor, options: ConvOptions) -> bool:
     """Says if padding must be part of ``x``, see `Problem.outreaches`."""
-    return device_kind(x) == "cpu" and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
+    plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
+    return plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
 
 
-def aten_forward(
+def margins_of(padding: Sequence[int]) -> list[int]:
+    """Returns the padding as ``F.pad`` takes it."""
+    return [p for p in reversed(padding) for _ in range(2)]
+
+
+def for_aten(
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor | None,
     options: ConvOptions,
     padding: Sequence[int],
-) -> torch.Tensor:
-    """Convolves by torch's own operator."""
-    if kernel_is_larger(x, weight):
-        x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
-        padding = [0] * len(padding)
-    return torch.ops.aten.convolution(
-        x,
-        weight,
-        bias,
-        options.stride,
-        padding,
-        options.dilation,
-        False,
-        [0] * len(padding),
-        options.groups,
-    )
+    kernels: Kernels,
+) -> tuple[torch.Tensor, Sequence[int]]:
+    """Returns input and padding as torch's own operator takes them; differentiable."""
+    x = in_preferred_format(x, weight, kernels)
+    if kernel_is_larger(x, weight, options):
+        return F.pad(x, margins_of(padding)), [0] * len(padding)
+    return x, padding
 
 
 def aten_backward(
@@ -115,98 +113,12 @@ def aten_backward(
     needs: Sequence[bool],
 ) -> Gradients:
     """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
-    if (needs[0] or needs[1]) and kernel_is_larger(x, weight):
-        margins = [p for p in reversed(padding) for _ in range(2)]
-        zero = [0] * len(padding)
-        x = F.pad(x, margins)
-        dx, dw, db = _aten_backward(gradient, x, weight, options, zero, needs)
-        return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
-    return _aten_backward(gradient, x, weight, options, padding, needs)
-
-
-def _aten_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    options: ConvOptions,
-    padding: Sequence[int],
-    needs: Sequence[bool],
-) -> Gradients:
-    return torch.ops.aten.convolution_backward(
-        gradient,
-        x,
-        weight,
-        [weight.shape[0]],
-        options.stride,
-        padding,
-        options.dilation,
-        False,
-        [0] * len(padding),
-        options.groups,
-        list(needs),
-    )
-
-
-def differentiable_aten_conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-) -> torch.Tensor:
-    """Convolves by torch's own operator, with its graph."""
-    if kernel_is_larger(x, weight):
-        x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
-        padding = [0] * len(padding)
-    local = CONVOLUTIONS[len(padding)]
-    return local(x, weight, bias, options.stride, padding, options.dilation, options.groups)
-
-
-def aten_transposed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-    extra: Sequence[int],
-) -> torch.Tensor:
-    """Convolves transposed; ``extra`` is the output padding. Differentiable."""
-    return torch.ops.aten.convolution(
-        x,
-        weight,
-        bias,
-        options.stride,
-        padding,
-        options.dilation,
-        True,
-        extra,
-        options.groups,
-    )
-
-
-def aten_transposed_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    options: ConvOptions,
-    padding: Sequence[int],
-    extra: Sequence[int],
-    needs: Sequence[bool],
-) -> Gradients:
-    """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
-    return torch.ops.aten.convolution_backward(
-        gradient,
-        x,
-        weight,
-        [weight.shape[1] * options.groups],
-        options.stride,
-        padding,
-        options.dilation,
-        True,
-        extra,
-        options.groups,
-        list(needs),
-    )
+    if not (needs[0] or needs[1]) or not kernel_is_larger(x, weight, options):
+        return aten_gradients(gradient, x, weight, options, padding, needs)
+    margins = margins_of(padding)
+    x = F.pad(x, margins)
+    dx, dw, db = aten_gradients(gradient, x, weight, options, [0] * len(padding), needs)
+    return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
 
 
 def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *others: Any) -> Any:
@@ -216,7 +128,7 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         return in_channels_last(y.narrow(-1, 0, 1))
     if not problem.outreaches:
         return run(problem, first, *others)
-    margins = [p for p in reversed(problem.padding) for _ in range(2)]
+    margins = margins_of(problem.padding)
     if problem.task != "input":
         return run(problem.padded(), in_channels_last(F.pad(first, margins)), *others)
     padded = run(problem.padded(), first, *others)
@@ -256,10 +168,12 @@ def conv_forward(
     padding: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
-    """Convolves a block, without a graph."""
-    problem = problem_of("forward", x, weight, bias, options, padding, kernels)
+    """Convolves a block, plain or transposed, without a graph."""
+    task: Task = "forward" if options.output_padding is None else "input"
+    problem = problem_of(task, x, weight, bias, options, padding, kernels)
     if problem is None:
-        return aten_forward(in_preferred_format(x, weight, kernels), weight, bias, options, padding)
+        x, padding = for_aten(x, weight, options, padding, kernels)
+        return aten_convolution(x, weight, bias, options, padding)
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
 
 
@@ -281,17 +195,21 @@ def conv_backward(
         gradient = in_preferred_format(gradient, weight, kernels)
         x = in_preferred_format(x, weight, kernels)
         return aten_backward(gradient, x, weight, options, padding, needs)
+    plain = options.output_padding is None
     g = in_channels_last(gradient)
     dx = None
     dw = None
     db = None
     if needs[0]:
-        dx = dispatch(problem.of("input"), g, weight, None)
+        dx = dispatch(problem.of("input" if plain else "forward"), g, weight, None)
     if needs[1]:
-        dw, db = dispatch(problem, in_channels_last(x), g, weight, needs[2])
+        last = in_channels_last(x)
+        # A transposed convolution reads what the plain one writes; its bias is another sum.
+        volumes = (last, g) if plain else (g, last)
+        dw, db = dispatch(problem, *volumes, weight, plain and needs[2])
         if weight.is_leaf and weight.is_contiguous():
             dw = in_contiguous(dw)  # or autograd would copy it so
-    elif needs[2]:
+    if needs[2] and db is None:
         db = sum_over_space(g)
     return dx, dw, db
 
@@ -311,99 +229,44 @@ def problem_of(
     kernels: Kernels,
 ) -> Problem | None:
     """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
-    fits = (
+    known = (
         computes_last(x, weight, kernels)
         and x.dim() == weight.dim() == len(padding) + 2
         and 0 not in x.shape
         and 0 not in weight.shape
-        and x.shape[1] == weight.shape[1] * options.groups
         and weight.shape[0] % options.groups == 0
-        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1]))
     )
-    if not fits:
+    if not known:
         return None
-    problem = problem_for(task, x.shape, weight.shape, x.dtype, options, tuple(padding))
-    return problem if min(problem.y[2:]) > 0 else None
-
-
-def transposed_forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-    extra: Sequence[int],
-    kernels: Kernels = "fixed",
-) -> torch.Tensor:
-    """Convolves a block transposed, without a graph; ``extra`` is the output padding."""
-    problem = _transposed_problem(x, weight, bias, options, padding, extra, kernels)
-    if problem is None:
-        x = in_preferred_format(x, weight, kernels)
-        return aten_transposed(x, weight, bias, options, padding, extra)
-    return no_view(dispatch(problem, in_channels_last(x), weight, bias))
-
-
-def transposed_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    options: ConvOptions,
-    padding: Sequence[int],
-    extra: Sequence[int],
-    needs: Sequence[bool],
-    kernels: Kernels = "fixed",
-) -> Gradients:
-    """Returns gradients of input, weight and bias; None where ``needs`` is false.
-
-    Where a graph is recorded they are torch's own, which can be differentiated again.
-    """
-    problem = _transposed_problem(x, weight, None, options, padding, extra, kernels)
-    if problem is None or torch.is_grad_enabled():
-        gradient = in_preferred_format(gradient, weight, kernels)
-        x = in_preferred_format(x, weight, kernels)
-        return aten_transposed_backward(gradient, x, weight, options, padding, extra, needs)
-    g = in_channels_last(gradient)
-    dx = dispatch(problem.of("forward"), g, weight, None) if needs[0] else None
-    dw = None
-    if needs[1]:
-        coarse = in_channels_last(x)
-        dw, _ = dispatch(problem.of("weight"), g, coarse, weight, False)
-    return dx, dw, sum_over_space(g) if needs[2] else None
-
-
-def _transposed_problem(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-    extra: Sequence[int],
-    kernels: Kernels,
-) -> Problem | None:
-    """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
-    fits = (
-        computes_last(x, weight, kernels)
-        and x.dim() == weight.dim() == len(padding) + 2
-        and 0 not in x.shape
-        and 0 not in weight.shape
-        and x.shape[1] == weight.shape[0]
-        and weight.shape[0] % options.groups == 0
-        and (
-            bias is None
-            or (bias.dtype == x.dtype and len(bias) == weight.shape[1] * options.groups)
-        )
-    )
-    if not fits:
+    channels = weight.shape[0], weight.shape[1] * options.groups
+    made, read = channels if options.output_padding is None else channels[::-1]
+    right_bias = bias is None or (bias.dtype == x.dtype and bias.shape == (made,))
+    if x.shape[1] != read or not right_bias:
         return None
-    steps = zip(
-        x.shape[2:], weight.shape[2:], options.stride, padding, options.dilation, extra, strict=True
-    )
-    extents = [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
-    made = torch.Size([len(x), weight.shape[1] * options.groups, *extents])
-    if min(extents) < 1:
+    if options.output_padding is None:
+        problem = problem_for(task, x.shape, weight.shape, x.dtype, options, tuple(padding))
+        return problem if min(problem.y[2:]) > 0 else None
+    volume = torch.Size((len(x), made, *_transposed_extents(x, weight, options, padding)))
+    if min(volume[2:]) < 1:
         return None
-    problem = problem_for("input", made, weight.shape, x.dtype, options, tuple(padding))
+    plain = plain_options(options)
+    problem = problem_for(task, volume, weight.shape, x.dtype, plain, tuple(padding))
     return problem if problem.y == x.shape else None  # more output padding than stride
+
+
+@functools.lru_cache(PROBLEMS)
+def plain_options(options: ConvOptions) -> ConvOptions:
+    """Returns the options of the convolution whose gradient a transposed one is."""
+    return replace(options, output_padding=None)
+
+
+def _transposed_extents(
+    x: torch.Tensor, weight: torch.Tensor, options: ConvOptions, padding: Sequence[int]
+) -> list[int]:
+    assert options.output_padding is not None
+    given = (options.stride, padding, options.dilation, options.output_padding)
+    steps = zip(x.shape[2:], weight.shape[2:], *given, strict=True)
+    return [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
 
 
 SavedTensors = tuple[torch.Tensor | None, ...]
@@ -469,7 +332,7 @@ class Passes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConvPasses:
-    """Runs a plain convolution with its options and its padding."""
+    """Runs a convolution, plain or transposed, with its options and its padding."""
 
     options: ConvOptions
     padding: tuple[int, ...]
@@ -544,8 +407,10 @@ def differentiable_conv(
         x = F.pad(x, margins)
         source = None
     if not computes_last(x, weight, kernels):
-        x = in_preferred_format(x, weight, kernels)
-        return differentiable_aten_conv(x, weight, bias, options, padding)
+        x, padding = for_aten(x, weight, options, padding, kernels)
+        # The function that users call takes complex numbers, too.
+        convolve = CONVOLUTIONS[len(padding)]
+        return convolve(x, weight, bias, options.stride, padding, options.dilation, options.groups)
     x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
+from hyperslab.util.torch_internals import is_view
 
 Kernels = Literal["measure", "fixed", "torch"]
 """How kernels are chosen: by the rule of `registry`, or as torch does.
@@ -42,11 +43,64 @@ WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class ConvOptions:
-    """Holds what a convolution takes besides its tensors and its padding."""
+    """Holds what a convolution takes besides its tensors and its padding.
+
+    ``output_padding``: of a transposed convolution; None for a plain one.
+    """
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    output_padding: tuple[int, ...] | None = None
+
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Gradients of input, weight and bias; None where it was not asked for."""
+
+
+def aten_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+) -> torch.Tensor:
+    """Convolves by torch's own operator, plain or transposed; differentiable."""
+    return torch.ops.aten.convolution(
+        x,
+        weight,
+        bias,
+        options.stride,
+        padding,
+        options.dilation,
+        options.output_padding is not None,
+        options.output_padding or [0] * len(padding),
+        options.groups,
+    )
+
+
+def aten_gradients(
+    g: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    padding: Sequence[int],
+    needs: Sequence[bool],
+) -> Gradients:
+    """Returns the gradients of `aten_convolution`, differentiable; None without ``needs``."""
+    return torch.ops.aten.convolution_backward(
+        g,
+        x,
+        weight,
+        [g.shape[1]],
+        options.stride,
+        padding,
+        options.dilation,
+        options.output_padding is not None,
+        options.output_padding or [0] * len(padding),
+        options.groups,
+        list(needs),
+    )
 
 
 def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
@@ -71,12 +125,6 @@ class Problem:
     dtype: torch.dtype
     options: ConvOptions
     padding: tuple[int, ...]
-
-    @property
-    def text(self) -> str:
-        """In words that are the same in every process."""
-        shapes = (list(v) for v in (self.x, self.weight, self.padding))
-        return f"{self.task} {' '.join(map(str, shapes))} {self.dtype} {self.options}"
 
     @property
     def kernel(self) -> tuple[int, ...]:
@@ -202,4 +250,4 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
 
     What a `torch.autograd.Function` returns must be one.
     """
-    return x.data if x._is_view() else x
+    return x.data if is_view(x) else x

@@ -4,8 +4,7 @@ A `ConvVariant` is one implementation of a convolution pass and the problems it 
 reading order: the taps of the last dim as channels (oneDNN's kernels for bfloat16 work on
 several channels at a time: of one channel they do the work of many); products of matrices, a
 window in each row; direct kernels in bfloat16; Winograd's filtering; the variants of the
-forward pass, of the input's gradient and of the weight's gradient; the rule, which is the same
-on every machine.
+forward pass, of the input's gradient and of the weight's gradient.
 
 As matrices: where windows tile the volume nothing is there twice, and channels last a kernel of
 one voxel needs no copy at all. The gradient of the weight is one product of long rows also
@@ -32,6 +31,8 @@ from hyperslab.kernels.conv_problem import (
     WINOGRAD_KERNEL,
     Problem,
     Task,
+    aten_convolution,
+    aten_gradients,
     in_channels_last,
     in_contiguous,
     problem_for,
@@ -75,6 +76,9 @@ class ConvVariant:
     legal: Callable[[Problem], bool] = _always
     file: str = "conv_variants.py"
 
+
+WeightAndBias = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Gradients of weight and bias."""
 
 ConvVariants = Mapping[str, ConvVariant]
 """All implementations of one pass, by name."""
@@ -160,7 +164,7 @@ def input_by_matrix(
 
 def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> WeightAndBias:
     """Computes the gradients of weight and bias."""
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
@@ -170,7 +174,7 @@ def weight_by_matrix(
 
 def weight_by_samples(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> WeightAndBias:
     """Computes the gradients from some samples at a time; their sum in float32."""
     size = _samples_at_once(problem)
     dw = None
@@ -249,7 +253,7 @@ def input_by_direct_bf16(
 
 def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> WeightAndBias:
     """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
         x, g, problem.kernel, problem.padding, with_bias
@@ -290,7 +294,7 @@ def fits_winograd(problem: Problem) -> bool:
 
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> WeightAndBias:
     """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
     return dw, db if with_bias else None
@@ -323,8 +327,6 @@ def forward_in_columns(
     return forward_by_onednn(whole, turned, bias, in_columns(problem))
 
 
-DIRECT_FILES = "direct_bf16.py, csrc/direct.c"
-
 FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_onednn),
     "contiguous": ConvVariant(forward_contiguous),
@@ -339,19 +341,8 @@ def input_by_torch(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
     """Leaves the choice to torch: im2col for small blocks in float32."""
-    options = problem.options
-    x = torch.ops.aten.convolution(
-        g,
-        weight,
-        bias,
-        options.stride,
-        problem.padding,
-        options.dilation,
-        True,
-        problem.left_over,
-        options.groups,
-    )
-    return in_channels_last(x)
+    options = replace(problem.options, output_padding=problem.left_over)
+    return in_channels_last(aten_convolution(g, weight, bias, options, problem.padding))
 
 
 def input_by_onednn(
@@ -433,15 +424,12 @@ INPUT_VARIANTS: ConvVariants = {
 }
 
 
-WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
-"""Gradients of weight and bias."""
-
-
 def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     """Leaves the choice to torch: im2col for small blocks in float32."""
-    return _by_aten(x, g, weight, problem, with_bias, problem.padding)
+    needs = [False, True, with_bias]
+    return aten_gradients(g, x, weight, problem.options, problem.padding, needs)[1:]
 
 
 def weight_contiguous(
@@ -451,7 +439,7 @@ def weight_contiguous(
     x = in_contiguous(x)
     if x.dtype == torch.float32:
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
-    return _by_aten(x, in_contiguous(g), weight.contiguous(), problem, with_bias, problem.padding)
+    return weight_by_torch(x, in_contiguous(g), weight.contiguous(), with_bias, problem)
 
 
 def weight_in_halves(
@@ -471,7 +459,9 @@ def weight_in_halves(
         part[:, first - lo : end - lo] = x[0, :, first:end]
         part[:, end - lo :].zero_()
     batch = g[0].unflatten(1, (2, -1)).transpose(0, 1)
-    return _by_aten(parts, batch, weight, problem, with_bias, (0, *problem.padding[1:]))
+    padding = (0, *problem.padding[1:])
+    needs = [False, True, with_bias]
+    return aten_gradients(batch, parts, weight, problem.options, padding, needs)[1:]
 
 
 def has_halves(problem: Problem) -> bool:
@@ -498,31 +488,6 @@ def takes_im2col(problem: Problem) -> bool:
         and problem.x[0] == 1
         and torch.Size(problem.x[:4]).numel() <= IM2COL
     )
-
-
-def _by_aten(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    weight: torch.Tensor,
-    problem: Problem,
-    with_bias: bool,
-    padding: tuple[int, ...],
-) -> WeightAndBias:
-    options = problem.options
-    _, dw, db = torch.ops.aten.convolution_backward(
-        g,
-        x,
-        weight,
-        [problem.weight[0]],
-        options.stride,
-        padding,
-        options.dilation,
-        False,
-        [0] * len(padding),
-        options.groups,
-        [False, True, with_bias],
-    )
-    return dw, db
 
 
 WEIGHT_VARIANTS: ConvVariants = {

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -21,17 +20,19 @@ import torch
 from hyperslab.kernels.compile import (
     PLANS_KEPT,
     STREAMED,
+    CompiledFunction,
+    Library,
     Sizes,
-    address,
-    as_dense,
+    addresses,
     call,
-    dense_strides,
     direct_is_known,
-    library,
+    integers,
     parts_for,
+    three,
 )
-from hyperslab.kernels.memory_format import CHANNELS_LAST
-from hyperslab.kernels.registry import KernelOperator, declare
+from hyperslab.kernels.conv_problem import ConvOptions, aten_convolution, aten_gradients
+from hyperslab.kernels.memory_format import CHANNELS_LAST, as_dense, strides_in
+from hyperslab.kernels.registry import Operands, declare
 
 
 def direct_convolution(
@@ -41,24 +42,24 @@ def direct_convolution(
     padding: Sequence[int],
     adjoint: bool,
 ) -> torch.Tensor:
-    """Computes the operator by torch's single operators."""
+    """Returns y, channels last, in x's dtype; summed in float32.
+
+    Windows go in steps of one and begin at -padding. ``weight`` is (out, C, *kernel), with
+    ``adjoint`` (C, out, *kernel), turned round: with a padding of kernel - 1 - p that is the
+    gradient of the input of a convolution with p.
+    """
     check_volumes(x, weight, bias, adjoint)
     wide = torch.promote_types(x.dtype, torch.float32)
     if adjoint:
         weight = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
-    ones = [1] * len(padding)
-    y = torch.ops.aten.convolution(
-        x.to(wide),
-        weight.to(wide),
-        None if bias is None else bias.to(wide),
-        ones,
-        padding,
-        ones,
-        False,
-        [0] * len(padding),
-        1,
-    )
+    bias = None if bias is None else bias.to(wide)
+    y = aten_convolution(x.to(wide), weight.to(wide), bias, _steps_of_one(padding), padding)
     return y.to(x.dtype).contiguous(memory_format=CHANNELS_LAST[x.dim()])
+
+
+def _steps_of_one(padding: Sequence[int]) -> ConvOptions:
+    ones = (1,) * len(padding)
+    return ConvOptions(ones, ones, 1)
 
 
 def direct_convolution_gradient(
@@ -68,23 +69,17 @@ def direct_convolution_gradient(
     padding: Sequence[int],
     with_bias: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the operator by torch's single operators."""
+    """Returns the gradients of weight (out, C, *kernel), contiguous, and of the bias.
+
+    That one is empty without ``with_bias``. ``g`` is the gradient of y.
+    """
     check_gradient(x, g, kernel, padding)
     wide = torch.promote_types(x.dtype, torch.float32)
-    ones = [1] * len(padding)
-    _, dw, _ = torch.ops.aten.convolution_backward(
-        g.to(wide),
-        x.to(wide),
-        x.new_empty((g.shape[1], x.shape[1], *kernel), dtype=wide),
-        None,
-        ones,
-        padding,
-        ones,
-        False,
-        [0] * len(padding),
-        1,
-        [False, True, False],
-    )
+    weight = x.new_empty((g.shape[1], x.shape[1], *kernel), dtype=wide)
+    options = _steps_of_one(padding)
+    needs = [False, True, False]
+    _, dw, _ = aten_gradients(g.to(wide), x.to(wide), weight, options, padding, needs)
+    assert dw is not None
     dims = [0, *range(2, g.dim())]
     db = g.to(wide).sum(dims) if with_bias else g.new_empty(0, dtype=wide)
     return dw.to(x.dtype).contiguous(), db.to(x.dtype)
@@ -114,33 +109,19 @@ def check_gradient(
     Raises:
         ValueError: it is not.
     """
-    steps = zip(x.shape[2:], kernel, padding, strict=True)
-    extents = tuple(e + 2 * p - k + 1 for e, k, p in steps)
+    extents = _results(x.shape[2:], kernel, padding)
     if x.dim() not in CHANNELS_LAST or (g.shape[0], *g.shape[2:]) != (x.shape[0], *extents):
         raise ValueError(f"a gradient {tuple(g.shape)} for results of {extents}")
     if g.dtype != x.dtype:
         raise ValueError(f"a gradient in {g.dtype} for a volume in {x.dtype}")
 
 
-DIRECT_POINTERS = struct.Struct("@5q")
-"""The tensors of ``direct`` in ``direct.h``."""
-
-DIRECT_NUMBERS = struct.Struct("@17q")
-"""The numbers that follow, but for those of the part and of all parts."""
-
-
-def compiled_direct_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    adjoint: bool,
-) -> torch.Tensor:
+def compiled_direct_convolution(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    x, weight, bias, padding, adjoint = given
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
-    if functions is None or numbers is None:
+    if numbers is None:
         return NotImplemented
     check_volumes(x, weight, bias, adjoint)
     last = CHANNELS_LAST[x.dim()]
@@ -148,35 +129,44 @@ def compiled_direct_convolution(
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     shape = (x.shape[0], out, *_results(x.shape[2:], weight.shape[2:], padding))
-    y = torch.empty_strided(shape, dense_strides(shape, last), dtype=x.dtype)
-    pointers = DIRECT_POINTERS.pack(x.data_ptr(), weight.data_ptr(), address(bias), y.data_ptr(), 0)
-    call(functions.direct_forward, pointers + numbers, y.numel())
+    y = torch.empty_strided(shape, strides_in(shape, last), dtype=x.dtype)
+    call(functions.direct_forward, addresses(x, weight, bias, y, None) + numbers, y.numel())
     return y
 
 
 def compiled_direct_convolution_gradient(
+    functions: Library, given: Operands
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, g, kernel, padding, with_bias = given
+    numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
+    if numbers is None:
+        return NotImplemented
+    check_gradient(x, g, kernel, padding)
+    return sum_of_parts(functions.direct_gradient, x, g, kernel, with_bias, numbers, [None])
+
+
+def sum_of_parts(
+    function: CompiledFunction,
     x: torch.Tensor,
     g: torch.Tensor,
     kernel: Sequence[int],
-    padding: Sequence[int],
     with_bias: bool,
+    numbers: bytes,
+    between: Sequence[None] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
-    if functions is None or numbers is None:
-        return NotImplemented
-    check_gradient(x, g, kernel, padding)
+    """Runs a kernel of the weight's gradient, of which each part of the work has its own sums.
+
+    ``between``: tensors that C knows between ``g`` and the sums, and that a gradient has not.
+    """
     last = CHANNELS_LAST[x.dim()]
     x = as_dense(x, last)
     g = as_dense(g, last)
     parts = parts_for(g.numel())
     dw = torch.empty((parts, g.shape[1], x.shape[1], *kernel))
     db = torch.empty((parts, g.shape[1] if with_bias else 0))
-    pointers = DIRECT_POINTERS.pack(
-        x.data_ptr(), g.data_ptr(), 0, dw.data_ptr(), db.data_ptr() if with_bias else 0
-    )
-    call(functions.direct_gradient, pointers + numbers, g.numel())
+    tensors = addresses(x, g, *between, dw, db if with_bias else None)
+    call(function, tensors + numbers, g.numel())
     if parts > 1:
         return dw.sum(0).to(x.dtype), db.sum(0).to(x.dtype)
     return dw[0].to(x.dtype), db[0].to(x.dtype)
@@ -193,19 +183,9 @@ def _direct_numbers(
     if len(kernel) != len(results) or min(*shape, *results, *kernel, out) < 1 or min(padding) < 0:
         return None
     samples, channels, *extents = shape
-    missing = 3 - len(extents)
     streamed = 2 * samples * out * math.prod(results) >= STREAMED
-    spatial = [
-        *(1,) * missing,
-        *extents,
-        *(1,) * missing,
-        *results,
-        *(1,) * missing,
-        *kernel,
-        *(0,) * missing,
-        *padding,
-    ]
-    return DIRECT_NUMBERS.pack(samples, channels, out, *spatial, adjoint, streamed)
+    spatial = (*three(extents), *three(results), *three(kernel), *three(padding, 0))
+    return integers(samples, channels, out, *spatial, adjoint, streamed)
 
 
 def _results(extents: Sequence[int], kernel: Sequence[int], padding: Sequence[int]) -> Sizes:
@@ -213,28 +193,5 @@ def _results(extents: Sequence[int], kernel: Sequence[int], padding: Sequence[in
     return tuple(e + 2 * p - k + 1 for e, k, p in steps)
 
 
-declare(
-    KernelOperator(
-        # y, channels last, in x's dtype; summed in float32. Windows go in steps of one and begin
-        # at -padding. weight (out, C, *kernel); adjoint: (C, out, *kernel), turned round, which
-        # with a padding of kernel - 1 - p is the gradient of the input of a convolution with p.
-        "direct_convolution(Tensor x, Tensor weight, Tensor? bias, int[] padding, bool adjoint) "
-        "-> Tensor",
-        reference=direct_convolution,
-        cpu=compiled_direct_convolution,
-        source="direct.c",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # The gradients of weight (out, C, *kernel), contiguous, and of the bias (empty without
-        # `with_bias`). g: gradient of y.
-        "direct_convolution_gradient(Tensor x, Tensor g, int[] kernel, int[] padding, "
-        "bool with_bias) -> (Tensor, Tensor)",
-        reference=direct_convolution_gradient,
-        cpu=compiled_direct_convolution_gradient,
-        source="direct_gradient.c",
-    )
-)
+declare(direct_convolution, compiled_direct_convolution, "direct.c")
+declare(direct_convolution_gradient, compiled_direct_convolution_gradient, "direct_gradient.c")

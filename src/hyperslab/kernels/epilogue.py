@@ -6,10 +6,11 @@ An *epilogue* is normalisation, activation and pooling of one tensor, each optio
     a = activation(u)                by its slope below zero: 1 identity, 0 relu, else leaky relu
     y = mean or maximum of a         over tiles that cover the block without overlap
 
-Four operators, declared at the end::
+The operators, of which the plain references say what they return::
 
     torch.ops.hyperslab.channel_sums         what the moments of x are made of
     torch.ops.hyperslab.chain_forward        y, and marks: what its gradient needs
+    torch.ops.hyperslab.chain_forward_into   the same, into memory that is there
     torch.ops.hyperslab.chain_backward_sums  sums of du and of du * (x - mean)
     torch.ops.hyperslab.chain_backward       dx
 
@@ -28,27 +29,29 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from hyperslab.kernels.compile import (
-    EPILOGUE_NUMBERS,
-    EPILOGUE_POINTERS,
     PLANS_KEPT,
+    STREAMED,
     TYPE_CODES,
-    EpiloguePlan,
     Library,
     Sizes,
     address,
-    as_dense,
+    addresses,
     as_dense_float32,
+    blocks_in,
     call,
-    epilogue_plan,
-    library,
+    integers,
     parts_for,
+    three,
 )
 from hyperslab.kernels.memory_format import (
+    as_dense,
     bit_bytes,
     check_norm,
     compute_dtype,
@@ -56,9 +59,10 @@ from hyperslab.kernels.memory_format import (
     per_channel,
     pooled_shape,
     shape_or_none,
+    strides_in,
     winner_bytes,
 )
-from hyperslab.kernels.registry import KernelOperator, declare
+from hyperslab.kernels.registry import Operands, declare
 
 
 def passes_gradient(u: torch.Tensor, slope: float) -> torch.Tensor:
@@ -160,24 +164,26 @@ def spread_maximum(g: torch.Tensor, winner: torch.Tensor, pool: Sequence[int]) -
     return spread
 
 
-def channel_sums_reference(x: torch.Tensor, groups: int) -> torch.Tensor:
-    """Sums up (3, K) in float64; K is C, or with ``groups`` N * groups: see the schema."""
+def channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Sums up (3, K) in float64, of which parts and ranks each have their own, to be added up.
+
+    They are the sum of ``x``, its square by the number of values, and the sum of squares around
+    their mean. ``groups`` 0: K = C, over batch and space; else K = N * groups, over space and the
+    channels of a group.
+    """
     wide = x.double()
     if groups == 0:
         slices = wide.transpose(0, 1).flatten(1)
     else:
-        slices = (
-            wide.reshape(x.shape[0] * groups, -1)
-            if x.numel()
-            else wide.new_zeros(x.shape[0] * groups, 0)
-        )
+        rows = x.shape[0] * groups
+        slices = wide.reshape(rows, -1) if x.numel() else wide.new_zeros(rows, 0)
     count = max(1, slices.shape[1])
     total = slices.sum(1)
     around = (slices - total[:, None] / count).square().sum(1)
     return torch.stack([total, total * total / count, around])
 
 
-def chain_forward_reference(
+def chain_forward(
     x: torch.Tensor,
     norm: torch.Tensor | None,
     slope: float,
@@ -186,7 +192,11 @@ def chain_forward_reference(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the result, differentiable, and the marks: see the schema."""
+    """Returns ``y`` in ``dtype`` and in x's memory format, and its marks (empty without ``mark``).
+
+    ``norm`` is (3, 1 or N, C): mean, scale and shift. Computed in float32, of float64 in float64;
+    differentiable.
+    """
     check_norm(x.shape, shape_or_none(norm))
     winner_bytes(x.shape, pool, maximum)
     memory_format = memory_format_by_strides(x)
@@ -205,7 +215,7 @@ def chain_forward_reference(
     return y, torch.cat(kept) if kept else x.new_empty(0, dtype=torch.uint8)
 
 
-def chain_forward_into_reference(
+def chain_forward_into(
     x: torch.Tensor,
     norm: torch.Tensor | None,
     slope: float,
@@ -214,7 +224,7 @@ def chain_forward_into_reference(
     mark: bool,
     y: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes the result into ``y``, and returns the marks."""
+    """Writes the result into ``y``, which has its shape and memory format; returns the marks."""
     result, marks = torch.ops.hyperslab.chain_forward(x, norm, slope, pool, maximum, mark, y.dtype)
     y.copy_(result)
     return marks
@@ -236,7 +246,7 @@ def activated(u: torch.Tensor, slope: float) -> torch.Tensor:
     return torch.relu(u) if slope == 0 else torch.where(u > 0, u, u * slope)
 
 
-def chain_backward_reference(
+def chain_backward(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor | None,
@@ -248,7 +258,11 @@ def chain_backward_reference(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Computes ``scale * du + b * (x - mean) + c``: see the schema."""
+    """Computes ``scale * du + b * (x - mean) + c``, of x's ``shape``, in x's memory format.
+
+    Without ``x`` in g's, which must then be that of the forward pass, by its strides. ``through``
+    is (2, 1 or N, C), b and c; without it ``scale * du``, and without ``norm`` du.
+    """
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
     if slope == 1:
@@ -294,7 +308,7 @@ def gradient_of_u(
     return torch.where(passing, da, 0 if slope == 0 else da * slope)
 
 
-def chain_backward_sums_reference(
+def chain_backward_sums(
     g: torch.Tensor,
     marks: torch.Tensor,
     x: torch.Tensor,
@@ -303,7 +317,10 @@ def chain_backward_sums_reference(
     pool: Sequence[int],
     maximum: bool,
 ) -> torch.Tensor:
-    """Sums up (2, 1 or N, C), like ``norm``, in float64: see the schema."""
+    """Sums up du and du * (x - mean): (2, 1 or N, C), like ``norm``, in float64.
+
+    ``g`` is the gradient of y; ``marks`` hold winners or nothing.
+    """
     check_norm(x.shape, norm.shape)
     passing = None if slope == 1 else passes_gradient(normalized(x, norm), slope)
     du = gradient_of_u(
@@ -314,151 +331,195 @@ def chain_backward_sums_reference(
     return sums if norm.shape[1] == len(x) else sums.sum(1, keepdim=True)
 
 
-def compiled_chain_forward(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
+EPILOGUE_NUMBERS = struct.Struct("@14qd")
+"""The numbers of ``chain`` in ``chain.h``, but for those of the part and of all parts."""
+
+Geometry = tuple[int, ...]
+"""blocks, depth, height, width, channels, scale_rows, tiles of three extents, maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpiloguePlan:
+    """Keeps what C is told of epilogues on blocks of one shape and memory format."""
+
+    memory_format: torch.memory_format
+    strides: Sizes  # of the block in this format
+    result: Sizes
+    result_strides: Sizes
+    bits: int  # bytes of marks
+    winners: int
+    size: int  # elements of the block
+    numbers: bytes
+
+    def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
+        """Checks that there are as many gradients and marks as the C code reads.
+
+        Raises:
+            ValueError: these are not so many.
+        """
+        count = self.bits + self.winners
+        if g.shape != self.result or marks.numel() < count or not marks.is_contiguous():
+            raise ValueError(
+                f"a gradient of shape {list(g.shape)} and {marks.numel()} bytes of marks for a "
+                f"chain whose result has shape {list(self.result)} and which keeps {count} bytes"
+            )
+
+
+@functools.lru_cache(PLANS_KEPT)
+def epilogue_plan(
+    shape: Sizes,
+    told: tuple[Sizes, Sizes],
+    types: tuple[torch.dtype | None, ...],
+    pool: Sizes,
     maximum: bool,
-    mark: bool,
-    dtype: torch.dtype,
+    slope: float,
+    norm: Sizes | None,
+    through: Sizes | None = None,
+) -> EpiloguePlan | None:
+    """Plans an epilogue; None where the C code does not know the types or the number of dims.
+
+    Args:
+        shape: of the block.
+        told: shape and strides of a tensor in the block's memory format.
+        types: of x, the result's gradient, and what is written: the result, or dx where there is
+            a gradient.
+        norm, through: shapes of the numbers of channels.
+
+    Raises:
+        ValueError: tiles or numbers do not fit the block.
+    """
+    check_norm(shape, norm, through)
+    result = pooled_shape(shape, pool)
+    known = all(dtype is None or dtype in TYPE_CODES for dtype in types)
+    if not known or not 2 <= len(shape) <= 5 or not math.prod(shape):
+        return None
+    memory_format = memory_format_by_strides(torch.empty_strided(*told, device="meta"))
+    _, of_gradient, of_written = types
+    written = result if of_gradient is None else shape
+    size = math.prod(written) * (of_written.itemsize if of_written else 0)
+    last = memory_format != torch.contiguous_format
+    return EpiloguePlan(
+        memory_format=memory_format,
+        strides=strides_in(shape, memory_format),
+        result=tuple(result),
+        result_strides=strides_in(tuple(result), memory_format),
+        bits=bit_bytes(shape, slope, norm is not None),
+        winners=winner_bytes(shape, pool, maximum),
+        size=math.prod(shape),
+        numbers=EPILOGUE_NUMBERS.pack(
+            *(0 if dtype is None else TYPE_CODES[dtype] for dtype in types),
+            *_epilogue_geometry(shape, last, 0 if norm is None else norm[1], pool, maximum),
+            size >= STREAMED,
+            slope,
+        ),
+    )
+
+
+def _epilogue_geometry(
+    shape: Sizes, channels_last: bool, rows: int, pool: Sizes, maximum: bool
+) -> Geometry:
+    """Describes an epilogue on a block of this shape; without pooling a block is one line.
+
+    ``rows``: of the normalisation's numbers, 0 without one.
+    """
+    samples, channels, *extents = shape
+    if not pool:
+        voxels = math.prod(extents)
+        if rows == 0:
+            return (1, 1, 1, samples * channels * voxels, 1, 1, 1, 1, 1, 0)
+        extents = [1, 1, voxels]
+        pool = (1, 1, 1)
+        maximum = False
+    rows = max(1, rows)
+    blocks, side_by_side = blocks_in(shape, channels_last)
+    rows *= channels // side_by_side
+    return (blocks, *three(extents), side_by_side, rows, *three(pool), int(maximum))
+
+
+def _plan(
+    given: Operands,
+    told: torch.Tensor,
+    shape: Sizes,
+    types: tuple[torch.dtype | None, ...],
+    through: torch.Tensor | None = None,
+) -> EpiloguePlan | None:
+    """Plans the epilogue that these operands describe; see `epilogue_plan`."""
+    lies = (told.shape, told.stride())
+    channels = (shape_or_none(given.norm), shape_or_none(through))
+    pool = tuple(given.pool)
+    return epilogue_plan(shape, lies, types, pool, given.maximum, given.slope, *channels)
+
+
+def compiled_chain_forward(
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    plan = _forward_plan(x, norm, slope, pool, maximum, dtype)
-    if functions is None or plan is None:
+    x = given.x
+    plan = _plan(given, x, x.shape, (x.dtype, None, given.dtype))
+    if plan is None:
         return NotImplemented
-    y = torch.empty_strided(plan.result, plan.result_strides, dtype=dtype)
-    return y, _run_forward(functions, plan, x, norm, mark, y)
+    y = torch.empty_strided(plan.result, plan.result_strides, dtype=given.dtype)
+    return y, _run_forward(functions, plan, given, y)
 
 
-def compiled_chain_forward_into(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    y: torch.Tensor,
-) -> torch.Tensor:
+def compiled_chain_forward_into(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    plan = _forward_plan(x, norm, slope, pool, maximum, y.dtype)
-    dense = plan is not None and (y.shape, y.stride()) == (plan.result, plan.result_strides)
-    if functions is None or plan is None or not dense:
+    x, y = given.x, given.y
+    plan = _plan(given, x, x.shape, (x.dtype, None, y.dtype))
+    if plan is None or (y.shape, y.stride()) != (plan.result, plan.result_strides):
         return NotImplemented
-    return _run_forward(functions, plan, x, norm, mark, y)
-
-
-def _forward_plan(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    dtype: torch.dtype,
-) -> EpiloguePlan | None:
-    return epilogue_plan(
-        x.shape,
-        (x.shape, x.stride()),
-        (x.dtype, None, dtype),
-        tuple(pool),
-        maximum,
-        slope,
-        shape_or_none(norm),
-    )
+    return _run_forward(functions, plan, given, y)
 
 
 def _run_forward(
-    functions: Library,
-    plan: EpiloguePlan,
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    mark: bool,
-    y: torch.Tensor,
+    functions: Library, plan: EpiloguePlan, given: Operands, y: torch.Tensor
 ) -> torch.Tensor:
     """Fills ``y``, which is dense, and returns the marks."""
-    x = as_dense(x, plan.memory_format)
-    norm = as_dense_float32(norm)
-    bits = plan.bits if mark else 0
-    winners = plan.winners if mark else 0
+    x = as_dense(given.x, plan.memory_format)
+    norm = as_dense_float32(given.norm)
+    bits = plan.bits if given.mark else 0
+    winners = plan.winners if given.mark else 0
     new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
     marks = new(bits + winners, dtype=torch.uint8)
-    pointers = EPILOGUE_POINTERS.pack(
-        x.data_ptr(),
-        0,
-        y.data_ptr(),
-        marks.data_ptr() if bits else 0,
-        marks.data_ptr() + bits if winners else 0,
-        address(norm),
-        0,
-        0,
-    )
-    call(functions.forward, pointers + plan.numbers, plan.size)
+    first = marks.data_ptr()
+    marked = (first if bits else 0, first + bits if winners else 0)
+    pointers = integers(x.data_ptr(), 0, y.data_ptr(), *marked, address(norm), 0, 0)
+    call(functions.chain_forward, pointers + plan.numbers, plan.size)
     return marks
 
 
-def compiled_chain_backward(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    through: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    told = g if x is None else x
-    plan = epilogue_plan(
-        tuple(shape),
-        (told.shape, told.stride()),
-        (None if x is None else x.dtype, g.dtype, dtype),
-        tuple(pool),
-        maximum,
-        slope,
-        shape_or_none(norm),
-        shape_or_none(through),
-    )
+    g, marks, x, norm, through, slope = given[:6]
+    shape = tuple(given.shape)
+    types = (None if x is None else x.dtype, g.dtype, given.dtype)
+    plan = _plan(given, g if x is None else x, shape, types, through)
     reads = norm is not None and (slope != 1 or through is not None)
-    if functions is None or plan is None or (reads and x is None):
+    if plan is None or (reads and x is None):
         return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
-    if x is not None:
-        x = as_dense(x, plan.memory_format) if reads else None
+    x = as_dense(x, plan.memory_format) if reads else None
     norm = as_dense_float32(norm)
     through = as_dense_float32(through)
-    dx = torch.empty_strided(tuple(shape), plan.strides, dtype=dtype)
-    pointers = EPILOGUE_POINTERS.pack(
-        address(x),
-        g.data_ptr(),
-        dx.data_ptr(),
-        marks.data_ptr() if plan.bits else 0,
-        marks.data_ptr() + plan.bits,
-        address(norm),
-        address(through),
-        0,
-    )
-    call(functions.backward, pointers + plan.numbers, plan.size)
+    dx = torch.empty_strided(shape, plan.strides, dtype=given.dtype)
+    marked = (marks.data_ptr() if plan.bits else 0, marks.data_ptr() + plan.bits)
+    channels = (address(norm), address(through))
+    pointers = integers(address(x), g.data_ptr(), dx.data_ptr(), *marked, *channels, 0)
+    call(functions.chain_backward, pointers + plan.numbers, plan.size)
     return dx
 
 
-def compiled_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+def compiled_channel_sums(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    if functions is None or x.dtype not in TYPE_CODES or not x.numel():
+    x, groups = given
+    if x.dtype not in TYPE_CODES or not x.numel():
         return NotImplemented
     memory_format = memory_format_by_strides(x)
     x = as_dense(x, memory_format)
     last = memory_format != torch.contiguous_format
     slices, numbers = _moments_plan(x.shape, x.dtype, groups, last)
-    sums = _compiled_sums(
-        functions, (3, slices), x.numel(), numbers, (x.data_ptr(), 0, 0, 0, 0, 0, 0)
-    )
+    sums = _compiled_sums(functions, (3, slices), x.numel(), numbers, x)
     if last and groups:
         sums = sums.view(3, x.shape[0] * groups, -1).sum(2)
     return sums
@@ -481,119 +542,45 @@ def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> 
     return rows * width, EPILOGUE_NUMBERS.pack(*numbers)
 
 
-def compiled_chain_backward_sums(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-) -> torch.Tensor:
+def compiled_chain_backward_sums(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    plan = epilogue_plan(
-        x.shape,
-        (x.shape, x.stride()),
-        (x.dtype, g.dtype, None),
-        tuple(pool),
-        maximum,
-        slope,
-        norm.shape,
-    )
-    if functions is None or plan is None:
+    g, marks, x, norm = given[:4]
+    plan = _plan(given, x, x.shape, (x.dtype, g.dtype, None))
+    if plan is None:
         return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
     x = as_dense(x, plan.memory_format)
-    numbers = as_dense_float32(norm)
-    pointers = (
-        x.data_ptr(),
-        g.data_ptr(),
-        0,
-        0,
-        marks.data_ptr(),
-        address(numbers),
-        0,
-    )
-    return _compiled_sums(functions, (2, *norm.shape[1:]), plan.size, plan.numbers, pointers)
+    sums = (2, *norm.shape[1:])
+    return _compiled_sums(functions, sums, plan.size, plan.numbers, x, g, marks, norm)
 
 
 def _compiled_sums(
-    functions: Library, shape: Sizes, size: int, numbers: bytes, pointers: tuple[int, ...]
+    functions: Library,
+    shape: Sizes,
+    size: int,
+    numbers: bytes,
+    x: torch.Tensor,
+    g: torch.Tensor | None = None,
+    marks: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
     sums = torch.zeros((parts, *shape), dtype=torch.float64)
-    call(functions.sums, EPILOGUE_POINTERS.pack(*pointers, sums.data_ptr()) + numbers, size)
+    norm = as_dense_float32(norm)
+    pointers = addresses(x, g, None, None, marks, norm, None, sums)
+    call(functions.chain_sums, pointers + numbers, size)
     return sums[0] if parts == 1 else sums.sum(0)
 
 
+declare(channel_sums, compiled_channel_sums, "sums.c", "epilogue:triton_channel_sums")
+declare(chain_forward, compiled_chain_forward, "forward.c", "epilogue:triton_chain_forward")
+declare(chain_forward_into, compiled_chain_forward_into, "forward.c", writes="y")
 declare(
-    KernelOperator(
-        # (3, K) in float64, of which parts and ranks each have their own, to be added up: the sum
-        # of x, its square by the number of values, and the sum of squares around their mean.
-        # groups 0: K = C, over batch and space; else K = N * groups, over space and the channels of
-        # a group.
-        "channel_sums(Tensor x, int groups) -> Tensor",
-        reference=channel_sums_reference,
-        cpu=compiled_channel_sums,
-        source="sums.c",
-        cuda="epilogue:triton_channel_sums",
-    )
+    chain_backward_sums,
+    compiled_chain_backward_sums,
+    "sums.c",
+    "epilogue:triton_chain_backward_sums",
 )
-
-
-declare(
-    KernelOperator(
-        # y in `dtype` and in x's memory format, and its marks (uint8; empty without `mark`).
-        # norm: (3, 1 or N, C), mean, scale and shift. Computed in float32, of float64 in float64.
-        "chain_forward(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, bool mark, "
-        "ScalarType dtype) -> (Tensor, Tensor)",
-        reference=chain_forward_reference,
-        cpu=compiled_chain_forward,
-        source="forward.c",
-        cuda="epilogue:triton_chain_forward",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # The same into `y`, of the result's shape and memory format; the marks.
-        "chain_forward_into(Tensor x, Tensor? norm, float slope, int[] pool, bool maximum, "
-        "bool mark, Tensor(a!) y) -> Tensor",
-        reference=chain_forward_into_reference,
-        cpu=compiled_chain_forward_into,
-        source="forward.c",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # (2, 1 or N, C) as norm, in float64: sums of du and of du * (x - mean). g: gradient of y.
-        # marks: winners or nothing.
-        "chain_backward_sums(Tensor g, Tensor marks, Tensor x, Tensor norm, float slope, "
-        "int[] pool, bool maximum) -> Tensor",
-        reference=chain_backward_sums_reference,
-        cpu=compiled_chain_backward_sums,
-        source="sums.c",
-        cuda="epilogue:triton_chain_backward_sums",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # scale * du + b * (x - mean) + c, of x's `shape`, in `dtype` and x's memory format; without
-        # x in g's, which must then be that of the forward pass, by its strides. through: (2, 1 or
-        # N, C), b and c; without it scale * du, and without norm du.
-        "chain_backward(Tensor g, Tensor marks, Tensor? x, Tensor? norm, Tensor? through, "
-        "float slope, int[] pool, bool maximum, int[] shape, ScalarType dtype) -> Tensor",
-        reference=chain_backward_reference,
-        cpu=compiled_chain_backward,
-        source="backward.c",
-        cuda="epilogue:triton_chain_backward",
-    )
-)
+declare(chain_backward, compiled_chain_backward, "backward.c", "epilogue:triton_chain_backward")

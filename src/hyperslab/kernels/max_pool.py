@@ -3,7 +3,7 @@
 Torch's own keeps the block and eight bytes an element of the result. A *tap* is an element of
 the window, numbered row by row; the *winner* is the first tap that is not less than any other,
 or the last NaN. The operators ``window_maximum`` and ``window_maximum_backward`` have no graph:
-`hyperslab.ops.pooling.pool` has. First the plain references, then the compiled versions.
+`hyperslab.ops.pooling` has. First the plain references, then the compiled versions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import struct
 from collections.abc import Sequence
 
 import torch
@@ -20,14 +19,22 @@ import torch.nn.functional as F
 from hyperslab.kernels.compile import (
     PLANS_KEPT,
     TYPE_CODES,
+    Library,
     Sizes,
-    as_dense,
+    addresses,
+    blocks_in,
     call,
-    dense_strides,
-    library,
+    integers,
+    three,
 )
-from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
-from hyperslab.kernels.registry import MOST_TAPS, KernelOperator, declare
+from hyperslab.kernels.memory_format import (
+    CHANNELS_LAST,
+    MOST_TAPS,
+    as_dense,
+    memory_format_by_strides,
+    strides_in,
+)
+from hyperslab.kernels.registry import Operands, declare
 
 
 def window_maximum(
@@ -39,7 +46,12 @@ def window_maximum(
     mark: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the operator by torch's single operators: a pass over the result for every tap."""
+    """Returns the maxima (N, C, *extents) in ``dtype`` and in x's memory format, and the winners.
+
+    Those are uint8, as the maxima; empty without ``mark``. Window o begins at o * stride - padding;
+    what lies beyond the block is left out. Every window meets the block. It takes a pass over the
+    result for every tap.
+    """
     check_windows(kernel)
     memory_format = memory_format_by_strides(x)
     margins: list[int] = []
@@ -72,7 +84,10 @@ def window_maximum_backward(
     channels_last: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Computes the operator by torch's single operators; can be differentiated."""
+    """Returns dx of x's ``shape``, in ``dtype`` and channels last or not; can be differentiated.
+
+    ``g`` is the gradient of the maxima; summed in float32, of float64 in float64.
+    """
     flat = torch.zeros((), dtype=torch.int64, device=g.device)
     taps = winners.to(torch.int64)
     rest = math.prod(kernel)
@@ -116,69 +131,45 @@ def _first_taps(
     return first
 
 
-WINDOW_POINTERS = struct.Struct("@3q")
-"""The tensors of ``windows`` in ``windows.c``."""
-
-WINDOW_NUMBERS = struct.Struct("@19q")
-"""The numbers that follow, but for those of the part and of all parts."""
-
-
 def compiled_window_maximum(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extents: Sequence[int],
-    mark: bool,
-    dtype: torch.dtype,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    x, kernel, stride, padding, extents, mark, dtype = given
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
     numbers = _window_numbers(x.shape, tuple(extents), windows, (x.dtype, dtype), last)
-    if functions is None or numbers is None:
+    if numbers is None:
         return NotImplemented
     x = as_dense(x, memory_format)
     result = (*x.shape[:2], *extents)
-    strides = dense_strides(result, memory_format)
+    strides = strides_in(result, memory_format)
     y = torch.empty_strided(result, strides, dtype=dtype)
     if mark:
         winners = torch.empty_strided(result, strides, dtype=torch.uint8)
     else:
         winners = torch.empty(0, dtype=torch.uint8)
-    pointers = WINDOW_POINTERS.pack(x.data_ptr(), y.data_ptr(), winners.data_ptr() if mark else 0)
-    call(functions.window_maximum, pointers + numbers, x.numel())
+    tensors = addresses(x, y, winners if mark else None)
+    call(functions.window_maximum, tensors + numbers, x.numel())
     return y, winners
 
 
-def compiled_window_maximum_backward(
-    g: torch.Tensor,
-    winners: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    shape: Sequence[int],
-    channels_last: bool,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def compiled_window_maximum_backward(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    g, winners, kernel, stride, padding, shape, channels_last, dtype = given
+    shape = tuple(shape)
     windows = (tuple(kernel), tuple(stride), tuple(padding))
-    numbers = _window_numbers(
-        tuple(shape), tuple(g.shape[2:]), windows, (g.dtype, dtype), channels_last
-    )
-    if functions is None or numbers is None:
+    numbers = _window_numbers(shape, tuple(g.shape[2:]), windows, (g.dtype, dtype), channels_last)
+    if numbers is None:
         return NotImplemented
     if winners.shape != g.shape or winners.dtype != torch.uint8:
         raise ValueError(f"winners {tuple(winners.shape)} for a gradient {tuple(g.shape)}")
     memory_format = CHANNELS_LAST[g.dim()] if channels_last else torch.contiguous_format
     g = as_dense(g, memory_format)
     winners = as_dense(winners, memory_format)
-    dx = torch.empty_strided(tuple(shape), dense_strides(shape, memory_format), dtype=dtype)
-    pointers = WINDOW_POINTERS.pack(g.data_ptr(), dx.data_ptr(), winners.data_ptr())
-    call(functions.window_spread, pointers + numbers, dx.numel())
+    dx = torch.empty_strided(shape, strides_in(shape, memory_format), dtype=dtype)
+    call(functions.window_spread, addresses(g, dx, winners) + numbers, dx.numel())
     return dx
 
 
@@ -199,47 +190,17 @@ def _window_numbers(
     known = all(dtype in TYPE_CODES for dtype in types)
     if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(extents):
         return None
-    samples, channels, *inputs = shape
-    blocks = (samples, channels) if channels_last else (samples * channels, 1)
-    missing = 3 - len(inputs)
     kernel, stride, padding = windows
-    spatial = [
-        *(1,) * missing,
-        *inputs,
-        *(1,) * missing,
-        *extents,
-        *(1,) * missing,
-        *kernel,
-        *(1,) * missing,
-        *stride,
-        *(0,) * missing,
-        *padding,
-    ]
-    return WINDOW_NUMBERS.pack(*(TYPE_CODES[dtype] for dtype in types), *blocks, *spatial)
-
-
-declare(
-    KernelOperator(
-        # y (N, C, *extents) in `dtype` and in x's memory format, and its winners (uint8, as y;
-        # empty without `mark`). Window o begins at o * stride - padding; what lies beyond the
-        # block is left out. Every window meets the block.
-        "window_maximum(Tensor x, int[] kernel, int[] stride, int[] padding, int[] extents, "
-        "bool mark, ScalarType dtype) -> (Tensor, Tensor)",
-        reference=window_maximum,
-        cpu=compiled_window_maximum,
-        source="windows.c",
+    return integers(
+        *(TYPE_CODES[dtype] for dtype in types),
+        *blocks_in(shape, channels_last),
+        *three(shape[2:]),
+        *three(extents),
+        *three(kernel),
+        *three(stride),
+        *three(padding, 0),
     )
-)
 
 
-declare(
-    KernelOperator(
-        # dx of x's `shape`, in `dtype` and in the memory format that is told; summed in float32,
-        # of float64 in float64. g: gradient of y.
-        "window_maximum_backward(Tensor g, Tensor winners, int[] kernel, int[] stride, "
-        "int[] padding, int[] shape, bool channels_last, ScalarType dtype) -> Tensor",
-        reference=window_maximum_backward,
-        cpu=compiled_window_maximum_backward,
-        source="windows.c",
-    )
-)
+declare(window_maximum, compiled_window_maximum, "windows.c")
+declare(window_maximum_backward, compiled_window_maximum_backward, "windows.c")

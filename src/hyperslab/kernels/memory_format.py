@@ -63,6 +63,16 @@ def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     )
 
 
+def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Returns ``x`` without gaps in this format: itself where it is so, whatever its strides say.
+
+    For kernels that are told the format beside the tensor.
+    """
+    if x.is_contiguous(memory_format=memory_format):
+        return x
+    return x.contiguous(memory_format=memory_format)
+
+
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -113,7 +123,8 @@ class HaloPaddedBuffer:
         return dense(self.buffer.narrow(2, self.before, extent), last).data
 
 
-MOST_IN_TILE = 256  # a winner is one byte
+MOST_TAPS = 256
+"""Elements of a window, or of a tile, of which one byte names the largest."""
 
 
 def memory_format_by_strides(x: torch.Tensor) -> torch.memory_format:
@@ -159,9 +170,9 @@ def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> in
     result = pooled_shape(shape, pool)
     if not (maximum and pool):
         return 0
-    if math.prod(pool) > MOST_IN_TILE:
+    if math.prod(pool) > MOST_TAPS:
         raise ValueError(
-            f"maximum over tiles {list(pool)} of more than {MOST_IN_TILE} elements: "
+            f"maximum over tiles {list(pool)} of more than {MOST_TAPS} elements: "
             "pool with torch's own"
         )
     return math.prod(result)

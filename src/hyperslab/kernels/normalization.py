@@ -19,11 +19,15 @@ import struct
 
 import torch
 
-from hyperslab.kernels.compile import address, as_dense_float32, library
-from hyperslab.kernels.registry import KernelOperator, declare
+from hyperslab.kernels.compile import Library, addresses, as_dense_float32, integers
+from hyperslab.kernels.registry import Operands, declare
 
 LEFT_BY_ROUNDING = 2.0**-48
 """Times E[m²]: numbers of single precision differ by that in the last bit."""
+
+REAL = struct.Struct("@d")
+REAL_NUMBERS = struct.Struct("@2d")
+"""The last ones of the structures in ``statistics.c``."""
 
 
 def normalisation(
@@ -35,7 +39,10 @@ def normalisation(
     channels: int,
     pool: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns norm and moments from the sums (3, R * C / pool) of all ranks: see the schema."""
+    """Returns norm (3, R, C) in float32 and moments from the sums (3, R * C / pool) of all ranks.
+
+    They are of ``count`` values; ``weight`` and ``bias`` are (C) in float32.
+    """
     parts = (sums / count).repeat_interleave(pool, 1).view(3, -1, channels)
     mean, square, around = parts.unbind()
     between = square - mean * mean
@@ -53,7 +60,10 @@ def normalisation(
 def parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (2, C) for weight and bias, and (2, R * C / pool) for all ranks to add up."""
+    """Returns gradients of weight and bias (2, C) in float32, and what all ranks add up.
+
+    That is (2, R * C / pool) in float64, from the sums of a backward pass.
+    """
     mean, _, invstd, scale = moments.unbind()
     du, product = sums.unbind()
     xhat = (product - du * (mean - norm[0])) * invstd
@@ -65,7 +75,7 @@ def parameter_gradients(
 def through_statistics(
     shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
 ) -> torch.Tensor:
-    """Returns (2, R, C), the ``b`` and ``c`` of the block's gradient: see the schema.
+    """Returns (2, R, C) in float32, the ``b`` and ``c`` that `chain_backward` takes.
 
     With v = scale * du, of a mean over ranks: dx = v - mean of v - xhat * mean of v * xhat.
     """
@@ -75,135 +85,59 @@ def through_statistics(
     return torch.stack([b, of_mean - b * (mean - norm[0])]).float()
 
 
-NORMALISATION = struct.Struct("@8q2d")
-PARAMETER_GRADIENTS = struct.Struct("@8q")
-WAY_THROUGH = struct.Struct("@7qd")
-"""The structures of ``statistics.c``."""
-
-
 def compiled_normalisation(
-    sums: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    count: int,
-    eps: float,
-    channels: int,
-    pool: int,
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    if functions is None:
-        return NotImplemented
+    """Runs the C kernel."""
+    sums, weight, bias, count, eps, channels, pool = given
     rows = sums.shape[1] * pool // channels
     sums = sums.contiguous()
     weight = as_dense_float32(weight)
     bias = as_dense_float32(bias)
     norm = torch.empty((3, rows, channels), dtype=torch.float32)
     moments = torch.empty((4, rows, channels), dtype=torch.float64)
+    tensors = addresses(sums, weight, bias, norm, moments)
     functions.normalisation(
-        NORMALISATION.pack(
-            sums.data_ptr(),
-            address(weight),
-            address(bias),
-            norm.data_ptr(),
-            moments.data_ptr(),
-            rows,
-            channels,
-            pool,
-            count,
-            eps,
-        )
+        tensors + integers(rows, channels, pool) + REAL_NUMBERS.pack(count, eps)
     )
     return norm, moments
 
 
 def compiled_parameter_gradients(
-    sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
+    functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    if functions is None:
-        return NotImplemented
+    """Runs the C kernel."""
+    sums, norm, moments, pool = given
     _, rows, channels = sums.shape
     sums = sums.contiguous()
     parameters = torch.empty((2, channels), dtype=torch.float32)
     shared = torch.empty((2, rows * channels // pool), dtype=torch.float64)
-    functions.parameter_gradients(
-        PARAMETER_GRADIENTS.pack(
-            sums.data_ptr(),
-            norm.data_ptr(),
-            moments.data_ptr(),
-            parameters.data_ptr(),
-            shared.data_ptr(),
-            rows,
-            channels,
-            pool,
-        )
-    )
+    tensors = addresses(sums, norm, moments, parameters, shared)
+    functions.parameter_gradients(tensors + integers(rows, channels, pool))
     return parameters, shared
 
 
-def compiled_through_statistics(
-    shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
-) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
-    if functions is None:
-        return NotImplemented
+def compiled_through_statistics(functions: Library, given: Operands) -> torch.Tensor:
+    """Runs the C kernel."""
+    shared, norm, moments, count, pool = given
     _, rows, channels = norm.shape
     shared = shared.contiguous()
     through = torch.empty((2, rows, channels), dtype=torch.float32)
-    functions.through_statistics(
-        WAY_THROUGH.pack(
-            shared.data_ptr(),
-            norm.data_ptr(),
-            moments.data_ptr(),
-            through.data_ptr(),
-            rows,
-            channels,
-            pool,
-            count,
-        )
-    )
+    tensors = addresses(shared, norm, moments, through)
+    functions.through_statistics(tensors + integers(rows, channels, pool) + REAL.pack(count))
     return through
 
 
+declare(normalisation, compiled_normalisation, "statistics.c", "normalization:triton_normalisation")
 declare(
-    KernelOperator(
-        # norm (3, R, C) in float32 and moments (4, R, C) of sums (3, R * C / pool) over `count`
-        # values; weight, bias: (C) in float32.
-        "normalisation(Tensor sums, Tensor? weight, Tensor? bias, int count, float eps, "
-        "int channels, int pool) -> (Tensor, Tensor)",
-        reference=normalisation,
-        cpu=compiled_normalisation,
-        source="statistics.c",
-        cuda="normalization:triton_normalisation",
-    )
+    parameter_gradients,
+    compiled_parameter_gradients,
+    "statistics.c",
+    "normalization:triton_parameter_gradients",
 )
-
-
 declare(
-    KernelOperator(
-        # Gradients of weight and bias (2, C) in float32, and (2, R * C / pool) in float64, of
-        # which the next one takes the sum over all ranks; from the sums of a backward pass.
-        "parameter_gradients(Tensor sums, Tensor norm, Tensor moments, int pool) "
-        "-> (Tensor, Tensor)",
-        reference=parameter_gradients,
-        cpu=compiled_parameter_gradients,
-        source="statistics.c",
-        cuda="normalization:triton_parameter_gradients",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # What `chain_backward` takes: (2, R, C) in float32.
-        "through_statistics(Tensor shared, Tensor norm, Tensor moments, int count, int pool) "
-        "-> Tensor",
-        reference=through_statistics,
-        cpu=compiled_through_statistics,
-        source="statistics.c",
-        cuda="normalization:triton_through_statistics",
-    )
+    through_statistics,
+    compiled_through_statistics,
+    "statistics.c",
+    "normalization:triton_through_statistics",
 )

@@ -9,9 +9,9 @@ table of cases from which the first that holds is taken::
 Its thresholds come from ``benchmarks/kernel_rule.py``, which times every implementation and shows
 where the rule takes a slower one. `force` has tests run the others.
 
-An operator is declared in its own module, once, as a `KernelOperator`: its schema, its plain
-reference, and its versions for CPU and CUDA, all with one signature. They are plain functions of
-the dispatcher, without the checks that `torch.library.custom_op` makes at every call.
+An operator is declared in its own module, once, as a `KernelOperator`: its plain reference, whose
+signature is its schema, and its versions for CPU and CUDA. They are plain functions of the
+dispatcher, without the checks that `torch.library.custom_op` makes at every call.
 
 In reading order: declarations; what the choice depends on; the rules; the choice; the table.
 """
@@ -21,50 +21,90 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from inspect import signature
 from typing import Any
 
 import torch
 
-from hyperslab.kernels.compile import direct_is_known, library, winograd_is_known
+from hyperslab.kernels.compile import (
+    TYPE_CODES,
+    Library,
+    direct_is_known,
+    library,
+    winograd_is_known,
+)
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
 from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
-from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.kernels.memory_format import CHANNELS_LAST, MOST_TAPS
 from hyperslab.util.torch_internals import onednn_enabled, onednn_has_bfloat16
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of blocks that the Triton kernels take; for others the reference runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelOperator:
-    """Declares one operator: its schema, and its implementations, which take the same arguments.
+_SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor",
+    "torch.Tensor | None": "Tensor?",
+    "Sequence[torch.Tensor]": "Tensor[]",
+    "Sequence[int]": "int[]",
+    "torch.dtype": "ScalarType",
+    "tuple[torch.Tensor, torch.Tensor]": "(Tensor, Tensor)",
+    "None": "()",
+}
 
-    ``cpu`` calls C and returns `NotImplemented` for operands that the C code does not take;
-    ``cuda`` names a Triton version, which is imported at its first call. The ``reference`` runs
-    everywhere else. On the meta device it gives shapes and strides, too; ``meta`` does where the
-    reference reads values.
+
+Operands = Any
+"""The arguments of an operator, by the names that its reference gives them: a named tuple."""
+
+
+@dataclass(frozen=True)
+class KernelOperator:
+    """Declares one operator by its implementations; the ``reference`` has its name and signature.
+
+    ``cpu`` takes the `Library` and the `Operands`, calls C, and returns `NotImplemented` for
+    those that the C code does not take; ``cuda`` names a Triton version, which takes the operands
+    and is imported at its first call. The reference runs everywhere else. On the meta device it
+    gives shapes and strides, too; ``meta`` does where the reference reads values.
     """
 
-    schema: str
     reference: Callable[..., Any]
-    cpu: Callable[..., Any]
+    cpu: Callable[[Library, Operands], Any]
     source: str  # of `cpu`, in csrc
     cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
     meta: Callable[..., Any] | None = None
+    writes: str | None = None  # the argument that is changed
 
     @property
     def name(self) -> str:
-        return self.schema.partition("(")[0]
+        return self.reference.__name__
+
+    @cached_property
+    def operands(self) -> Callable[..., Operands]:
+        """Names the arguments of a call."""
+        return namedtuple(self.name, signature(self.reference).parameters)
+
+    @property
+    def schema(self) -> str:
+        """Returns the schema for torch: the reference's signature, which is kept as text."""
+        told = self.reference.__annotations__
+        kinds = {name: _SCHEMA_TYPES.get(kind, kind) for name, kind in told.items()}
+        result = kinds.pop("return")
+        if self.writes is not None:
+            kinds[self.writes] = "Tensor(a!)"
+        arguments = ", ".join(f"{kind} {name}" for name, kind in kinds.items())
+        return f"{self.name}({arguments}) -> {result}"
 
     def on_cpu(self, *arguments: Any) -> Any:
         """Runs the C version where there is one for these operands, else the reference."""
-        if _forced.get().get(self.name) != "reference" and library() is not None:
-            result = self.cpu(*arguments)
+        functions = library()
+        if functions is not None and _forced.get().get(self.name) != "reference":
+            result = self.cpu(functions, self.operands(*arguments))
             if result is not NotImplemented:
                 return result
         return self.reference(*arguments)
@@ -79,18 +119,17 @@ class KernelOperator:
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)
 
-    @property
-    def triton(self) -> Callable[..., Any]:
-        """Returns the Triton version."""
+    def triton(self, *arguments: Any) -> Any:
+        """Runs the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
-        return _triton_version(self.cuda)
+        return _triton_version(self.cuda)(self.operands(*arguments))
 
 
 @cache
-def _triton_version(name: str) -> Callable[..., Any]:
+def _triton_version(name: str) -> Callable[[Operands], Any]:
     module, _, function = name.partition(":")
     found = importlib.import_module(f"hyperslab.kernels.cuda.{module}")
-    version: Callable[..., Any] = getattr(found, function)
+    version: Callable[[Operands], Any] = getattr(found, function)
     return version
 
 
@@ -101,16 +140,22 @@ _LIBRARY = torch.library.Library("hyperslab", "DEF")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
-def declare(operator: KernelOperator) -> KernelOperator:
-    """Makes an operator known to torch, as ``torch.ops.hyperslab.NAME``."""
+def declare(
+    reference: Callable[..., Any],
+    cpu: Callable[[Library, Operands], Any],
+    source: str,
+    cuda: str | None = None,
+    **more: Any,
+) -> None:
+    """Makes a `KernelOperator` known to torch, as ``torch.ops.hyperslab.NAME``."""
+    operator = KernelOperator(reference, cpu, source, cuda, **more)
     _LIBRARY.define(operator.schema)
-    _LIBRARY.impl(operator.name, operator.reference, "CompositeExplicitAutograd")
-    _LIBRARY.impl(operator.name, operator.meta or operator.reference, "Meta")
+    _LIBRARY.impl(operator.name, reference, "CompositeExplicitAutograd")
+    _LIBRARY.impl(operator.name, operator.meta or reference, "Meta")
     _LIBRARY.impl(operator.name, operator.on_cpu, "CPU")
-    if operator.cuda is not None and _HAS_TRITON:
+    if cuda is not None and _HAS_TRITON:
         _LIBRARY.impl(operator.name, operator.on_cuda, "CUDA")
     OPERATORS[operator.name] = operator
-    return operator
 
 
 _as_if: ContextVar[str | None] = ContextVar("as_if", default=None)
@@ -198,17 +243,12 @@ def onednn_supports(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-COMPILED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of blocks that the C code takes."""
-
-MOST_TAPS = 256
-"""Taps of a window of which one byte names the largest."""
+def _in_c(x: torch.Tensor) -> bool:
+    return device_kind(x) == "cpu" and x.dtype in TYPE_CODES and library() is not None
 
 
 def _maximum_by_windows(x: torch.Tensor, kernel: Sequence[int], dilation: int) -> bool:
-    known = x.dtype in COMPILED_DTYPES and x.dim() == 5
-    plain = dilation == 1 and math.prod(kernel) <= MOST_TAPS
-    return device_kind(x) == "cpu" and known and plain and library() is not None
+    return x.dim() == 5 and dilation == 1 and math.prod(kernel) <= MOST_TAPS and _in_c(x)
 
 
 def _average_by_tiles(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int]) -> bool:
@@ -221,14 +261,6 @@ def _average_by_tiles(x: torch.Tensor, kernel: Sequence[int], stride: Sequence[i
         and list(kernel) == list(stride)
         and all(extent % k == 0 for extent, k in zip(x.shape[2:], kernel, strict=True))
     )
-
-
-def _resamples_sparse(x: torch.Tensor) -> bool:
-    return device_kind(x) == "cpu" and x.dtype in COMPILED_DTYPES and library() is not None
-
-
-def _on_cpu(x: torch.Tensor) -> bool:
-    return device_kind(x) == "cpu"
 
 
 FEW_CHANNELS = 16
@@ -260,10 +292,6 @@ def _few_channels(problem: Problem) -> bool:
     return more <= half or (fewer >= half and more <= FEW_CHANNELS)
 
 
-def _few_channels_in_windows(problem: Problem) -> bool:
-    return _few_channels(problem) and math.prod(problem.kernel) > 1
-
-
 def _fewest_channels(problem: Problem) -> bool:
     # Of one channel torch's is faster, of 16 by 16 Winograd's.
     pairs = problem.x[1] * problem.y[1]
@@ -274,10 +302,6 @@ def _narrow(problem: Problem) -> bool:
     # In float32 oneDNN has kernels of its own for one channel.
     wide = problem.kernel[-1] >= MANY_TAPS and problem.products >= WORTH_COLUMNS
     return problem.dtype == torch.bfloat16 and wide
-
-
-def _heavy(problem: Problem) -> bool:
-    return problem.heavy
 
 
 def _windows(problem: Problem) -> bool:
@@ -298,18 +322,6 @@ def _flips(problem: Problem) -> bool:
 def _small_samples(problem: Problem) -> bool:
     small = problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
     return small and min(problem.x[1], problem.y[1]) >= MANY_CHANNELS
-
-
-def _light(problem: Problem) -> bool:
-    return problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype]
-
-
-def _weight_counts(problem: Problem) -> bool:
-    return problem.weight_to_volumes > 1 and _windows(problem)
-
-
-def _small_or_pointwise(problem: Problem) -> bool:
-    return takes_im2col(problem) or not _windows(problem)
 
 
 def _conv_case(
@@ -373,7 +385,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "resample.py, csrc/resample.c",
             "CPU, float32 or half precision",
             "torch's takes several times as long, in float32 only (2.13)",
-            supports=_resamples_sparse,
+            supports=_in_c,
         ),
         Case("torch", "", "else", "it runs everywhere"),
     ),
@@ -383,7 +395,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "moments.py",
             "CPU",
             "`torch.var_mean` takes eight times as long (2.13)",
-            when=_on_cpu,
+            when=lambda x: device_kind(x) == "cpu",
         ),
         Case("torch", "moments.py", "else", "one kernel in place of three"),
     ),
@@ -396,12 +408,18 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             _narrow,
         ),
-        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
-        _conv_case("input", "registers", FEW, FEW_REASON, _few_channels_in_windows),
-        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _heavy),
+        _conv_case(
+            "input",
+            "registers",
+            FEW,
+            FEW_REASON,
+            lambda problem: _few_channels(problem) and _windows(problem),
+        ),
+        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case(
             "input",
             "matrix",
@@ -433,16 +451,22 @@ RULES: dict[str, tuple[Case, ...]] = {
             "winograd",
             "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large",
             "64 products for 216",
-            _light,
+            lambda problem: problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype],
         ),
         _conv_case(
             "weight",
             "matrix",
             "windows tile the volume: of one voxel, or small in float32",
             "one product of matrices, where torch takes im2col",
-            _small_or_pointwise,
+            lambda problem: takes_im2col(problem) or not _windows(problem),
         ),
-        _conv_case("weight", "contiguous", "weight > volumes", HEAVY_REASON, _weight_counts),
+        _conv_case(
+            "weight",
+            "contiguous",
+            "weight > volumes",
+            HEAVY_REASON,
+            lambda problem: problem.weight_to_volumes > 1 and _windows(problem),
+        ),
         _conv_case(
             "weight",
             "halves",

@@ -6,23 +6,22 @@ The operators ``reorder`` and ``reorder_into``: plain references, then compiled 
 from __future__ import annotations
 
 import math
-import struct
 from typing import Any
 
 import torch
 
-from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, call, dense_strides, library
-from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides
-from hyperslab.kernels.registry import KernelOperator, declare
+from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, addresses, call, integers
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides, strides_in
+from hyperslab.kernels.registry import Operands, declare
 
 
-def reorder_reference(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+def reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
     """Makes a new tensor of the same values in that format and type."""
     memory_format = wanted_format(x, channels_last)
     return torch.empty_like(x, dtype=dtype, memory_format=memory_format).copy_(x)
 
 
-def reorder_into_reference(x: torch.Tensor, y: torch.Tensor) -> None:
+def reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
     """Copies the values of ``x`` to ``y``, in its format and type."""
     y.copy_(x)
 
@@ -42,27 +41,23 @@ def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
     return CHANNELS_LAST[x.dim()]
 
 
-REORDERING = struct.Struct("@9q")
-"""``reordering`` of ``reorder.c`` but for the number of the part and that of all parts."""
-
-
-def compiled_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+def compiled_reorder(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    x, channels_last, dtype = given
     wanted = wanted_format(x, channels_last)
-    if functions is None or not _kernel_applies(x, wanted, dtype):
+    if not _kernel_applies(x, wanted, dtype):
         return NotImplemented
-    y = torch.empty_strided(x.shape, dense_strides(x.shape, wanted), dtype=dtype)
+    y = torch.empty_strided(x.shape, strides_in(x.shape, wanted), dtype=dtype)
     _run_reorder(functions, x, y, channels_last)
     return y
 
 
-def compiled_reorder_into(x: torch.Tensor, y: torch.Tensor) -> Any:
+def compiled_reorder_into(functions: Library, given: Operands) -> Any:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    x, y = given
     wanted = memory_format_by_strides(y)
     dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)
-    if functions is None or not dense or not _kernel_applies(x, wanted, y.dtype):
+    if not dense or not _kernel_applies(x, wanted, y.dtype):
         return NotImplemented
     _run_reorder(functions, x, y, wanted is not torch.contiguous_format)
     return None
@@ -77,37 +72,11 @@ def _kernel_applies(x: torch.Tensor, wanted: torch.memory_format, dtype: torch.d
 
 def _run_reorder(functions: Library, x: torch.Tensor, y: torch.Tensor, channels_last: bool) -> None:
     samples, channels, *extents = x.shape
-    values = (
-        x.data_ptr(),
-        y.data_ptr(),
-        TYPE_CODES[x.dtype],
-        TYPE_CODES[y.dtype],
-        samples,
-        channels,
-        math.prod(extents),
-        channels_last,
-        y.nbytes >= STREAMED,
-    )
-    call(functions.reorder, REORDERING.pack(*values), x.numel())
+    types = (TYPE_CODES[x.dtype], TYPE_CODES[y.dtype])
+    streamed = y.nbytes >= STREAMED
+    numbers = integers(*types, samples, channels, math.prod(extents), channels_last, streamed)
+    call(functions.reorder, addresses(x, y) + numbers, x.numel())
 
 
-declare(
-    KernelOperator(
-        "reorder(Tensor x, bool channels_last, ScalarType dtype) -> Tensor",
-        reference=reorder_reference,
-        cpu=compiled_reorder,
-        source="reorder.c",
-        cuda="reorder:triton_reorder",
-    )
-)
-
-
-declare(
-    KernelOperator(
-        # The values of x in the type and memory format of `y`.
-        "reorder_into(Tensor x, Tensor(a!) y) -> ()",
-        reference=reorder_into_reference,
-        cpu=compiled_reorder_into,
-        source="reorder.c",
-    )
-)
+declare(reorder, compiled_reorder, "reorder.c", "reorder:triton_reorder")
+declare(reorder_into, compiled_reorder_into, "reorder.c", writes="y")

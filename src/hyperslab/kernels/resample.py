@@ -1,7 +1,7 @@
 """Applies a linear map along every spatial dim of a block in one pass, as interpolation does.
 
 The results of a dim are made of a few elements each, which a `SparseMap` lists; the adjoint of
-one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial.interpolate` has.
+one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial` has.
 First the maps, then the plain reference by torch's single operators, then the compiled version.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,14 +18,16 @@ from hyperslab.kernels.compile import (
     PLANS_KEPT,
     STREAMED,
     TYPE_CODES,
+    Library,
     Sizes,
-    as_dense,
+    addresses,
+    blocks_in,
     call,
-    dense_strides,
-    library,
+    integers,
+    three,
 )
-from hyperslab.kernels.memory_format import memory_format_by_strides
-from hyperslab.kernels.registry import KernelOperator, declare
+from hyperslab.kernels.memory_format import as_dense, memory_format_by_strides, strides_in
+from hyperslab.kernels.registry import Operands, declare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +71,14 @@ class SparseMap:
         return SparseMap(begin, result[order], self.weight[order], self.results)
 
 
-def resample_by_dims(
+def resample(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Applies one map after the other, each element to the results that it is a part of."""
+    """Returns (N, C, *extents) in ``dtype`` and in x's memory format.
+
+    ``maps`` are begin, source (int64) and weight (float32) of a `SparseMap` for each dim, applied
+    one after the other. Summed in float32, of float64 in float64.
+    """
     check_maps(x, maps, extents)
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     for dim, extent in enumerate(extents, start=2):
@@ -99,7 +104,7 @@ def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[
         raise ValueError(f"maps with {begins} results for a block {tuple(x.shape)} and {extents}")
 
 
-def resample_form(
+def _resample_form(
     x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
     """Gives the shape and strides; the reference reads how many entries a result has."""
@@ -109,31 +114,21 @@ def resample_form(
     )
 
 
-RESAMPLE_POINTERS = struct.Struct("@11q")
-"""The tensors of ``resampling`` in ``resample.c``."""
-
-RESAMPLE_NUMBERS = struct.Struct("@11q")
-"""The numbers that follow, but for those of the part and of all parts."""
-
-
-def compiled_resample(
-    x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
+def compiled_resample(functions: Library, given: Operands) -> torch.Tensor:
     """Runs the C kernel; `NotImplemented` for operands that it does not take."""
-    functions = library()
+    x, maps, extents, dtype = given
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format
     results = tuple(extents)
     numbers = _resample_numbers(x.shape, results, (x.dtype, dtype), last)
-    if functions is None or numbers is None:
+    if numbers is None:
         return NotImplemented
     check_maps(x, maps, extents)
     x = as_dense(x, memory_format)
     shape = (*x.shape[:2], *results)
-    y = torch.empty_strided(shape, dense_strides(shape, memory_format), dtype=dtype)
-    given = [*_IDENTITY * (3 - len(results)), *maps]
-    pointers = RESAMPLE_POINTERS.pack(x.data_ptr(), y.data_ptr(), *(t.data_ptr() for t in given))
-    call(functions.resample, pointers + numbers, max(x.numel(), y.numel()))
+    y = torch.empty_strided(shape, strides_in(shape, memory_format), dtype=dtype)
+    tensors = addresses(x, y, *_IDENTITY * (3 - len(results)), *maps)
+    call(functions.resample, tensors + numbers, max(x.numel(), y.numel()))
     return y
 
 
@@ -149,29 +144,14 @@ def _resample_numbers(
     known = all(dtype in TYPE_CODES for dtype in types)
     if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(results):
         return None
-    samples, channels, *inputs = shape
-    blocks = (samples, channels) if channels_last else (samples * channels, 1)
-    missing = (1,) * (3 - len(inputs))
-    size = samples * channels * math.prod(results) * types[1].itemsize
-    return RESAMPLE_NUMBERS.pack(
+    size = math.prod(shape[:2]) * math.prod(results) * types[1].itemsize
+    return integers(
         *(TYPE_CODES[dtype] for dtype in types),
-        *blocks,
-        *missing,
-        *inputs,
-        *missing,
-        *results,
+        *blocks_in(shape, channels_last),
+        *three(shape[2:]),
+        *three(results),
         size >= STREAMED,
     )
 
 
-declare(
-    KernelOperator(
-        # y (N, C, *extents) in `dtype` and in x's memory format; summed in float32, of float64 in
-        # float64. maps: begin, source (int64) and weight (float32) of a `SparseMap` for each dim.
-        "resample(Tensor x, Tensor[] maps, int[] extents, ScalarType dtype) -> Tensor",
-        reference=resample_by_dims,
-        cpu=compiled_resample,
-        source="resample.c",
-        meta=resample_form,
-    )
-)
+declare(resample, compiled_resample, "resample.c", meta=_resample_form)

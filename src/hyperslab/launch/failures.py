@@ -70,20 +70,20 @@ class RankEnd:
         return self.kind == CommError.__name__
 
 
-class RankLost(CommError):
-    """Reports that a rank died or hung, and none said why; ``rank`` is its number."""
+class OneRankError(HyperslabError):
+    """Reports the end of one rank, the others having been ended; ``rank`` is its number."""
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(message)
         self.rank = rank
 
 
-class RankFailed(HyperslabError):
-    """Reports that a rank ended with an error of other code; ``rank`` is its number."""
+class RankLost(OneRankError, CommError):
+    """Reports that a rank died or hung, and none said why."""
 
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
+
+class RankFailed(OneRankError):
+    """Reports that a rank ended with an error of other code."""
 
 
 def error_said(report: bytes) -> str:
@@ -104,24 +104,22 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
     if all(end.exitcode in STOPPED_EXIT_CODES for end in failed):
         return stopped_error(STOPPED_EXIT_CODES[failed[0].exitcode], failures)
     cause = min(failed, key=_cause_order)
-    quote = _quote_output(output.get(cause.rank))
-    if cause.overdue and not cause.explained:
-        return RankLost(cause.rank, _explain_overdue(cause, failed))
-    if cause.exitcode < 0 and not cause.explained:
-        return RankLost(
-            cause.rank,
-            f"rank {cause.rank} (process {cause.pid}) was killed by "
-            f"{_signal_name(cause.exitcode)} and the others were ended"
-            f"{KILLED.get(cause.exitcode, '')}\n"
-            f"    go on from the last checkpoint with --resume{quote}",
-        )
+    rank = cause.rank
+    quote = _quote_output(output.get(rank))
     if cause.explained:
         alone = sum(end.said.endswith(cause.words) for end in failed) == 1
-        words = f"{cause.words}\n    (rank {cause.rank})" if alone else cause.words
+        words = f"{cause.words}\n    (rank {rank})" if alone else cause.words
         return RAISED_ERRORS[cause.kind](words)
-    return RankFailed(
-        cause.rank, f"rank {cause.rank} failed with exit code {cause.exitcode}{quote}"
-    )
+    if cause.overdue:
+        return RankLost(rank, _explain_overdue(cause, failed))
+    if cause.exitcode < 0:
+        return RankLost(
+            rank,
+            f"rank {rank} (process {cause.pid}) was killed by {_signal_name(cause.exitcode)} and "
+            f"the others were ended{KILLED.get(cause.exitcode, '')}\n"
+            f"    go on from the last checkpoint with --resume{quote}",
+        )
+    return RankFailed(rank, f"rank {rank} failed with exit code {cause.exitcode}{quote}")
 
 
 def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
@@ -141,15 +139,9 @@ def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
 
 def _cause_order(end: RankEnd) -> tuple[bool, bool, bool, int]:
     """Rank an end by how near it is to the cause, which is lowest."""
-    return _is_consequence(end), not end.explained, bool(end.overdue), end.when
-
-
-def _is_consequence(end: RankEnd) -> bool:
-    """Tell whether a rank failed because another one did, or because it was told to end."""
-    if end.lost_contact:
-        return True
-    ended = end.exitcode in STOPPED_EXIT_CODES or end.exitcode == -signal.SIGTERM
-    return ended and not end.explained
+    told_to_end = end.exitcode in STOPPED_EXIT_CODES or end.exitcode == -signal.SIGTERM
+    consequence = end.lost_contact or (told_to_end and not end.explained)
+    return consequence, not end.explained, bool(end.overdue), end.when
 
 
 def _signal_name(exitcode: int) -> str:

@@ -20,7 +20,7 @@ import torch
 
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
-from hyperslab.launch.failures import RankFailed, RankLost
+from hyperslab.launch.failures import OneRankError, RankFailed, RankLost
 from hyperslab.launch.supervisor import launch
 from hyperslab.recipe.schema import Recipe
 
@@ -57,14 +57,14 @@ class RestartPolicy:
         """
         if self.left == 0 or not isinstance(error, CommError | RankFailed):
             raise error
-        rank = error.rank if isinstance(error, RankLost | RankFailed) else None
+        rank = error.rank if isinstance(error, OneRankError) else None
         now = (type(error), rank, self.newest())
-        again = now == self._before
-        if again and isinstance(error, RankFailed):
-            raise error
-        if again and isinstance(error, RankLost) and self.shrinks and self.ranks > 1:
-            self.ranks -= 1
-            now = (type(error), None, now[2])  # the numbers mean others from here on
+        if now == self._before:
+            if isinstance(error, RankFailed):
+                raise error
+            if isinstance(error, RankLost) and self.shrinks and self.ranks > 1:
+                self.ranks -= 1
+                now = (type(error), None, now[2])  # the numbers mean others from here on
         self.left -= 1
         self._before = now
         return self.ranks

@@ -17,9 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
 from hyperslab.errors import HyperslabError, RecipeError, reason
@@ -47,14 +48,14 @@ class MemoryFile:
     """
 
     def __init__(self) -> None:
-        self._named = None
+        self._file: Any
         if sys.platform == "linux":
-            self.descriptor = os.memfd_create("hyperslab")
-            self.path = f"/proc/self/fd/{self.descriptor}"
+            self._file = os.fdopen(os.memfd_create("hyperslab"), "r+b")
+            self.path = f"/proc/self/fd/{self._file.fileno()}"
         else:
-            self._named = tempfile.NamedTemporaryFile(prefix="hyperslab-")  # noqa: SIM115 - closed in close
-            self.descriptor = self._named.fileno()
-            self.path = self._named.name
+            self._file = tempfile.NamedTemporaryFile(prefix="hyperslab-")  # noqa: SIM115 - see close
+            self.path = self._file.name
+        self.descriptor: int = self._file.fileno()
 
     def read(self) -> bytes:
         """Return all that has been written into it."""
@@ -66,16 +67,7 @@ class MemoryFile:
         return os.fstat(self.descriptor).st_mtime_ns
 
     def close(self) -> None:
-        if self._named is None:
-            os.close(self.descriptor)
-        else:
-            self._named.close()
-
-    def __enter__(self) -> MemoryFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._file.close()
 
 
 LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"
@@ -108,15 +100,10 @@ def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> di
     return shared
 
 
-def rank_environment(shared: Mapping[str, str], rank: int, error_file: str) -> dict[str, str]:
-    """Return the variables that one rank has besides."""
-    return {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), ERROR_FILE_VARIABLE: error_file}
-
-
 class ProcessGroup:
     """Start a group led by a guard, which ends it when this process has ended, in whatever way.
 
-    ``id`` is its number. It has the terminal's signals not.
+    ``id`` is its number. The terminal's signals do not reach it.
 
     Raises:
         OSError: there is no process or no descriptor left for it.
@@ -195,9 +182,11 @@ class RankProcess:
                 raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
             try:
                 self._report = MemoryFile()
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                own[ERROR_FILE_VARIABLE] = self._report.path
                 self._process = subprocess.Popen(
                     [sys.executable, *arguments],
-                    env=rank_environment(environment, rank, self._report.path),
+                    env={**environment, **own},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=errors,
@@ -274,7 +263,7 @@ class Supervisor:
             try:
                 group = ProcessGroup()
                 stack.callback(group.close)
-                store = stack.enter_context(MemoryFile())
+                store = stack.enter_context(closing(MemoryFile()))
             except OSError as error:
                 raise HyperslabError(f"cannot start ranks: {reason(error)}") from None
             stack.callback(self._kill_all)

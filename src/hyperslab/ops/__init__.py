@@ -1,4 +1,4 @@
-"""Registers the rules of torch's operators on cut tensors: one module or folder a family.
+"""Registers the rules of torch's operators on cut tensors: one module a family.
 
 The families have torch's own words. What they share: `overloads` (one rule for several
 operators), `operands` (one partition for several tensors), `placement` (windows, cuts and

@@ -20,9 +20,9 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import block_of
-from hyperslab.ops.reductions.sums import sum
+from hyperslab.ops.reductions import sum
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.deferred import (
     before_functions,
@@ -60,12 +60,8 @@ class _Layout:
         self.saved = [_recut(value) for value in getattr(ctx, "to_save", None) or ()]
 
     def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
-        if gradient is None:
-            return None
-        if output is not None:
-            return output.serial_gradient(gradient)
-        group = self.grid.group(tuple(self.grid.extents))
-        return all_reduce_sum(gradient, group, "the gradient of a number") / self.grid.size
+        what = "the gradient of a number"
+        return None if gradient is None else _serial(output, gradient, self.grid, what)
 
     def back(self, gradient: Any, x: Sharded | None) -> Any:
         if x is not None and isinstance(gradient, torch.Tensor):
@@ -139,13 +135,11 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
         parts["forward"] = forward
     else:
         parts["setup_context"] = setup_context
-    derived = _derive(cls.__name__, (cls,), {k: _static(v) for k, v in parts.items()})
+    derived = _derive(
+        cls.__name__, (cls,), {k: staticmethod(v) if callable(v) else v for k, v in parts.items()}
+    )
     setattr(cls, _BOTH_WAYS, derived)
     return derived
-
-
-def _static(part: Any) -> Any:
-    return staticmethod(part) if callable(part) else part
 
 
 def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
@@ -175,15 +169,12 @@ def backward(
     given = grad_tensors
     if sees_serial_gradients():  # in a user's function that recomputes, as reversible networks do
         weights = (given,) if given is None or isinstance(given, torch.Tensor) else tuple(given)
-        given = [_block_of_gradient(g, t) for g, t in zip(weights, sequence, strict=True)]
+        given = [
+            block_gradient(g, t) if g is not None and isinstance(t, Sharded) else g
+            for g, t in zip(weights, sequence, strict=True)
+        ]
     with seeing_serial_gradients(False):
         torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
-
-
-def _block_of_gradient(gradient: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor | None:
-    if gradient is None or not isinstance(x, Sharded):
-        return gradient
-    return block_gradient(gradient, x)
 
 
 @register(torch.autograd.grad, family="autograd")
@@ -228,7 +219,8 @@ def grad(
     )
     with torch.set_grad_enabled(create_graph):
         pairs = zip(wanted, found, strict=True)
-        return tuple(None if g is None else _serial(x, g, cut[0].grid) for x, g in pairs)
+        what = "the gradient of an ordinary tensor"
+        return tuple(None if g is None else _serial(x, g, cut[0].grid, what) for x, g in pairs)
 
 
 def _total(
@@ -247,21 +239,17 @@ def _total(
                 f"the global shapes of an output {tuple(output.shape)} and of its grad_outputs "
                 f"{tuple(weight.shape)} differ"
             )
-        total = total + _dot(output, weight)
+        if weight is not None and (isinstance(output, Sharded) or isinstance(weight, Sharded)):
+            output = apply_pointwise(torch.mul, (output, weight), {})
+        elif weight is not None:
+            output = output * weight
+        total = total + (sum(output) if isinstance(output, Sharded) else output.sum())
     return total
 
 
-def _dot(output: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    product = output
-    if weight is not None and (isinstance(output, Sharded) or isinstance(weight, Sharded)):
-        product = apply_pointwise(torch.mul, (output, weight), {})
-    elif weight is not None:
-        product = output * weight
-    return sum(product) if isinstance(product, Sharded) else product.sum()
-
-
-def _serial(x: torch.Tensor, gradient: torch.Tensor, grid: Grid) -> torch.Tensor:
+def _serial(x: Any, gradient: torch.Tensor, grid: Grid, what: str) -> torch.Tensor:
+    """Turns a block's gradient into the serial one; ``what`` names that of an ordinary ``x``."""
     if isinstance(x, Sharded):
         return x.serial_gradient(gradient)
     group = grid.group(tuple(grid.extents))
-    return all_reduce_sum(gradient, group, "the gradient of an ordinary tensor") / grid.size
+    return all_reduce_sum(gradient, group, what) / grid.size

@@ -58,7 +58,7 @@ class _ShardParameter(torch.autograd.Function):
             beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
             return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
         ((accumulating, _), *_) = ctx.next_functions
-        home = None if ctx.homes is None else ctx.homes.free(parameter, accumulating)
+        home = None if ctx.homes is None else ctx.homes.lend(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
         _set_to_zero(whole[: ctx.begin])
         _copy_cast(gradient, whole[ctx.begin : ctx.end])

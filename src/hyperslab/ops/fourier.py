@@ -20,8 +20,9 @@ from hyperslab.comm import log_once
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.spatial.rearrange import rolled
+from hyperslab.ops.spatial import rolled
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import read_dims
 
 _PLANS_KEPT = 4096
 """Limits the plans that are cached, of transforms of one partition each."""
@@ -172,19 +173,11 @@ def one_dim(
     return transformed(_kind(operator), input, (dim,), {} if n is None else {dim: n}, norm)
 
 
-@register_each(*(getattr(torch.fft, f"{kind}2") for kind in KINDS), family="fourier", dims=["dim"])
-def two_dims(
-    operator: Operator,
-    input: Sharded,
-    s: Sequence[int] | None = None,
-    dim: int | tuple[int, ...] | None = (-2, -1),
-    norm: str | None = None,
-) -> Sharded:
-    """Any dims; those that are cut become whole while others are cut, and back."""
-    return several_dims(operator, input, s, dim, norm)
-
-
-@register_each(*(getattr(torch.fft, f"{kind}n") for kind in KINDS), family="fourier", dims=["dim"])
+@register_each(
+    *(getattr(torch.fft, f"{kind}{dims}") for kind in KINDS for dims in "2n"),
+    family="fourier",
+    dims=["dim"],
+)
 def several_dims(
     operator: Operator,
     input: Sharded,
@@ -193,6 +186,8 @@ def several_dims(
     norm: str | None = None,
 ) -> Sharded:
     """Any dims; those that are cut become whole while others are cut, and back."""
+    if dim is None and operator.__name__.endswith("2"):
+        dim = read_dims((-2, -1), input.dim(), operator.__name__)
     given = dim
     if dim is None:
         count = input.dim() if s is None else len(s)
@@ -220,7 +215,12 @@ def transformed(
         extents[dim] = lengths.get(dim, extents[dim])
     extents[dims[-1]] = kind.extent(extents[dims[-1]], given=dims[-1] in lengths)
     plan = plan_pencils(x.partition, kind.groups(dims), tuple(extents))
-    _log_redistribution(plan, x)
+    if plan.gathered:
+        log_once(
+            x.grid,
+            f"Fourier transform of {x.partition}: no other dim can be cut along "
+            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
+        )
     last = None if kind.last is None else dims[-1]
     for pencil in plan.pencils:
         x = x.redistribute(pencil.partition, "a pencil of a Fourier transform")
@@ -240,15 +240,6 @@ def _transform_block(x: Sharded, block: torch.Tensor) -> Sharded:
     cuts = x.partition.cuts
     shape = (block.shape[d] if cut is None else x.shape[d] for d, cut in enumerate(cuts))
     return x.like(block, Partition(tuple(shape), cuts))
-
-
-def _log_redistribution(plan: PencilPlan, x: Sharded) -> None:
-    if plan.gathered:
-        log_once(
-            x.grid,
-            f"Fourier transform of {x.partition}: no other dim can be cut along "
-            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
-        )
 
 
 def _kind(operator: Operator) -> FourierKind:

@@ -31,6 +31,7 @@ from hyperslab.kernels.memory_format import (
     pooled_shape,
 )
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import version_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,7 @@ class Affine:
     def of(
         weight: torch.Tensor | None, bias: torch.Tensor | None, *, copied: bool = False
     ) -> Affine:
-        version = 0 if weight is None or weight.is_inference() else weight._version
+        version = 0 if weight is None or weight.is_inference() else version_of(weight)
         return Affine(
             parameter_as_float32(weight), parameter_as_float32(bias), weight, version, copied
         )
@@ -66,7 +67,7 @@ class Affine:
     def changed(self) -> bool:
         """Returns whether the weight was changed in place since the call."""
         given = self.given
-        return given is not None and not given.is_inference() and given._version != self.version
+        return given is not None and not given.is_inference() and version_of(given) != self.version
 
     def check_unchanged(self) -> None:
         """Refuses to compute a gradient where torch refuses it.
@@ -80,8 +81,8 @@ class Affine:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: the weight {list(self.given.shape)} of a normalisation is at version "
-            f"{self.given._version}; expected version {self.version} instead\n    change it after "
-            "the backward pass"
+            f"{version_of(self.given)}; expected version {self.version} instead\n    change it "
+            "after the backward pass"
         )
 
 
@@ -136,9 +137,9 @@ def composite_epilogue(
     """Computes the epilogue by torch's own operators, statistics included."""
     s = links.statistics
     y = as_float32(x)
-    groups = y.unflatten(1, (-1, s.pool))
+    groups = y.unflatten(1, (-1, s.over.pool or 1))
     dims = list(range(2, groups.dim()))
-    if s.norm.shape[1] == 1 and s.pool == 1:  # over the batch, too
+    if s.norm.shape[1] == 1 and s.over.pool in (None, 1):  # over the batch, too
         dims = [0, *dims]
     var, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
     y = ((groups - mean) * (var + s.eps).rsqrt()).flatten(1, 2)
@@ -162,21 +163,30 @@ _through_statistics = torch.ops.hyperslab.through_statistics.default
 _reorder = torch.ops.hyperslab.reorder.default
 
 
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Describes the values of one mean: ``count`` values on the ranks of ``group``.
+
+    Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
+    """
+
+    count: int
+    group: Communicator | None
+    pool: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Holds a normalisation's statistics as `hyperslab.kernels.normalization` computes them.
 
-    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own;
-    of ``pool`` neighbouring channels together, over ``count`` values of the ranks of ``group``.
+    ``norm`` (3, R, C) and ``moments`` (4, R, C), where R is 1, or N where every sample has its own.
     """
 
     norm: torch.Tensor
     moments: torch.Tensor
     affine: Affine
-    pool: int
-    count: int
+    over: Population
     eps: float
-    group: Communicator | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,13 +203,10 @@ class EpilogueOps:
     pool: tuple[int, ...] = ()
     maximum: bool = False
 
-    def activated(self, slope: float) -> EpilogueOps:
-        """Appends an activation."""
-        return EpilogueOps(self.dtype, self.statistics, slope, self.pool, self.maximum)
-
-    def pooled(self, pool: tuple[int, ...], maximum: bool, dtype: torch.dtype) -> EpilogueOps:
-        """Appends a pooling."""
-        return EpilogueOps(dtype, self.statistics, self.slope, pool, maximum)
+    @property
+    def takes_activation(self) -> bool:
+        """Returns whether an activation may come next."""
+        return self.slope == 1 and not self.pool
 
     def rounded(self, dtype: torch.dtype) -> EpilogueOps:
         """Replaces the type of the result."""
@@ -266,7 +273,7 @@ class EpilogueFunction(torch.autograd.Function):
         statistics = ctx.links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()
-        whole = statistics is None or statistics.group is None
+        whole = statistics is None or statistics.over.group is None
         if torch.is_grad_enabled() and whole:
             return *epilogue_backward_with_graph(ctx, gradient), None, None
         return *_epilogue_backward(ctx, gradient), None, None
@@ -284,16 +291,18 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     norm = through = dweight = dbias = dx = None
     if statistics is not None:
         norm = statistics.norm
+        over = statistics.over
+        pool = over.pool or 1
         sums = _chain_backward_sums(g, marks, x, norm, *options)
         numbers = (norm, statistics.moments)
-        parameters, shared = _parameter_gradients(sums, *numbers, statistics.pool)
+        parameters, shared = _parameter_gradients(sums, *numbers, pool)
         dweight = parameters[0] if needs_weight else None
         dbias = parameters[1] if needs_bias else None
         if needs_x:
-            if statistics.group is not None:
+            if over.group is not None:
                 what = "the gradient of a normalisation"
-                shared = reduce_in_place(shared, statistics.group, what)
-            through = _through_statistics(shared, *numbers, statistics.count, statistics.pool)
+                shared = reduce_in_place(shared, over.group, what)
+            through = _through_statistics(shared, *numbers, over.count, pool)
     if needs_x:
         dx = _chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
     return dx, dweight, dbias
@@ -332,29 +341,44 @@ class FusedEpilogue:
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
 
-    def linked(self, links: EpilogueOps) -> FusedEpilogue:
-        """Replaces the operators that are deferred."""
-        return FusedEpilogue(
-            self.source, self.block, self.version, links, self.with_graph, self.room, self.parents
+    # Constructors are called as they are: `dataclasses.replace` takes three times as long, and
+    # every layer of a network comes by here.
+    def linked(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        statistics: Statistics | None = None,
+        slope: float = 1.0,
+        pool: tuple[int, ...] = (),
+        maximum: bool = False,
+    ) -> FusedEpilogue:
+        """Appends operators to those that are deferred, which have none of this kind yet."""
+        old = self.links
+        links = EpilogueOps(
+            dtype or old.dtype,
+            statistics or old.statistics,
+            old.slope if slope == 1 else slope,
+            pool or old.pool,
+            maximum or old.maximum,
         )
+        return self._with(links, self.room, self.parents)
 
     def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
         """Replaces the buffer that receives the result."""
-        return FusedEpilogue(
-            self.source,
-            self.block,
-            self.version,
-            self.links,
-            self.with_graph,
-            room,
-            self.parents,
-        )
+        return self._with(self.links, room, self.parents)
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
-        parents = (*self.parents, (weakref.ref(x), self.links))
+        return self._with(self.links, None, (*self.parents, (weakref.ref(x), self.links)))
+
+    def _with(
+        self,
+        links: EpilogueOps,
+        room: HaloPaddedBuffer | None,
+        parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
+    ) -> FusedEpilogue:
         return FusedEpilogue(
-            self.source, self.block, self.version, self.links, self.with_graph, None, parents
+            self.source, self.block, self.version, links, self.with_graph, room, parents
         )
 
     @property
@@ -397,7 +421,7 @@ class FusedEpilogue:
         Raises:
             LayoutError: the source was changed in place since, where no rule could see it.
         """
-        if not self.block.is_inference() and self.block._version != self.version:
+        if not self.block.is_inference() and version_of(self.block) != self.version:
             raise LayoutError(
                 f"{self.source.partition} was changed in place after an operator had read it whose "
                 "result was not computed yet\n    change x.local, or a clone(), instead of an "
@@ -458,7 +482,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     if x.dtype not in EPILOGUE_DTYPES or not 3 <= x.dim() <= 5 or empty:
         return None
     block = dense(x.block, memory_format_of(x.block))
-    version = 0 if block.is_inference() else block._version
+    version = 0 if block.is_inference() else version_of(block)
     return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
 
 
@@ -483,7 +507,7 @@ def conv_operand(
         block = x.block
     elif dtype != chain.dtype:
         block = chain.in_room(room).value(dtype)
-        x.consumed_in_other_dtype = True
+        x.consume_in_other_dtype()
     else:
         x.extend(chain.in_room(room))
         block = x.block
@@ -494,18 +518,6 @@ def conv_operand(
 
 _channel_sums = torch.ops.hyperslab.channel_sums.default
 _normalisation = torch.ops.hyperslab.normalisation.default
-
-
-@dataclass(frozen=True, slots=True)
-class Population:
-    """Describes the values of one mean: ``count`` values on the ranks of ``group``.
-
-    Of a channel over batch and space; with ``pool``, of so many neighbouring channels of a sample.
-    """
-
-    count: int
-    group: Communicator | None
-    pool: int | None = None
 
 
 def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
@@ -531,7 +543,7 @@ def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float)
         if over.group is not None:
             sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
         norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)
-    return Statistics(norm, moments, affine, pool, over.count, eps, over.group)
+    return Statistics(norm, moments, affine, over, eps)
 
 
 def normalised_epilogue(
@@ -546,5 +558,5 @@ def normalised_epilogue(
     ``dtype``: of the result, by default the block's.
     """
     statistics = statistics_of(chain.block, over, affine, eps)
-    links = EpilogueOps(dtype or chain.dtype, statistics)
-    return chain.linked(links), statistics.moments[:2]
+    chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+    return chain, statistics.moments[:2]

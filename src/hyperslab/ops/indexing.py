@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
     check_uncut,
@@ -27,9 +27,7 @@ from hyperslab.ops.operands import (
     turn_into_cut,
 )
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.views.concat import expanded
-from hyperslab.ops.views.reshape import reshape_to, unsqueeze
-from hyperslab.ops.views.slicing import Span, crop, drop_dim
+from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
@@ -374,7 +372,9 @@ SCATTER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 """Names every operator's arguments after the positions, in this order."""
 
 
-@register_each(*SCATTER_ARGUMENTS, family="indexing", dims=["dim"])
+@register_each(
+    *SCATTER_ARGUMENTS, *(f"{name}_" for name in SCATTER_ARGUMENTS), family="indexing", dims=["dim"]
+)
 def write_along(
     operator: Operator,
     input: torch.Tensor,
@@ -384,32 +384,11 @@ def write_along(
     **options: object,
 ) -> Sharded:
     """Along a dim that is not cut; the operands are aligned with the input."""
-    name = operator.__name__
-    return _scatter(name, False, input, dim, index, _scatter_values(name, args, options))
-
-
-@register_each(*(f"{name}_" for name in SCATTER_ARGUMENTS), family="indexing", dims=["dim"])
-def write_in_place(
-    operator: Operator,
-    input: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    *args: object,
-    **options: object,
-) -> Sharded:
-    """Along a dim that is not cut; the operands are aligned with the input."""
     name = operator.__name__.removesuffix("_")
-    return _scatter(name, True, input, dim, index, _scatter_values(name, args, options))
-
-
-def _scatter_values(
-    name: str, args: tuple[object, ...], options: dict[str, object]
-) -> dict[str, object]:
-    """Binds the values that are written to the names of torch's arguments."""
     values = {**dict(zip(SCATTER_ARGUMENTS[name], args, strict=False)), **options}
     if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
         values["value"] = values.pop("src")
-    return values
+    return _scatter(name, operator.__name__ != name, input, dim, index, values)
 
 
 def _scatter(
@@ -452,15 +431,10 @@ def _scatter(
     y = like.like(written, Partition(tuple(input.shape), cuts))
     if not in_place:
         return y
-    _check_replaceable(input, y, name, alone or not y.grid.has_values)  # in a trace all are views
-    return y.take_place_of(input)
-
-
-def _check_replaceable(x: torch.Tensor, y: Sharded, name: str, alone: bool) -> None:
-    """Refuse to turn an ordinary tensor into a cut one behind the back of its views."""
-    traced = not y.grid.has_values  # there all share nothing
-    if not (alone or traced) or x.requires_grad or y.requires_grad:
+    alone = alone or not y.grid.has_values  # in a trace all are views, and share nothing
+    if not alone or input.requires_grad or y.requires_grad:
         raise LayoutError(
             f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
-            f"{describe([x, y])}    use {name}, which returns a new tensor"
+            f"{describe([input, y])}    use {name}, which returns a new tensor"
         )
+    return y.take_place_of(input)

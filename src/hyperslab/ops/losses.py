@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import HALF
 from hyperslab.kernels.registry import device_kind
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import check_channels
-from hyperslab.ops.reductions.sums import mean, sum
-from hyperslab.ops.views.reshape import unsqueeze
+from hyperslab.ops.reductions import mean, sum
+from hyperslab.ops.views import add_dim
 from hyperslab.tensor import Sharded, register
 
 
@@ -216,55 +216,25 @@ def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     return var
 
 
-def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Unsqueezes a tensor, a cut one by its rule: inside a rule torch dispatches to no other."""
-    return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
-
-
-_LossFunction = Callable[..., torch.Tensor]
-_Options = Mapping[str, float]
-
-
-@register(F.cross_entropy, family="losses")
-def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
-    """Classes or probabilities cut like the volume; the mean is over the counted voxels of all."""
-    check_reduction(reduction, size_average, reduce)
-    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    return label_loss(F.cross_entropy, input, target, weight, reduction, options)
-
-
-@register(F.nll_loss, family="losses")
-def nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """Classes cut like the volume; the mean is over the counted voxels of all ranks."""
-    check_reduction(reduction, size_average, reduce)
-    options = {"ignore_index": ignore_index}
-    return label_loss(F.nll_loss, input, target, weight, reduction, options)
-
-
+@register_each(
+    {
+        "cross_entropy": "Classes or probabilities cut like the volume; "
+        "the mean is over the counted voxels of all.",
+        "nll_loss": "Classes cut like the volume; "
+        "the mean is over the counted voxels of all ranks.",
+    },
+    family="losses",
+)
 def label_loss(
-    function: _LossFunction,
+    function: Operator,
     input: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: str,
-    options: _Options,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    **more: float,
 ) -> torch.Tensor:
     """Computes a loss of logits and labels, of which at least one is cut, by ``function``.
 
@@ -275,13 +245,14 @@ def label_loss(
     Raises:
         IndexError: on the CPU, on all ranks: some rank holds a label that is no class.
     """
+    check_reduction(reduction, size_average, reduce)
+    options = {"ignore_index": ignore_index, **more}
     like, partition, block, labels = _blocks(function, input, target)
     if isinstance(weight, Sharded):
         raise LayoutError(f"{function.__name__}: the weight of the classes is an ordinary tensor")
     if reduction == "none":
         losses = function(block, labels, weight, reduction="none", **options)
         return like.like(losses, partition.without_dim(1))
-    ignore_index = int(options["ignore_index"])
     try:
         loss, dtype = _sum_of_block(function, block, labels, weight, options)
         counted = _divisor_of_mean(block, labels, weight, ignore_index)
@@ -303,7 +274,7 @@ def label_loss(
 
 
 def _blocks(
-    function: _LossFunction, input: torch.Tensor, target: torch.Tensor
+    function: Operator, input: torch.Tensor, target: torch.Tensor
 ) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
     """Returns a cut operand, the partition of the logits, and this rank's logits and labels."""
     shape = tuple(input.shape)
@@ -327,11 +298,11 @@ def _blocks(
 
 
 def _sum_of_block(
-    function: _LossFunction,
+    function: Operator,
     block: torch.Tensor,
     labels: torch.Tensor,
     weight: torch.Tensor | None,
-    options: _Options,
+    options: Mapping[str, float],
 ) -> tuple[torch.Tensor, torch.dtype]:
     """Sums the loss over the block, half precision in float32; also returns torch's dtype."""
     if block.dtype in HALF:

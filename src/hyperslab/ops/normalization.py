@@ -19,7 +19,7 @@ from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import HALF, as_float32, dense, memory_format_of
-from hyperslab.kernels.moments import Moments, local_moments
+from hyperslab.kernels.moments import local_moments
 from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
@@ -28,18 +28,23 @@ from hyperslab.ops.fusion import (
     epilogue_result,
     normalised_epilogue,
 )
-from hyperslab.ops.overloads import result_type
+from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import check_channels
-from hyperslab.ops.reductions.norms import norm_block
-from hyperslab.ops.reductions.sums import Dims, group_over, reduced_dims, without_empty_shards
+from hyperslab.ops.reductions import (
+    Dims,
+    group_over,
+    norm_block,
+    reduced_dims,
+    without_empty_shards,
+)
 from hyperslab.tensor import Sharded, register
 
 
 class Normalise(torch.autograd.Function):
     """Computes ``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
 
-    The statistics are those of ``pool`` neighbouring channels each, over N, space and the ranks of
-    ``group``, ``count`` values in all. Returns the block, and mean and biased variance (K).
+    The statistics are those of ``over.pool`` neighbouring channels each, over N, space and the
+    ranks of ``over.group``. Returns the block, and mean and biased variance (K).
 
     Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
     normalise the block. Backward: 1. the sums of dy and of dy * xhat per channel, 2. one
@@ -53,17 +58,19 @@ class Normalise(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         eps: float,
-        count: int,
-        group: Communicator | None,
-        pool: int = 1,
+        over: Population,
     ) -> tuple[torch.Tensor, ...]:
         x = dense(x, memory_format_of(x))
-        mean, var = _block_statistics(x, count, group, pool)
+        pool = over.pool or 1
+        mean, var = local_moments(x.unflatten(1, (-1, pool)))
+        if over.group is not None:
+            share = x.numel() / mean.numel() / over.count
+            exact = x.dtype == torch.float64
+            mean, var = combine_moments(mean, var, share, over.group, exact=exact)
+        mean, var = mean.repeat_interleave(pool), var.repeat_interleave(pool)
         y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
         ctx.eps = eps
-        ctx.count = count
-        ctx.group = group
-        ctx.pool = pool
+        ctx.over = over
         ctx.save_for_backward(x, weight, mean, var)
         ctx.mark_non_differentiable(mean, var)
         return y, mean, var
@@ -75,13 +82,19 @@ class Normalise(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         gradient = dense(gradient, memory_format_of(x))
-        dx, dxhat, db = _eval_backward(gradient, x, weight, mean, var, ctx.eps)
+        # For fixed statistics: the input's gradient and the sums of dy * xhat and of dy.
+        scale = weight if weight is not None else torch.ones_like(mean)
+        dx, dxhat, db = torch.ops.aten.native_batch_norm_backward(
+            gradient, x, scale, mean, var, None, None, False, ctx.eps, [True, True, True]
+        )
         if ctx.needs_input_grad[0]:
             sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
-            sums = sums.unflatten(1, (-1, ctx.pool)).sum(2)
-            if ctx.group is not None:
-                sums = reduce_in_place(sums, ctx.group, "the gradient of a normalisation")
-            sums = sums.repeat_interleave(ctx.pool, 1) / ctx.count
+            over = ctx.over
+            pool = over.pool or 1
+            sums = sums.unflatten(1, (-1, pool)).sum(2)
+            if over.group is not None:
+                sums = reduce_in_place(sums, over.group, "the gradient of a normalisation")
+            sums = sums.repeat_interleave(pool, 1) / over.count
             invstd = (var + ctx.eps).rsqrt()
             slope = -invstd.square() * sums[1]
             offset = -invstd * sums[0] - slope * mean
@@ -91,33 +104,7 @@ class Normalise(torch.autograd.Function):
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         dweight = dxhat if needs_weight else None
         dbias = db if needs_bias else None
-        return dx, dweight, dbias, None, None, None, None
-
-
-def _eval_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes, for fixed statistics, the input's gradient and the sums of dy * xhat and dy."""
-    scale = weight if weight is not None else torch.ones_like(mean)
-    return torch.ops.aten.native_batch_norm_backward(
-        gradient, x, scale, mean, var, None, None, False, eps, [True, True, True]
-    )
-
-
-def _block_statistics(
-    x: torch.Tensor, count: int, group: Communicator | None, pool: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes mean and biased variance (K) of every ``pool`` channels together."""
-    mean, var = local_moments(x.unflatten(1, (-1, pool)))
-    if group is not None:
-        share = x.numel() / mean.numel() / count
-        mean, var = combine_moments(mean, var, share, group, exact=x.dtype == torch.float64)
-    return mean.repeat_interleave(pool), var.repeat_interleave(pool)
+        return dx, dweight, dbias, None, None
 
 
 def combine_moments(
@@ -184,42 +171,19 @@ def batch_norm(
             f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
     count = math.prod(shape) // shape[1]
-    group = x.grid.group(axes)
-    if x.pending is not None:  # a normalisation is the first link of its chain
-        x.force()
-    affine = Affine.of(weight, bias)
-    chain = begin_epilogue(x)
-    if chain is None:
-        block = x.block
-        y, mean, var = Normalise.apply(block, affine.weight, affine.bias, eps, count, group)
-        normalised = x.like(y, fresh=True)
-    else:
-        chain, moments = normalised_epilogue(chain, Population(count, group), affine, eps)
-        mean, var = moments[:, 0].unbind()
-        normalised = epilogue_result(chain, x, x.partition)
+    over = Population(count, x.grid.group(axes))
+    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias), eps)
     if running_mean is not None and running_var is not None:
-        _update_batch_statistics(
-            x, running_mean, running_var, mean, var * (count / (count - 1)), momentum
-        )
-    return normalised
-
-
-def _update_batch_statistics(
-    x: Sharded,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    mean: torch.Tensor,
-    unbiased: torch.Tensor,
-    momentum: float,
-) -> None:
-    """Move the running statistics, on every rank alike: per replica, to the replicas' mean."""
-    data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
-    if data is not None:
-        both = torch.stack([mean, unbiased])
-        both = reduce_in_place(both, data, "the running statistics of batch_norm") / x.grid.data
-        mean, unbiased = both.unbind()
-    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        mean = mean[0]
+        unbiased = var[0] * (count / (count - 1))
+        data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+        if data is not None:  # on every rank alike: to the replicas' mean
+            both = torch.stack([mean, unbiased])
+            both = reduce_in_place(both, data, "the running statistics of batch_norm")
+            mean, unbiased = (both / x.grid.data).unbind()
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    return y
 
 
 FEW = 64
@@ -257,12 +221,16 @@ def instance_norm(
     if running_mean is None and _left_to_torch(x, count):
         return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
-    affine = Affine.of(weight, bias, copied=True)
-    y, (mean, var) = normalise_space(x, dtype, affine, eps, 1)
+    over = Population(count, group_over(x, range(2, x.dim())), 1)
+    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
     if running_mean is not None and running_var is not None:
-        _update_instance_statistics(
-            x, running_mean, running_var, mean, var * (count / (count - 1)), momentum
-        )
+        # To the mean over all samples, on every rank alike.
+        new = torch.stack([mean, var * (count / (count - 1))]).sum(1) / x.shape[0]
+        group = group_over(x, [0])
+        if group is not None:
+            new = reduce_in_place(new, group, "the running statistics of instance_norm")
+        running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
+        running_var.lerp_(new[1].to(running_var.dtype), momentum)
     return y
 
 
@@ -288,11 +256,13 @@ def group_norm(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
     pool = x.shape[1] // num_groups
-    if _left_to_torch(x, pool * math.prod(x.shape[2:])):
+    count = pool * math.prod(x.shape[2:])
+    if _left_to_torch(x, count):
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
         return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = result_type("group_norm", x.dtype, x.device)
-    return normalise_space(x, dtype, Affine.of(weight, bias), eps, pool)[0]
+    over = Population(count, group_over(x, range(2, x.dim())), pool)
+    return _normalised(x, over, Affine.of(weight, bias), eps, dtype)[0]
 
 
 def _left_to_torch(x: Sharded, count: int) -> bool:
@@ -325,47 +295,34 @@ def check_normalised(x: object, name: str, *parameters: object) -> None:
     check_channels(x, name)
 
 
-def normalise_space(
-    x: Sharded, dtype: torch.dtype, affine: Affine, eps: float, pool: int
-) -> tuple[Sharded, Moments]:
-    """Normalise ``pool`` channels of a sample together; also mean and variance (N, C)."""
-    group = group_over(x, range(2, x.dim()))
-    count = pool * math.prod(x.shape[2:])
+def _normalised(
+    x: Sharded, over: Population, affine: Affine, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Sharded, Sequence[torch.Tensor]]:
+    """Normalise, in a fused epilogue if a kernel takes the block.
+
+    Also returns mean and biased variance, (1, C) or, with ``over.pool`` channels of each sample
+    together, (N, C).
+    """
     if x.pending is not None:  # a normalisation is the first link of its chain
         x.force()
     chain = begin_epilogue(x)
     if chain is not None:
-        over = Population(count, group, pool)
-        chain, (mean, var) = normalised_epilogue(chain, over, affine, eps, dtype)
-        return epilogue_result(chain, x, x.partition), (mean, var)
+        chain, moments = normalised_epilogue(chain, over, affine, eps, dtype)
+        return epilogue_result(chain, x, x.partition), moments.unbind()
+    if over.pool is None:
+        y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, eps, over)
+        return x.like(y, fresh=True), (mean[None], var[None])
     # As if samples were further channels.
-    block = x.block.to(dtype)
+    block = x.block if dtype is None else x.block.to(dtype)
     samples, channels = block.shape[:2]
     # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
     flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
     parameters = [None if p is None else p.repeat(samples) for p in (affine.weight, affine.bias)]
-    y, mean, var = Normalise.apply(flat, *parameters, eps, count, group, pool)
+    y, mean, var = Normalise.apply(flat, *parameters, eps, over)
     y = y.view(block.shape)
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
     return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
-
-
-def _update_instance_statistics(
-    x: Sharded,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    mean: torch.Tensor,
-    unbiased: torch.Tensor,
-    momentum: float,
-) -> None:
-    """Move the running statistics to the mean over the samples, on every rank alike."""
-    new = torch.stack([mean, unbiased]).sum(1) / x.shape[0]
-    group = group_over(x, [0])
-    if group is not None:
-        new = reduce_in_place(new, group, "the running statistics of instance_norm")
-    running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
-    running_var.lerp_(new[1].to(running_var.dtype), momentum)
 
 
 @register(F.layer_norm, family="normalization")
@@ -377,13 +334,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Sharded:
     """Over the last dims, cut or not; of elementwise parameters each rank takes its part."""
-    x = input
-    shape = _check_normalized_shape(x, "layer_norm", normalized_shape, weight, bias)
-    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
-    if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
-        return x.like(F.layer_norm(x.local, shape, weight, bias, eps))
-    dtype = F.layer_norm(x.local.new_zeros(1), (1,)).dtype  # autocast may choose another
-    return _normalise_last_dims(x, x.local.to(dtype), shape, weight, bias, eps, centred=True)
+    return _normalise_last_dims(F.layer_norm, input, normalized_shape, (weight, bias), eps)
 
 
 @register(F.rms_norm, family="normalization")
@@ -394,15 +345,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> Sharded:
     """Over the last dims, cut or not; of elementwise weights each rank takes its part."""
-    x = input
-    shape = _check_normalized_shape(x, "rms_norm", normalized_shape, weight)
-    x = without_empty_shards(x, range(x.dim() - len(shape), x.dim()))
-    if group_over(x, range(x.dim() - len(shape), x.dim())) is None:
-        return x.like(F.rms_norm(x.local, shape, weight, eps))
-    block = x.local.to(F.rms_norm(x.local.new_zeros(1), (1,)).dtype)
-    if eps is None:
-        eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
-    return _normalise_last_dims(x, block, shape, weight, None, eps, centred=False)
+    return _normalise_last_dims(F.rms_norm, input, normalized_shape, (weight,), eps)
 
 
 def _check_normalized_shape(
@@ -427,26 +370,31 @@ def _check_normalized_shape(
 
 
 def _normalise_last_dims(
+    operator: Operator,
     x: Sharded,
-    block: torch.Tensor,
-    shape: tuple[int, ...],
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    *,
-    centred: bool,
+    normalized_shape: int | Sequence[int],
+    parameters: Sequence[torch.Tensor | None],
+    eps: float | None,
 ) -> Sharded:
-    """Applies `_LayerNorm` with this rank's part of weight and bias."""
-    first = x.dim() - len(shape)
-    part = tuple(slice(*x.box.interval(dim)) for dim in range(first, x.dim()))
-    weight, bias = (p if p is None else p[part] for p in (weight, bias))
-    group = group_over(x, range(first, x.dim()))
-    count = math.prod(shape)
-    return x.like(_LayerNorm.apply(block, weight, bias, first, eps, count, group, centred))
+    """Applies torch's operator where the last dims are whole, else `_LayerNorm`."""
+    shape = _check_normalized_shape(x, operator.__name__, normalized_shape, *parameters)
+    dims = range(x.dim() - len(shape), x.dim())
+    x = without_empty_shards(x, dims)
+    group = group_over(x, dims)
+    if group is None:
+        return x.like(operator(x.local, shape, *parameters, eps))
+    block = x.local.to(operator(x.local.new_zeros(1), (1,)).dtype)  # autocast may choose another
+    if eps is None:
+        eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
+    part = tuple(slice(*x.box.interval(dim)) for dim in dims)
+    weight, bias, *_ = [*(p if p is None else p[part] for p in parameters), None]
+    over = Population(math.prod(shape), group)
+    options = (dims.start, eps, over, operator is F.layer_norm)
+    return x.like(_LayerNorm.apply(block, weight, bias, *options))
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Normalise a block over its dims from ``first`` on and over the ranks of ``group``.
+    """Normalise a block over its dims from ``first`` on and over the ranks of ``over.group``.
 
     ``centred`` is layer norm: around the mean; otherwise RMS norm.
 
@@ -463,17 +411,15 @@ class _LayerNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         first: int,
         eps: float,
-        count: int,
-        group: Communicator,
+        over: Population,
         centred: bool,
     ) -> torch.Tensor:
         values = as_float32(x)
         dims = range(first, x.dim())
-        mean, var = _layer_statistics(values, dims, count, group, centred)
+        mean, var = _layer_statistics(values, dims, over, centred)
         invstd = var.add_(eps).rsqrt_()
         ctx.first = first
-        ctx.count = count
-        ctx.group = group
+        ctx.over = over
         ctx.centred = centred
         ctx.save_for_backward(x, weight, mean, invstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -494,37 +440,34 @@ class _LayerNorm(torch.autograd.Function):
         dy = gradient.to(mean.dtype)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[1]:
-            dweight = _sum_over_ranks(dy * xhat, lead).to(weight.dtype)
+            dweight = _sum_over(dy * xhat, lead).to(weight.dtype)
         if ctx.needs_input_grad[2]:
-            dbias = _sum_over_ranks(dy, lead).to(ctx.bias_dtype)
+            dbias = _sum_over(dy, lead).to(ctx.bias_dtype)
         if ctx.needs_input_grad[0]:
             g = dy if weight is None else dy * weight
             sums = torch.stack([g.sum(dims, True), (g * xhat).sum(dims, True)])
-            sums = reduce_in_place(sums, ctx.group, "the gradient of a layer's normalisation")
-            sums /= ctx.count
+            sums = reduce_in_place(sums, ctx.over.group, "the gradient of a layer's normalisation")
+            sums /= ctx.over.count
             g = g - xhat.mul_(sums[1])
             dx = (g - sums[0] if ctx.centred else g).mul_(invstd).to(x.dtype)
-        return dx, dweight, dbias, None, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None
 
 
 def _layer_statistics(
-    values: torch.Tensor,
-    dims: Sequence[int],
-    count: int,
-    group: Communicator,
-    centred: bool,
+    values: torch.Tensor, dims: Sequence[int], over: Population, centred: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Computes mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
-    share = math.prod(values.shape[d] for d in dims) / count
+    assert over.group is not None
+    share = math.prod(values.shape[d] for d in dims) / over.count
     if centred:
         var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
-        return combine_moments(mean, var, share, group, exact=values.dtype == torch.float64)
+        return combine_moments(mean, var, share, over.group, exact=values.dtype == torch.float64)
     square = values.square().mean(list(dims), keepdim=True).double() * share
-    square = reduce_in_place(square, group, "the statistics of rms_norm").to(values.dtype)
+    square = reduce_in_place(square, over.group, "the statistics of rms_norm").to(values.dtype)
     return torch.zeros_like(square), square
 
 
-def _sum_over_ranks(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
+def _sum_over(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return x.sum(dims) if dims else x
 
 

@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import describe, gather_first
-from hyperslab.util.torch_internals import count_storage_users
+from hyperslab.util.torch_internals import count_storage_users, count_tensor_users, is_view
 
 
 def device_constant(
@@ -130,13 +130,7 @@ def aligned_but(
             check_uncut(tensor, (dim,), f"{name} along")
     if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
         return [t.block for t in cut], like.partition.cuts, like  # nearly always
-    if any(
-        t.dim() != like.dim() or other_extents(t, dim) != other_extents(like, dim) for t in tensors
-    ):
-        raise LayoutError(
-            f"{name} along dim {dim}: the other dims of the global shapes differ\n"
-            f"{describe(tensors)}    crop or expand them to one shape"
-        )
+    check_alike_but(tensors, dim, name, "crop or expand")
     known = first_cuts(
         dim
         for t in (tensors[:1] if fixed else tensors)
@@ -147,6 +141,16 @@ def aligned_but(
     what = f"aligning operands of {name}"
     blocks = [block_of(t, Partition(tuple(t.shape), cuts), like.grid, what) for t in tensors]
     return blocks, cuts, like
+
+
+def check_alike_but(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: str) -> None:
+    """Refuses on every rank what one rank's blocks would not show: other dims that differ."""
+    shapes = {(t.dim(), other_extents(t, dim)) for t in tensors}
+    if len(shapes) > 1:
+        raise LayoutError(
+            f"{name} along dim {dim}: the other dims of the global shapes differ\n"
+            f"{describe(tensors)}    {remedy} them to one shape"
+        )
 
 
 def other_extents(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
@@ -184,10 +188,10 @@ def is_only_reference(x: torch.Tensor) -> bool:
     """
     storage = x.untyped_storage()
     return (
-        not x._is_view()
+        not is_view(x)
         and count_storage_users(storage) == 2  # the tensor's, and this look
         and storage.resizable()
-        and x._use_count() <= 1  # type: ignore[attr-defined]
+        and count_tensor_users(x) <= 1
     )
 
 

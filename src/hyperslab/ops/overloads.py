@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
 import torch
@@ -49,7 +49,7 @@ def spatial_dims(operator: Operator) -> int:
 
 
 def register_each(
-    *operators: str | Operator | tuple[Operator, ...],
+    *operators: str | Operator | tuple[Operator, ...] | Mapping[str, str],
     family: str,
     dims: Sequence[str] = (),
     lazy: bool = False,
@@ -64,8 +64,8 @@ def register_each(
         def rule(operator, input, dim=(), keepdim=False): ...
 
     Args:
-        operators: each a name (for all of its forms), a function, or a tuple of forms; the rule is
-            given the first form.
+        operators: each a name (for all of its forms), a function, a tuple of forms, or names with
+            their lines in the table of ops; the rule is given the first form.
         family: as in `hyperslab.register`.
         dims: as in `hyperslab.register`.
         lazy: as in `hyperslab.register`.
@@ -74,13 +74,16 @@ def register_each(
 
     def add(run: Operator) -> Operator:
         line = (run.__doc__ or "").strip().split("\n")[0]
+        rows: dict[Any, str] = {}
         for named in operators:
+            rows |= named if isinstance(named, Mapping) else {named: line}
+        for named, doc in rows.items():
             forms = overloads_of(named) if isinstance(named, str) else named
             if not isinstance(forms, tuple):
                 forms = (forms,)
             rule = functools.partial(run, forms[0])
             rule.__module__ = run.__module__  # by which the page of operators knows the file
-            register(*forms, family=family, doc=line, dims=dims, lazy=lazy, merged=merged)(rule)
+            register(*forms, family=family, doc=doc, dims=dims, lazy=lazy, merged=merged)(rule)
         return run
 
     return add
@@ -125,18 +128,6 @@ def integers(*given: Integers) -> tuple[int, ...]:
     return tuple(map(operator.index, values))
 
 
-_ON_ONE_VALUE: dict[str, Operator] = {
-    "instance_norm": lambda x: F.instance_norm(x.expand(1, 1, 2)),
-    "group_norm": lambda x: F.group_norm(x.expand(1, 1, 2), 1),
-    "avg_pool1d": lambda x: F.avg_pool1d(x, 1),
-    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 1),
-    "avg_pool3d": lambda x: F.avg_pool3d(x[None, None], 1),
-    "max_pool1d": lambda x: F.max_pool1d(x, 1),
-    "max_pool2d": lambda x: F.max_pool2d(x[None], 1),
-    "max_pool3d": lambda x: F.max_pool3d(x[None, None], 1),
-}
-
-
 def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Returns the dtype of torch's own result for an operand of ``dtype``."""
     if not torch.is_autocast_enabled(device.type):
@@ -148,5 +139,8 @@ def result_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dt
 def _result_type_under_autocast(
     name: str, dtype: torch.dtype, device: torch.device, _autocast: torch.dtype
 ) -> torch.dtype:
-    x = torch.zeros((1, 1, 1), dtype=dtype, device=device)
-    return _ON_ONE_VALUE[name](x).dtype
+    run = getattr(F, name)
+    norm = name.endswith("norm")
+    shape = (1, 1, 2) if norm else (1,) * (2 + spatial_dims(run))
+    options = () if name == "instance_norm" else (1,)  # one group, windows of one
+    return run(torch.zeros(shape, dtype=dtype, device=device), *options).dtype

@@ -1,24 +1,93 @@
-"""Averages gradients over ranks that share memory, where they are kept, whole or in part.
+"""Averages gradients over ranks, in either of two ways with one interface.
 
-`SharedGradients` does what DistributedDataParallel does, for ranks of one machine.
-`MissingGradients` handles backward passes that bring no gradient to some parameters, for either
-of the two.
+`Averaging` is the interface. `SharedGradients` does what DistributedDataParallel does for ranks
+that share memory, where the gradients are kept, whole or in part; `BucketedGradients` has
+DistributedDataParallel do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from hyperslab.comm import Grid, Shown, log_once, shared_buffers, shared_channels
+from hyperslab.comm import (
+    Grid,
+    Shown,
+    average_gradients,
+    log_once,
+    shared_buffers,
+    shared_channels,
+)
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.torch_internals import version_of
 
 GRADIENT_ALIGNMENT = 64  # [B] at which a gradient begins: a cache line
+MOST_NAMES_LOGGED = 3
+
+
+class Averaging:
+    """Averages those gradients of a module that a backward pass brought.
+
+    Parameters that no loss uses keep the ``.grad`` that they have, None mostly, as in serial torch.
+    Those that the losses of some replicas use have no gradient, zero, from the others.
+
+    ``owed``: parameters, by id, whose gradients accumulated without an average (``no_sync``);
+    ``filling``: whether gradients are made here that no loss brought.
+    """
+
+    forward: Callable[..., Any]
+    """Runs the module's forward, after which gradients will be averaged."""
+
+    no_sync: Callable[[], AbstractContextManager[None]]
+    """Lets gradients accumulate without communication within it."""
+
+    def __init__(self, module: nn.Module, grid: Grid) -> None:
+        self.module = module
+        self.grid = grid
+        self.owed: set[int] = set()
+        self.filling = False
+        self._said = False
+
+    @property
+    def synchronised(self) -> bool:
+        """Tell whether the next forward's gradients will be averaged."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Begin a forward pass."""
+
+    def collect(self, parameter: torch.Tensor, *, last: bool) -> None:
+        """Take a gradient that a backward pass brought; the ``last`` of all has them averaged."""
+
+    def finish(self, seen: set[int], averaged: Collection[int]) -> None:
+        """End a backward pass that brought ``seen`` of the ``averaged`` parameters, by id."""
+        raise NotImplementedError
+
+    def missing(self, seen: Collection[int], averaged: Collection[int]) -> list[nn.Parameter]:
+        """List the parameters to which a backward pass brought no gradient; the first is logged."""
+        found = {
+            name: p
+            for name, p in self.module.named_parameters()
+            if id(p) in averaged and id(p) not in seen
+        }
+        if not self._said:
+            self._said = True
+            names = [*found][:MOST_NAMES_LOGGED] + ["..."] * (len(found) > MOST_NAMES_LOGGED)
+            log_once(
+                self.grid,
+                f"{len(found)} of {len(averaged)} parameters of {type(self.module).__name__} got "
+                f"no gradient in a backward pass ({', '.join(names)}): their .grad stays as it is, "
+                "as in serial torch",
+            )
+        return list(found.values())
 
 
 # What a rank tells the others of a parameter.
@@ -42,7 +111,7 @@ class _GradientSpan:
     row: int
 
 
-class SharedGradients:
+class SharedGradients(Averaging):
     """Averages a module's gradients over ranks of one machine, as DistributedDataParallel does.
 
     Every ``.grad`` lies in memory that all ranks map. When the last gradient of a backward
@@ -50,30 +119,33 @@ class SharedGradients:
     of the CPU has no other core that could do it meanwhile. Of a layer whose filters ranks share
     only the rank that has them reads its gradient. What a pass brought on some ranks alone (the
     branch that one replica's samples took) is zero on the others.
-
-    ``require_backward_grad_sync``: whether the next forward's gradients will be averaged, as
-    DistributedDataParallel has it.
     """
+
+    synchronised = True
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        body: nn.Module,
         buffers: Sequence[torch.Tensor],
         grid: Grid,
         homes: GradientBuffers,
     ) -> None:
         """``buffers`` are bytes, by rank: as many as `bytes_needed`, and one of each parameter."""
-        self.require_backward_grad_sync = True
+        super().__init__(body.module, grid)
+        self.forward = body.forward
         self.homes = homes
         self._parts: list[list[torch.Tensor]] = []  # of each dtype, by rank
         self._places: dict[int, _GradientSpan] = {}  # in the order of memory
-        self._size = grid.size
-        self._rank = grid.rank
-        self._ranks = {axis: _ranks_along(axis, grid) for axis in grid.extents}
         self._rows: dict[int, Cut] = {}
         self._collected: list[tuple[torch.Tensor, int]] = []  # with the version of its gradient
+        coords = [grid.coords_of(rank) for rank in range(grid.size)]
+        self._ranks = {  # at each place along an axis
+            axis: [[rank for rank, at in enumerate(coords) if at[axis] == i] for i in range(extent)]
+            for axis, extent in grid.extents.items()
+        }
+        parameters = _trainable(self.module)
         begin = 0
-        for dtype in _dtypes(parameters):
+        for dtype in dict.fromkeys(p.dtype for p in parameters):
             of_dtype = [p for p in parameters if p.dtype == dtype]
             end = begin + bytes_needed(of_dtype)
             self._parts.append([buffer[begin:end].view(dtype) for buffer in buffers])
@@ -82,32 +154,50 @@ class SharedGradients:
         self._nbytes = begin + len(self._places)
         self._told = [buffer[begin : self._nbytes] for buffer in buffers]
 
+    @staticmethod
+    def of(body: nn.Module, grid: Grid, homes: GradientBuffers) -> SharedGradients | None:
+        """Share the gradients of a `ForwardBody`; None where memory does not suffice.
+
+        All ranks call this.
+        """
+        parameters = _trainable(body.module)
+        buffers = shared_buffers(bytes_needed(parameters) + len(parameters))
+        return None if buffers is None else SharedGradients(body, buffers, grid, homes)
+
     def _make_homes(self, parameters: Sequence[nn.Parameter], whole: torch.Tensor) -> None:
         begin = 0
         for parameter in parameters:
-            flat = whole[begin : begin + parameter.numel()]
-            self.homes.add(parameter, _laid_out_like(parameter, flat))
+            home = whole[begin : begin + parameter.numel()]
+            if torch.ops.aten.is_non_overlapping_and_dense(parameter):
+                home = home.as_strided(parameter.shape, parameter.stride())
+            self.homes.add(parameter, home.view(parameter.shape))
             end = begin + bytes_needed([parameter]) // parameter.element_size()
             row = parameter.numel() // max(1, parameter.shape[0]) if parameter.dim() else 1
-            index = len(self._places)
-            self._places[id(parameter)] = _GradientSpan(
-                index, len(self._parts) - 1, begin, end, row
-            )
+            place = _GradientSpan(len(self._places), len(self._parts) - 1, begin, end, row)
+            self._places[id(parameter)] = place
             begin = end
 
     def begin(self) -> None:
-        """Begin a forward pass."""
-        self.homes.begin(averaged=self.require_backward_grad_sync)
+        self.homes.begin(averaged=self.synchronised)
         self._rows.clear()
         self._collected.clear()
 
-    def collect(self, parameter: torch.Tensor) -> None:
+    def collect(self, parameter: torch.Tensor, *, last: bool) -> None:
         """Move a gradient to where it is averaged, unless it was made or accumulated there."""
-        rows = self.homes.settle(parameter)
+        rows = self.homes.copy_in(parameter)
         assert parameter.grad is not None
-        self._collected.append((parameter, parameter.grad._version))
+        self._collected.append((parameter, version_of(parameter.grad)))
         if rows is not None and parameter.stride(0) * parameter.shape[0] == parameter.numel():
             self._rows[id(parameter)] = rows
+        if last:
+            self.average()
+            self.owed.clear()
+
+    def finish(self, seen: set[int], averaged: Collection[int]) -> None:
+        for parameter in self.missing(seen, averaged):
+            if id(parameter) in self.owed and parameter.grad is not None:
+                self.collect(parameter, last=False)
+        self.average()
 
     def average(self) -> None:
         """Average, once all gradients that this rank's backward pass brought have been collected.
@@ -133,14 +223,14 @@ class SharedGradients:
                 told.append(NEW_GRADIENT_IN_ROWS if key in self._rows else NEW_GRADIENT)
             else:
                 told.append(OLD_GRADIENT if self.homes.stay(key) else NO_GRADIENT)
-        self._told[self._rank].copy_(torch.tensor(told, dtype=torch.uint8))
+        self._told[self.grid.rank].copy_(torch.tensor(told, dtype=torch.uint8))
 
     def _sums(self) -> Iterator[Shown]:
         """Yield what is averaged, by what all ranks have told.
 
         A hook of one rank alone, say, may have made another gradient of one that is in rows.
         """
-        everybody = range(self._size)
+        everybody = range(self.grid.size)
         all_told = torch.stack(self._told).T.tolist()
         for number, parts in enumerate(self._parts):
             adjacent: list[_GradientSpan] = []  # of gradients that come from all ranks
@@ -159,7 +249,7 @@ class SharedGradients:
                 elif max(told) >= NEW_GRADIENT:
                     ranks = [rank for rank in everybody if told[rank] > NO_GRADIENT]
                     yield from _from_ranks(parts, [place], ranks)
-                    self.homes.adopt(key)
+                    self.homes.attach(key)
             yield from _from_ranks(parts, adjacent, everybody)
 
     def _from_owners(
@@ -174,24 +264,12 @@ class SharedGradients:
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients accumulate without communication within it."""
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
+        before = self.synchronised
+        self.synchronised = False
         try:
             yield
         finally:
-            self.require_backward_grad_sync = before
-
-
-def share_gradients(
-    module: nn.Module, grid: Grid, homes: GradientBuffers
-) -> SharedGradients | None:
-    """Share the gradients of a module's trainable parameters; None where memory does not suffice.
-
-    All ranks call this.
-    """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    buffers = shared_buffers(bytes_needed(parameters) + len(parameters))
-    return None if buffers is None else SharedGradients(parameters, buffers, grid, homes)
+            self.synchronised = before
 
 
 def _from_ranks(
@@ -213,64 +291,47 @@ def bytes_needed(parameters: Sequence[torch.Tensor]) -> int:
     return sum(-(-p.nbytes // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT for p in parameters)
 
 
-def _ranks_along(axis: str, grid: Grid) -> list[list[int]]:
-    """List the ranks at each place along an axis."""
-    places = [grid.coords_of(rank)[axis] for rank in range(grid.size)]
-    return [
-        [rank for rank, place in enumerate(places) if place == i] for i in range(grid.extents[axis])
-    ]
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
-def _dtypes(parameters: Sequence[nn.Parameter]) -> list[torch.dtype]:
-    return list(dict.fromkeys(p.dtype for p in parameters))
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
+# Every rank computes the same running statistics: nobody's have to be sent. Torch 2.13 renamed the
+# option, and the old name warns.
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    next(o for o in ("forward_sync_buffers", "broadcast_buffers") if o in _DDP_OPTIONS): False
+}
 
 
-def _laid_out_like(parameter: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """View memory in the parameter's memory format, where that leaves no gaps."""
-    if torch.ops.aten.is_non_overlapping_and_dense(parameter):
-        return flat.as_strided(parameter.shape, parameter.stride())
-    return flat.view(parameter.shape)
+class BucketedGradients(Averaging):
+    """Has DistributedDataParallel average a module's gradients, while the backward pass runs."""
 
+    def __init__(self, body: nn.Module, grid: Grid) -> None:
+        super().__init__(body.module, grid)
+        self.ddp = DistributedDataParallel(
+            body,
+            process_group=grid.gradients.group,
+            gradient_as_bucket_view=True,
+            init_sync=False,  # done, for expanded buffers too
+            **_NO_BUFFER_SYNC,
+        )
+        if shared_channels() is not None and grid.device.type == "cpu":
+            self.ddp.register_comm_hook(self.ddp.process_group, _average_hook)
+        self.forward = self.ddp.forward
+        self.no_sync = self.ddp.no_sync
 
-MOST_NAMES_LOGGED = 3
+    @property
+    def synchronised(self) -> bool:
+        return self.ddp.require_backward_grad_sync
 
-
-class MissingGradients:
-    """Averages those gradients of a module that a backward pass brought.
-
-    Parameters that no loss uses keep the ``.grad`` that they have, None mostly, as in serial torch.
-    Those that the losses of some replicas use have no gradient, zero, from the others.
-
-    ``owed``: parameters, by id, whose gradients accumulated without an average (``no_sync``).
-    """
-
-    def __init__(self, module: nn.Module, grid: Grid) -> None:
-        self.module = module
-        self.grid = grid
-        self.owed: set[int] = set()
-        self.filling = False
-        self._said = False
-
-    def average(
-        self, seen: Collection[int], averaged: Collection[int], gradients: SharedGradients
-    ) -> None:
-        """Average those of ``seen`` that have been collected, and what earlier passes left."""
-        self._say(seen, averaged)
-        for parameter in self._missing(seen, averaged):
-            if id(parameter) in self.owed and parameter.grad is not None:
-                gradients.collect(parameter)
-        self.owed.clear()
-        gradients.average()
-
-    def complete(self, seen: set[int], averaged: Collection[int]) -> None:
+    def finish(self, seen: set[int], averaged: Collection[int]) -> None:
         """Bring zeros to the others, for DistributedDataParallel waits for all of them.
 
         These are -0.0, which any other number turns into +0.0: what is still -0.0 after the average
         nobody has used, and no message has to tell. From then on they count as ``seen``:
         it averages once for each forward pass.
         """
-        self._say(seen, averaged)
-        missing = self._missing(seen, averaged)
+        missing = self.missing(seen, averaged)
         without = [p for p in missing if p.grad is None]
         frozen = [p for p in missing if not p.requires_grad]
         self.filling = True
@@ -286,38 +347,20 @@ class MissingGradients:
             self.filling = False
             for parameter in frozen:
                 parameter.requires_grad_(False)
-        for parameter in self._unused(without):
+        if self.grid.data > 1 and without:  # the ranks of a replica run the same program
+            used = torch.stack([_was_used(p.grad) for p in without if p.grad is not None])
+            without = [p for p, other in zip(without, used.tolist(), strict=True) if not other]
+        for parameter in without:
             parameter.grad = None
         seen.update(averaged)
-        self.owed.clear()
 
-    def _unused(self, without: Sequence[nn.Parameter]) -> Iterable[nn.Parameter]:
-        """Return the parameters without an earlier gradient to which no rank brought any."""
-        if self.grid.data == 1 or not without:  # the ranks of a replica run the same program
-            return without
-        found = torch.stack([_was_used(p.grad) for p in without if p.grad is not None])
-        return [p for p, other in zip(without, found.tolist(), strict=True) if not other]
 
-    def _missing(self, seen: Collection[int], averaged: Collection[int]) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if id(p) in averaged and id(p) not in seen]
-
-    def _say(self, seen: Collection[int], averaged: Collection[int]) -> None:
-        if self._said:
-            return
-        self._said = True
-        names = [
-            name
-            for name, p in self.module.named_parameters()
-            if id(p) in averaged and id(p) not in seen
-        ]
-        some = ", ".join(names[:MOST_NAMES_LOGGED]) + (
-            ", ..." if len(names) > MOST_NAMES_LOGGED else ""
-        )
-        log_once(
-            self.grid,
-            f"{len(names)} of {len(averaged)} parameters of {type(self.module).__name__} got no "
-            f"gradient in a backward pass ({some}): their .grad stays as it is, as in serial torch",
-        )
+def _average_hook(group, bucket):  # type: ignore[no-untyped-def]
+    """DistributedDataParallel's hook, which must not have annotations as strings."""
+    average_gradients(bucket.buffer(), group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _was_used(average: torch.Tensor) -> torch.Tensor:

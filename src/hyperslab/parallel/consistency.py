@@ -47,7 +47,12 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
             name: f"{tuple(t.shape)} {t.dtype}" + " frozen" * (not t.requires_grad)
             for name, t in (*module.named_parameters(), *module.named_buffers())
         },
-        "layers": dict(_torch_layers(module)),
+        "layers": {
+            name: f"{type(part).__name__}({part.extra_repr()})"
+            for name, part in module.named_modules()
+            if type(part).__module__.startswith("torch.nn.")
+            and not isinstance(part, DEVICE_IN_REPR)
+        },
     }
     words = json.dumps(facts)
     if grid.same_on_all(zlib.crc32(words.encode())):
@@ -61,14 +66,6 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
     )
 
 
-def _torch_layers(module: nn.Module) -> list[tuple[str, str]]:
-    return [
-        (name, f"{type(part).__name__}({part.extra_repr()})")
-        for name, part in module.named_modules()
-        if type(part).__module__.startswith("torch.nn.") and not isinstance(part, DEVICE_IN_REPR)
-    ]
-
-
 RandomStates = Literal["replica", "own"]
 RANDOM_STATES: tuple[str, ...] = get_args(RandomStates)
 
@@ -79,16 +76,6 @@ def share_random_states(grid: Grid, states: RandomStates) -> None:
     So must, with "replica", data sets of the ranks of a replica, which draw from NumPy's and
     Python's generators, too.
     """
-    _share_torch_state(grid)
-    if states == "replica":
-        # The legacy generator is the one that data sets draw from.
-        of_numpy, of_python = broadcast_from_main(
-            lambda: (np.random.get_state(), random.getstate())  # noqa: NPY002
-        )
-        _set_numpy_and_python_states(of_numpy, of_python, grid.coords["data"])
-
-
-def _share_torch_state(grid: Grid) -> None:
     state = torch.get_rng_state().to(grid.device)
     dist.broadcast(state, src=0)
     torch.set_rng_state(state.cpu())
@@ -96,13 +83,16 @@ def _share_torch_state(grid: Grid) -> None:
         state = torch.cuda.get_rng_state(grid.device).to(grid.device)
         dist.broadcast(state, src=0)
         torch.cuda.set_rng_state(state.cpu(), grid.device)
-
-
-def _set_numpy_and_python_states(of_numpy: Any, of_python: Any, replica: int) -> None:
-    """Take rank 0's random states; other replicas than its own seed theirs by them."""
+    if states != "replica":
+        return
+    # The legacy generator is the one that data sets draw from.
+    of_numpy, of_python = broadcast_from_main(
+        lambda: (np.random.get_state(), random.getstate())  # noqa: NPY002
+    )
     random.setstate(of_python)
-    np.random.set_state(of_numpy)  # noqa: NPY002 - the generator that data sets draw from
-    if replica > 0:
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    replica = grid.coords["data"]
+    if replica > 0:  # other replicas than rank 0's seed theirs by its states
         random.seed((random.getrandbits(128) << 32) + replica)
         words = np.random.randint(0, 1 << 32, 4, dtype=np.uint32)  # noqa: NPY002
         np.random.seed([*words.tolist(), replica])  # noqa: NPY002

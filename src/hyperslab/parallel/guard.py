@@ -17,11 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
-from torch.nn.parallel import DistributedDataParallel
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
-from hyperslab.parallel.averaging import MissingGradients, SharedGradients
+from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import at_end_of_backward, graph_task, tree_leaves
@@ -45,10 +44,6 @@ def refuse_sharded_parameters(module: nn.Module) -> None:
             "parallelism), but hyperslab.parallelize needs whole ones\n    to shard what the "
             "optimizer keeps, use torch.distributed.optim.ZeroRedundancyOptimizer"
         )
-
-
-Averaging = DistributedDataParallel | SharedGradients
-"""Averages the gradients of a module."""
 
 
 class ForwardBody(nn.Module):
@@ -90,14 +85,22 @@ class Guard:
     Args:
         module: its trainable parameters now are those that will be averaged.
         grid: the ranks.
+        averaging: what averages them; None if there are none.
         freezing: whether some of them may be frozen later.
         inputs: what looks at ordinary tensors that enter the module, if anything does.
     """
 
     def __init__(
-        self, module: nn.Module, grid: Grid, *, freezing: bool, inputs: OrdinaryInputs | None
+        self,
+        module: nn.Module,
+        grid: Grid,
+        averaging: Averaging | None,
+        *,
+        freezing: bool,
+        inputs: OrdinaryInputs | None,
     ) -> None:
         self.module = module
+        self.averaging = averaging
         self.freezing = freezing
         self.averaged = _trainable(module)
         self.synchronised = True
@@ -105,16 +108,12 @@ class Guard:
         self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
-        self.gradients: SharedGradients | None = None  # None: DistributedDataParallel has them
-        self.rest = MissingGradients(module, grid)
         self._pass: int | None = None  # the backward pass that `_finished` ends
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
 
-    def begin(
-        self, averaging: Averaging | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass whose gradients will be averaged, unless in ``no_sync``."""
         trainable = self._check_parameters()
         if self.inputs is not None and trainable:
@@ -125,9 +124,9 @@ class Guard:
             self.parameters.look(args, kwargs)
         self.seen.clear()
         self._pass = None
-        self.synchronised = averaging is None or averaging.require_backward_grad_sync
-        if self.gradients is not None:
-            self.gradients.begin()
+        if self.averaging is not None:
+            self.synchronised = self.averaging.synchronised
+            self.averaging.begin()
 
     def _check_parameters(self) -> dict[int, torch.dtype]:
         """Return the parameters that are trained now, with their types."""
@@ -148,10 +147,12 @@ class Guard:
     def _accumulated(self, parameter: torch.Tensor) -> None:
         if self.alone is not None:  # it is trained in its evaluation mode
             raise self.alone
-        if self.rest.filling:
+        averaging = self.averaging
+        assert averaging is not None  # what is trained later is refused in `begin`
+        if averaging.filling:
             return
         if not self.synchronised:
-            self.rest.owed.add(id(parameter))
+            averaging.owed.add(id(parameter))
             return
         if torch.is_grad_enabled():
             raise LayoutError(
@@ -170,24 +171,19 @@ class Guard:
             self._pass = graph_task()
             at_end_of_backward(self._finished)
         self.seen.add(id(parameter))
-        if self.gradients is not None:
-            self.gradients.collect(parameter)
-            if len(self.seen) == len(self.averaged):
-                self.gradients.average()
-                self.rest.owed.clear()
+        averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
 
     def _finished(self) -> None:
         """Average what is there at the end of a backward pass, if it is not everything."""
-        if len(self.seen) == len(self.averaged):
-            self.rest.owed.clear()
-            return
-        function = _function_under_way()
+        assert self.averaging is not None
+        missing = len(self.seen) < len(self.averaged)
+        function = _function_under_way() if missing else None
         if function is not None:  # the pass of re-entrant checkpointing: another one goes on
             function.register_hook(lambda *_: at_end_of_backward(self._finished))
-        elif self.gradients is not None:
-            self.rest.average(self.seen, self.averaged, self.gradients)
-        else:
-            self.rest.complete(self.seen, self.averaged)
+            return
+        if missing:
+            self.averaging.finish(self.seen, self.averaged)
+        self.averaging.owed.clear()
 
 
 def _function_under_way() -> Any:
@@ -211,15 +207,10 @@ class GuardedForward(functools.partial[Any]):
     ``__call__`` written in Python.)
     """
 
-    def __new__(
-        cls,
-        forward: Callable[..., Any],
-        guard: Guard | None = None,
-        averaging: Averaging | None = None,
-    ) -> GuardedForward:
+    def __new__(cls, forward: Callable[..., Any], guard: Guard | None = None) -> GuardedForward:
         def run(*args: Any, **kwargs: Any) -> Any:
             if guard is not None and torch.is_grad_enabled():
-                guard.begin(averaging, args, kwargs)
+                guard.begin(args, kwargs)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _force_outputs(forward(*args, **kwargs))
 

@@ -7,7 +7,6 @@ whose inputs are gathered before them (`gather_before`).
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -15,12 +14,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hyperslab.comm import Grid, average_gradients, log_once, shared_channels
+from hyperslab.comm import Grid, log_once, shared_channels
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv_problem import KERNELS, Kernels
-from hyperslab.parallel.averaging import share_gradients
+from hyperslab.parallel.averaging import Averaging, BucketedGradients, SharedGradients
 from hyperslab.parallel.consistency import (
     ORDINARY,
     RANDOM_STATES,
@@ -49,7 +47,7 @@ def gather_before(module: nn.Module, until: Submodule | Sequence[Submodule], gri
     """
     wanted = (until,) if isinstance(until, str | nn.Module) else until
     for name in [_submodule_name(module, submodule) for submodule in wanted]:
-        hook = _GatherHook(name, grid)
+        hook = _gather_hook(name, grid)
         module.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
 
 
@@ -73,37 +71,30 @@ def _submodule_name(module: nn.Module, wanted: Submodule) -> str:
     return name
 
 
-class _GatherHook:
-    """Gathers the inputs of a submodule before its forward.
+def _gather_hook(name: str, grid: Grid) -> Callable[..., Any]:
+    """Makes the hook that gathers the inputs of a submodule before its forward.
 
     Distribution scheme: 1. every cut tensor among the arguments is gathered along the axes that
     cut space; along the batch it stays cut, 2. the ranks of a replica repeat the
     submodule's work, and that of what uses its results.
     """
 
-    def __init__(self, name: str, grid: Grid) -> None:
-        self.name = name
-        self.grid = grid
-
-    def __call__(
-        self, _submodule: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...], dict[str, object]]:
-        return tree_map(self.whole, args), tree_map(self.whole, kwargs)
-
-    def whole(self, value: object) -> object:
+    def gathered(value: object) -> object:
         if not isinstance(value, Sharded):
             return value
         space = [axis for axis in value.partition.axes if axis != "data"]
         if not space:
             return value
         log_once(
-            self.grid,
-            f"until {self.name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
+            grid,
+            f"until {name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
             "there repeat the work from here on",
         )
-        whole = value.redistribute(value.partition.without(space), f"until {self.name!r}")
+        whole = value.redistribute(value.partition.without(space), f"until {name!r}")
         whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy
         return whole
+
+    return lambda _submodule, args, kwargs: (tree_map(gathered, args), tree_map(gathered, kwargs))
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -112,13 +103,6 @@ Module = TypeVar("Module", bound=nn.Module)
 NoSync = Callable[[], AbstractContextManager[None]]
 
 BATCH_NORM_STATISTICS = ("grid", "replica")
-# torch 2.13 renamed the option; the old name warns.
-_SYNC_BUFFERS_OPTION = "forward_sync_buffers"
-_DDP_OPTIONS = inspect.signature(DistributedDataParallel).parameters
-# Every rank computes the same running statistics: nobody's have to be sent.
-_NO_BUFFER_SYNC: dict[str, Any] = {
-    _SYNC_BUFFERS_OPTION if _SYNC_BUFFERS_OPTION in _DDP_OPTIONS else "broadcast_buffers": False
-}
 
 
 def parallelize(
@@ -247,39 +231,21 @@ def _average_gradients_of(
     if grid.size == 1:
         return GuardedForward(module.forward), contextlib.nullcontext
     _broadcast_parameters(module, grid)
-    guard = Guard(module, grid, freezing=freezing, inputs=inputs)
-    if not any(p.requires_grad for p in module.parameters()):
+    averaging: Averaging | None = None
+    if any(p.requires_grad for p in module.parameters()):
+        body = ForwardBody(module)
+        averaging = SharedGradients.of(body, grid, homes) if _can_share(module, grid) else None
+        averaging = averaging or BucketedGradients(body, grid)
+    guard = Guard(module, grid, averaging, freezing=freezing, inputs=inputs)
+    if averaging is None:
         return GuardedForward(module.forward, guard), contextlib.nullcontext
-    body = ForwardBody(module)
-    if _can_share(module, grid):
-        gradients = share_gradients(module, grid, homes)
-        if gradients is not None:
-            guard.gradients = gradients
-            return GuardedForward(body.forward, guard, gradients), gradients.no_sync
-    ddp = DistributedDataParallel(
-        body,
-        process_group=grid.gradients.group,
-        gradient_as_bucket_view=True,
-        init_sync=False,  # done, for expanded buffers too
-        **_NO_BUFFER_SYNC,
-    )
-    if shared_channels() is not None and grid.device.type == "cpu":
-        ddp.register_comm_hook(ddp.process_group, _average_hook)
-    return GuardedForward(ddp.forward, guard, ddp), ddp.no_sync
+    return GuardedForward(averaging.forward, guard), averaging.no_sync
 
 
 def _can_share(module: nn.Module, grid: Grid) -> bool:
     """Tell whether gradients lie in memory that all ranks share, and are all dense."""
     sparse = any(getattr(part, "sparse", False) for part in module.modules())
     return shared_channels() is not None and grid.device.type == "cpu" and not sparse
-
-
-def _average_hook(group, bucket):  # type: ignore[no-untyped-def]
-    """DistributedDataParallel's hook, which must not have annotations as strings."""
-    average_gradients(bucket.buffer(), group)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 def _broadcast_parameters(module: nn.Module, grid: Grid) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,22 +30,16 @@ def recompute_stages(module: nn.Module) -> int:
     count = 0
     for part in module.modules():
         if isinstance(part, nn.Sequential) and any(isinstance(m, _CONVOLUTIONS) for m in part):
-            run = _Stages(part)
-            part.forward = run  # type: ignore[method-assign]
-            count += sum(isinstance(stage, _Stage) for stage in run.stages)
+            stages = tuple(_stages(part))
+            part.forward = partial(_in_turn, stages)  # type: ignore[method-assign]
+            count += sum(isinstance(stage, _Stage) for stage in stages)
     return count
 
 
-class _Stages:
-    """Runs the forward of an `nn.Sequential`, stage by stage."""
-
-    def __init__(self, layers: nn.Sequential) -> None:
-        self.stages = tuple(_stages(layers))
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        for stage in self.stages:
-            x = stage(x)
-        return x
+def _in_turn(parts: Iterable[Callable[[Any], Any]], x: Any) -> Any:
+    for part in parts:
+        x = part(x)
+    return x
 
 
 class _Stage:
@@ -55,28 +50,16 @@ class _Stage:
         self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, BatchNorm)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        run = partial(_in_turn, self.layers)
         if not torch.is_grad_enabled():
-            return self._run(x)
+            return run(x)
         # Saved tensors come back as ordinary ones where somebody looks at them: cut in here.
-        run = self._run
         if isinstance(x, Sharded):
-            cut = functools.partial(
-                Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy
-            )
-            run = functools.partial(self._run_cut, cut)
+            cut = partial(Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy)
+            run = partial(_in_turn, (cut, *self.layers))
             x = x.local
         y: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=self._first_and_again)
         return y
-
-    def _run_cut(
-        self, like: Callable[[torch.Tensor], Sharded], block: torch.Tensor
-    ) -> torch.Tensor:
-        return self._run(like(block))
-
-    def _run(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
     def _first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _keep_statistics(self.norms)

@@ -15,7 +15,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.grids import words_of
 from hyperslab.planner.job import job_of
-from hyperslab.planner.machine import Machine, load_machine, shipped_machines
+from hyperslab.planner.machine import Machine, load_machine
 from hyperslab.planner.search import (
     Candidate,
     GridPlan,
@@ -27,7 +27,7 @@ from hyperslab.planner.search import (
     process_bytes,
     trace_one,
 )
-from hyperslab.planner.summary import bytes_text, ranks_text, time_text
+from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text, time_text
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
@@ -73,46 +73,32 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
             plan = again
     if plan.best is None:
         raise LayoutError(_nothing_fits_words(plan, bounds))
-    log.info("%s", _choice_words(plan, recipe))
-    return recipe.model_copy(update={"grid": plan.best.grid, "memory": plan.job.recipe.memory})
+    best = plan.best
+    words = (
+        f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(ranks)} by the plan for "
+        f"{machine.name}: {time_text(best.seconds.total)} a step, "
+        f"{bytes_text(best.memory.total)} of {bytes_text(bounds.limit.nbytes)} a rank"
+    )
+    if plan.job.recipe.memory != recipe.memory:
+        words += "; activations are recomputed (memory=recompute), or no grid would fit"
+    log.info("%s", words)
+    return recipe.model_copy(update={"grid": best.grid, "memory": plan.job.recipe.memory})
 
 
 def machine_for(name: str | None, device: str) -> Machine:
     """Loads the machine that is named, or else the usual one for such a device."""
-    if name is None:
-        usual = USUAL_MACHINES[device]
-        name = usual if usual in shipped_machines() else shipped_machines()[0]
-    return load_machine(name)
-
-
-def _choice_words(plan: GridPlan, recipe: Recipe) -> str:
-    best = plan.best
-    assert best is not None
-    words = (
-        f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(plan.ranks)} by the plan for "
-        f"{plan.machine.name}: {time_text(best.seconds.total)} a step, "
-        f"{bytes_text(best.memory.total)} of {bytes_text(plan.limit.nbytes)} a rank"
-    )
-    if plan.job.recipe.memory != recipe.memory:
-        words += "; activations are recomputed (memory=recompute), or no grid would fit"
-    return words
+    return load_machine(name or USUAL_MACHINES[device])
 
 
 def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
-    smallest = plan.smallest
-    assert smallest is not None
     least = least_ranks(plan.job, plan.machine, bounds, plan.first)
-    remedy = (
-        f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
-        f"{bytes_text(least.memory.total)} each"
-        if least is not None
-        else "no number of ranks was found that does: take smaller mini-batches or more memory"
-    )
-    return (
-        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank "
-        f"({plan.limit.reason}); {words_of(smallest.grid)} needs least, "
-        f"{bytes_text(smallest.memory.total)}\n    {remedy}"
-    )
+    remedy = "no number of ranks was found that does: take smaller mini-batches or more memory"
+    if least is not None:
+        remedy = (
+            f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
+            f"{bytes_text(least.memory.total)} each"
+        )
+    return f"{nothing_fits_text(plan, f' ({plan.limit.reason})')}\n    {remedy}"
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:

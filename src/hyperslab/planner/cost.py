@@ -18,18 +18,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from hyperslab.comm.shared_memory import shared_bytes
-from hyperslab.planner.machine import Machine, Setting
-from hyperslab.planner.trace.records import Exchange, LocalOperator, Pass, Sum, Trace, Wait
+from hyperslab.planner.machine import Machine
+from hyperslab.planner.trace.records import Event, Exchange, LocalOperator, Pass, Sum, Trace, Wait
 
 PhaseName = Pass | str
 """Names a pass of Oyama et al. 2020, or is "optimizer"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+Number = TypeVar("Number", int, float)
+
+
+class _Parts(Generic[Number]):
+    """Adds up the fields of a dataclass, which divide a sum by cause."""
+
+    @property
+    def total(self) -> Number:
+        """Sums up all parts."""
+        return sum(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, Number]:
+        """Returns the parts by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Breakdown(_Parts[float]):
     """Divides a step's time by cause [s]; the parts add up to the step.
 
     ``forward``, ``backward_data`` and ``backward_filter`` are FP, BD and BF of Oyama et al. 2020,
@@ -52,21 +69,12 @@ class Breakdown:
     input: float = 0.0
 
     @property
-    def total(self) -> float:
-        """Sums up the step [s]."""
-        return sum(dataclasses.astuple(self))
-
-    @property
     def compute(self) -> float:
         """Sums the time of operators alone [s]."""
         return self.forward + self.backward_data + self.backward_filter + self.optimizer
 
-    def as_dict(self) -> dict[str, float]:
-        """Returns the seconds by name."""
-        return dataclasses.asdict(self)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerCost:
     """Holds the cost of one layer in one pass: ``operators`` calls, their time and flops.
 
@@ -75,11 +83,11 @@ class LayerCost:
 
     layer: str
     phase: PhaseName
-    operators: int
-    flops: int
-    compute: float
-    waiting: float
-    overhead: float
+    operators: int = 0
+    flops: int = 0
+    compute: float = 0.0
+    waiting: float = 0.0
+    overhead: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -145,124 +153,95 @@ def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
     With a machine that hides everything and gradients that are ready early this is the paper's
     sum; else what is exposed is longer, see `Lane`.
     """
-    walk = _StepClock(machine, machine.setting(ranks), trace.rank)
+    clock = _StepClock(machine, ranks, trace.rank)
     for event in trace.events:
-        walk.take(event)
-    return walk.result(trace)
+        clock.take(event)
+    return clock.result(trace)
 
 
-@dataclass(slots=True)
-class _LayerShare:
-    """Sums up the cost of one layer in one pass."""
-
-    operators: int = 0
-    flops: int = 0
-    compute: float = 0.0
-    waiting: float = 0.0
-    overhead: float = 0.0
-
-
-@dataclass
 class _StepClock:
     """Advances a rank's clock event by event, and books the time by cause and layer."""
 
-    machine: Machine
-    setting: Setting
-    rank: int
-    now: float = 0.0
-    guessed: float = 0.0
-    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    shares: dict[tuple[str, PhaseName], _LayerShare] = field(
-        default_factory=lambda: defaultdict(_LayerShare)
-    )
-
-    def __post_init__(self) -> None:
-        self.halos = Lane(self.machine.hidden.halos)
-        self.gradients = Lane(self.machine.hidden.gradients)
+    def __init__(self, machine: Machine, ranks: int, rank: int) -> None:
+        self.machine = machine
+        self.setting = machine.setting(ranks)
+        self.rank = rank
+        self.now = 0.0
+        self.guessed = 0.0
+        self.spent: dict[str, float] = defaultdict(float)
+        self.layers: dict[tuple[str, PhaseName], LayerCost] = {}
+        self.halos = Lane(machine.hidden.halos)
+        self.gradients = Lane(machine.hidden.gradients)
         self.under_way: dict[int, tuple[float, float]] = {}  # exchange: when it arrives, its time
         self.reduced = 0.0  # [s] of all gradients' sums
 
-    def take(self, event: LocalOperator | Exchange | Wait | Sum) -> None:
+    def take(self, event: Event) -> None:
         """Advances the clock by one event."""
-        if isinstance(event, LocalOperator):
-            self._operator(event)
-        elif isinstance(event, Exchange):
-            self._begin(event)
-        elif isinstance(event, Wait):
-            self._wait(event.exchange)
-        elif event.purpose == "gradients":
-            self._reduce(event)
-        else:
-            self._sum(event)
+        match event:
+            case LocalOperator():
+                self._operator(event)
+            case Exchange():
+                seconds = exchange_seconds(event, self.rank, self.machine)
+                self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
+            case Wait():
+                arrival, seconds = self.under_way.pop(id(event.exchange))
+                exposed = self.halos.exposed(self.now, arrival, seconds)
+                self._wait("halos", event.exchange, exposed)
+            case Sum(purpose="gradients"):
+                # AR of section III-C for one bucket, when it is full.
+                seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+                self.gradients.send(self.now, seconds)
+                self.reduced += seconds
+            case Sum():
+                # A batch norm's per-channel sums (section III-C).
+                seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+                self._wait("statistics", event, seconds)
 
     def _operator(self, event: LocalOperator) -> None:
         """Adds Comp of section III-C, for every operator and not for convolutions alone."""
         if event.stage == "optimizer":
-            self.settle_gradients()
+            self._settle_gradients()
         found = self.setting.estimate(event)
+        overhead = self.setting.overhead.operator
         if found.how != "measured":
             self.guessed += found.seconds
         for phase, part, flops in self._phases(event):
-            share = self.shares[event.layer, phase]
-            share.compute += part * found.seconds
-            share.flops += flops
+            layer = self._layer(event.layer, phase)
+            layer.compute += part * found.seconds
+            layer.flops += flops
             self.spent[phase] += part * found.seconds
-        share.operators += 1
-        share.overhead += self.setting.overhead.operator
-        self.spent["overhead"] += self.setting.overhead.operator
-        self.now += found.seconds + self.setting.overhead.operator
+        layer.operators += 1
+        layer.overhead += overhead
+        self.spent["overhead"] += overhead
+        self.now += found.seconds + overhead
 
-    def _begin(self, event: Exchange) -> None:
-        seconds = exchange_seconds(event, self.rank, self.machine)
-        self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
-
-    def _wait(self, exchange: Exchange) -> None:
-        arrival, seconds = self.under_way.pop(id(exchange))
-        exposed = self.halos.exposed(self.now, arrival, seconds)
-        self._pass_time("halos", exchange, exposed)
-
-    def _sum(self, event: Sum) -> None:
-        """Adds the all-reduce of a batch norm's per-channel sums (section III-C)."""
-        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
-        self._pass_time("statistics", event, seconds)
-
-    def _reduce(self, event: Sum) -> None:
-        """Begins AR of section III-C for one bucket, when it is full."""
-        seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
-        self.gradients.send(self.now, seconds)
-        self.reduced += seconds
-
-    def settle_gradients(self) -> None:
+    def _settle_gradients(self) -> None:
         """Waits, before the optimizer, for what of sum AR no BD and BF hide (section III-C)."""
         exposed = self.gradients.exposed(self.now, self.gradients.free, self.reduced)
         self.spent["gradients"] += exposed
         self.now += exposed
         self.reduced = 0.0
 
-    def _pass_time(self, cause: str, event: Exchange | Sum, seconds: float) -> None:
+    def _wait(self, cause: str, event: Exchange | Sum, seconds: float) -> None:
         phase = "forward" if event.stage == "forward" else "backward-data"
-        self.shares[event.layer, phase].waiting += seconds
+        self._layer(event.layer, phase).waiting += seconds
         self.spent[cause] += seconds
         self.now += seconds
 
+    def _layer(self, name: str, phase: PhaseName) -> LayerCost:
+        return self.layers.setdefault((name, phase), LayerCost(name, phase))
+
     def result(self, trace: Trace) -> StepCost:
         """Collects the cost once all events have happened."""
-        self.settle_gradients()
+        self._settle_gradients()
         self.spent["overhead"] += self.setting.overhead.step
         seconds = Breakdown(**{name.replace("-", "_"): spent for name, spent in self.spent.items()})
-        layers = tuple(
-            LayerCost(
-                layer, phase, share.operators, share.flops, share.compute, share.waiting,
-                share.overhead,
-            )
-            for (layer, phase), share in self.shares.items()
-        )  # fmt: skip
         missing = sum(trace.not_traced.values())
         done = len(trace.operators)
         return StepCost(
             trace.rank,
             seconds,
-            layers,
+            tuple(self.layers.values()),
             flops=trace.flops(),
             guessed=min(1.0, self.guessed / seconds.compute) if self.guessed else 0.0,
             left_out=dict(trace.not_traced),
@@ -279,8 +258,6 @@ class _StepClock:
         if not event.flops:
             phase: Pass = "forward" if event.stage == "forward" else "backward-data"
             return [(phase, 1.0, 0)]
-        if len(event.flops) == 1:
-            return [(event.flops[0][0], 1.0, event.flops[0][1])]
         alone = [self.setting.estimate_pass(event, name).seconds for name, _ in event.flops]
         return [
             (name, seconds / sum(alone), flops)
@@ -289,62 +266,24 @@ class _StepClock:
 
 
 def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
-    """Sums 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C).
-
-    A message to a neighbour and the one from it travel at the same time; the larger one counts.
-    """
-    sent = _by_peer(event.sends)
-    received = _by_peer(event.receives)
-    return sum(
-        machine.send_seconds(max(sent.get(peer, 0), received.get(peer, 0)), rank, peer)
-        for peer in sorted({*sent, *received})
-    )
+    """Sums 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C)."""
+    messages = event.by_peer.items()
+    return sum(machine.send_seconds(nbytes, rank, peer) for peer, nbytes in messages)
 
 
-def _by_peer(messages: tuple[tuple[int, int], ...]) -> dict[int, int]:
-    total: dict[int, int] = defaultdict(int)
-    for peer, nbytes in messages:
-        total[peer] += nbytes
-    return total
-
-
-def least_bandwidth(samples: float, sample_bytes: float, step: float) -> float:
+def least_bandwidth(nbytes: float, step: float) -> float:
     """Computes BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
 
     8 MB each 0.129 s are the paper's 62 MB/s of a node:
 
-    >>> round(least_bandwidth(1, 8e6, 0.129) / 1e6)
+    >>> round(least_bandwidth(8e6, 0.129) / 1e6)
     62
     """
-    return samples * sample_bytes / step
+    return nbytes / step
 
 
-def read_seconds(nbytes: float, bandwidth: float) -> float:
-    """Computes the time [s] of reading at a bandwidth [B/s]; equation 1 solved for t.
-
-    64 samples of 512^3 x 4 int16 take 286 ms at 240 GB/s, and 267 ms at 1 GB each. The "at least
-    256 ms" of Oyama et al. 2020, section III-B, are 64 times the 4 ms to which the 4.2 ms of one
-    of them are rounded down.
-
-    >>> 64 * int(1e3 * read_seconds(1e9, 240e9))
-    256
-    >>> round(1e3 * read_seconds(64 * 2**30, 240e9))
-    286
-    """
-    return nbytes / bandwidth
-
-
-def input_wait(reading: float, step: float) -> float:
-    """Computes the part of ``reading`` that a step which reads ahead does not hide [s].
-
-    >>> input_wait(0.25, 0.75), input_wait(1.0, 0.75)
-    (0.0, 0.25)
-    """
-    return max(0.0, reading - step)
-
-
-@dataclass(frozen=True, slots=True)
-class RankMemory:
+@dataclass(frozen=True)
+class RankMemory(_Parts[int]):
     """Divides a rank's peak memory [B] by use; on a GPU, that of the device.
 
     ``activations`` are what autograd keeps but halos, ``halos`` the pieces of other ranks'
@@ -369,58 +308,30 @@ class RankMemory:
     store: int = 0
     process: int = 0
 
-    @property
-    def total(self) -> int:
-        """Sums up all uses [B]."""
-        return sum(dataclasses.astuple(self))
 
-    def as_dict(self) -> dict[str, int]:
-        """Returns the bytes by name."""
-        return dataclasses.asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Holds the memory [B] that a rank needs beside its step, see `RankMemory`."""
-
-    ahead: int = 0
-    store: int = 0
-    process: int = 0
-
-
-def rank_memory(trace: Trace, machine: Machine, ranks: int, host: HostMemory) -> RankMemory:
+def rank_memory(trace: Trace, machine: Machine, ranks: int, host: RankMemory) -> RankMemory:
     """Adds up a rank's memory at the fullest moment of its trace, and what lies beside it.
 
-    The paper's Table I counts activations alone; this is what a device has to have.
+    ``host`` has ``ahead``, ``store`` and ``process``. The paper's Table I counts activations alone;
+    this is what a device has to have.
     """
-    halos = min(trace.saved, _received_bytes(trace))
+    received = sum(
+        nbytes
+        for event in trace.events
+        if isinstance(event, Exchange) and event.stage == "forward"
+        for _, nbytes in event.receives
+    )
+    halos = min(trace.saved, received)
     kept = trace.parameters + trace.gradients + trace.optimizer_state
-    step = RankMemory(
+    on_cpu = machine.device == "cpu"
+    together = min(ranks, machine.ranks_per_node)
+    return dataclasses.replace(
+        host if on_cpu else RankMemory(),
         parameters=trace.parameters,
         gradients=trace.gradients,
         optimizer_state=trace.optimizer_state,
         activations=trace.saved - halos,
         halos=halos,
-        workspace=max(0, trace.peak - kept - trace.saved),
-    )
-    if machine.device != "cpu":
-        return step
-    together = min(ranks, machine.ranks_per_node)
-    return dataclasses.replace(
-        step,
-        workspace=max(0, trace.heap - kept - trace.saved),
-        communication=shared_bytes(together) // together,
-        ahead=host.ahead,
-        store=host.store,
-        process=host.process,
-    )
-
-
-def _received_bytes(trace: Trace) -> int:
-    """Sums the bytes received from other ranks in the forward pass [B]."""
-    return sum(
-        nbytes
-        for event in trace.events
-        if isinstance(event, Exchange) and event.stage == "forward"
-        for _, nbytes in event.receives
+        workspace=max(0, (trace.heap if on_cpu else trace.peak) - kept - trace.saved),
+        communication=shared_bytes(together) // together if on_cpu else 0,
     )

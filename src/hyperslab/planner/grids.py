@@ -6,17 +6,17 @@ long a step takes, as ranks are placed on a machine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm.grid import AXES, SPATIAL_AXES
+from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError
 from hyperslab.planner.job import GridJob, VolumeShape
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.trace.recorder import Layers
-from hyperslab.planner.trace.virtual_grid import MessageJournal, VirtualGrid
+from hyperslab.planner.trace.virtual_grid import VirtualGrid
 from hyperslab.recipe.schema import GridSection
 
 
@@ -26,23 +26,11 @@ def grids(ranks: int) -> Iterator[GridSection]:
     >>> [tuple(grid.model_dump().values()) for grid in grids(2)]
     [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
     """
-    for extents in _products(ranks, len(AXES)):
-        data, depth, height, width = extents
-        yield GridSection(data=data, depth=depth, height=height, width=width)
-
-
-def _products(number: int, factors: int) -> Iterator[tuple[int, ...]]:
-    if factors == 1:
-        yield (number,)
-        return
-    for first in reversed(_divisors(number)):
-        for rest in _products(number // first, factors - 1):
-            yield (first, *rest)
-
-
-def _divisors(number: int) -> list[int]:
-    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
-    return sorted({*small, *(number // i for i in small)})
+    divisors = [n for n in range(ranks, 0, -1) if ranks % n == 0]
+    for data, depth, height in itertools.product(divisors, repeat=3):
+        width, rest = divmod(ranks, data * depth * height)
+        if rest == 0:
+            yield GridSection(data=data, depth=depth, height=height, width=width)
 
 
 def refusal(grid: GridSection, job: GridJob) -> str:
@@ -55,25 +43,11 @@ def refusal(grid: GridSection, job: GridJob) -> str:
             f"a mini-batch of {job.batch} is not cut over {grid.data} replicas: they would repeat "
             "each other's work"
         )
-    virtual = VirtualGrid(grid.model_dump(), 0, MessageJournal(Layers(), lambda: "forward"))
     try:
-        virtual.partition(job.inputs)
+        VirtualGrid(grid.model_dump()).partition(job.inputs)
     except LayoutError as error:
         return str(error)
     return ""
-
-
-def box_extents(grid: GridSection, job: GridJob) -> tuple[int, ...]:
-    """Returns D, H, W of the largest block that a rank has of a sample."""
-    return tuple(
-        -(-extent // getattr(grid, axis))
-        for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
-    )
-
-
-def samples_each(grid: GridSection, job: GridJob) -> int:
-    """Returns the most samples of a mini-batch that a replica has."""
-    return -(-job.batch // grid.data)
 
 
 def words_of(grid: GridSection) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from hyperslab.checkpoint.run_state import DataCard
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import ScanOptions, Source
@@ -19,7 +20,7 @@ from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import Subvolumes, joined, padded, selected
 from hyperslab.planner.trace import Workload
 from hyperslab.recipe.network import CosmoFlowSection
-from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.train.builders import samples_of_split
 from hyperslab.train.network import build_network, check_first_pass
 from hyperslab.train.objective import build_objective
@@ -71,6 +72,25 @@ class GridJob:
         targets = voxels * self.target_bytes if self.about.classes else self.target_bytes
         return voxels * self.about.shape[0] * self.voxel_bytes + targets
 
+    def box_extents(self, grid: GridSection) -> VolumeShape:
+        """Returns D, H, W of the largest block that a rank has of a sample."""
+        cuts = zip(self.about.shape[1:], SPATIAL_AXES, strict=True)
+        return tuple(-(-extent // getattr(grid, axis)) for extent, axis in cuts)
+
+    def samples_each(self, grid: GridSection) -> int:
+        """Returns the most samples of a mini-batch that a replica has."""
+        return -(-self.batch // grid.data)
+
+    def step_bytes(self, grid: GridSection) -> int:
+        """Computes the stored size [B] of what a rank takes in for a step."""
+        boxes = self.accumulated * self.samples_each(grid)
+        return boxes * self.box_bytes(self.box_extents(grid))
+
+    @property
+    def reads_each_step(self) -> bool:
+        """Tells if files are read in every epoch, and not in the first one alone."""
+        return self.recipe.data.mode == "direct" and self.recipe.data.synthetic is None
+
     def workload(self) -> Workload:
         """Describes the job's step, to be traced."""
         recipe = self.recipe
@@ -113,31 +133,26 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
         RecipeError: the shape is none of a volume.
     """
     data = recipe.data
+    assumed = ""
     if shape is not None:
-        return _job(
-            recipe, _made_up_source(recipe, shape), f"volumes of {_product(shape)}, as asked for"
-        )
-    if not data.is_here:
+        assumed = f"volumes of {_product(shape)}, as asked for"
+    elif not data.is_here:
         shape = _shape_of_network(recipe)
         where = data.path or data.where
-        words = f"{where} is not here: volumes of {_product(shape)}, as the recipe's width says"
-        return _job(recipe, _made_up_source(recipe, shape), words)
-    source = _source(recipe)
-    source = selected(source, data.redshifts, data.targets)
-    if data.subvolume is not None:
-        source = Subvolumes(source, data.subvolume)
-    source = padded(source, data.multiple)
-    return _job(recipe, source, "")
-
-
-def _job(recipe: Recipe, source: Source, assumed: str) -> GridJob:
-    if assumed:  # so many volumes as a recipe may count there are not
-        recipe = _with_drawn_splits(recipe)
+        assumed = f"{where} is not here: volumes of {_product(shape)}, as the recipe's width says"
+    if shape is not None:
+        source = _made_up_source(recipe, shape)
+        recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
+    else:
+        source = selected(_source(recipe), data.redshifts, data.targets)
+        if data.subvolume is not None:
+            source = Subvolumes(source, data.subvolume)
+        source = padded(source, data.multiple)
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
-    about = _card(source)
     target = 1 if source.classes else 8 * len(source.parameters.names)
-    return GridJob(recipe, about, count, shown, source.dtype.itemsize, target, assumed)
+    voxel = source.dtype.itemsize
+    return GridJob(recipe, _card(source), count, shown, voxel, target, assumed)
 
 
 def _card(source: Source) -> DataCard:
@@ -150,21 +165,10 @@ def _card(source: Source) -> DataCard:
     )
 
 
-_DRAWN_SPLITS = {
-    "splits": "drawn",
-    "counts": None,
-    "train": None,
-    "validation": None,
-    "test": None,
-    "fold": None,
-    "folds": None,
+_DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", "folds")) | {
+    "splits": "drawn"
 }
-
-
-def _with_drawn_splits(recipe: Recipe) -> Recipe:
-    """Replaces the recipe's splits by drawn ones."""
-    data = recipe.data.model_copy(update=dict(_DRAWN_SPLITS))
-    return recipe.model_copy(update={"data": data})
+"""Replaces the splits of a recipe without data: there are not as many volumes as it may count."""
 
 
 def _source(recipe: Recipe) -> Source:

@@ -1,9 +1,9 @@
 """Searches for the best grid: estimates every one roughly, traces the promising ones, ranks them.
 
 In reading order: how much memory a rank may have (`PlanBounds`); `roofline_estimate`, a first
-look at all grids from one traced sample and geometry alone; `evaluate_grid`, what the step of
-one traced grid costs, whether it fits, what binds it; `make_plan`, the ranking; `least_ranks`
-and `suggested_changes`, what else would help.
+look at all grids from one traced sample and geometry alone; `trace_one`, what the step of one
+traced grid costs; `make_plan`, the ranking; `least_ranks` and `suggested_changes`, what else
+would help.
 
 The roofline estimate is no bound: it takes operators to be as fast for a block as for the whole.
 It only chooses which grids are traced.
@@ -14,46 +14,23 @@ from __future__ import annotations
 import math
 import resource
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from hyperslab.comm.grid import AXES, SPATIAL_AXES
-from hyperslab.data.store import MEMORY_SHARE, free_memory
+from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.planner.cost import (
-    Breakdown,
-    HostMemory,
-    Lane,
-    RankMemory,
-    StepCost,
-    input_wait,
-    rank_memory,
-    step_cost,
-)
-from hyperslab.planner.grids import (
-    box_extents,
-    grids,
-    refusal,
-    samples_each,
-    slowest_rank,
-    words_of,
-)
+from hyperslab.planner.cost import Breakdown, Lane, RankMemory, StepCost, rank_memory, step_cost
+from hyperslab.planner.grids import grids, refusal, slowest_rank, words_of
 from hyperslab.planner.job import GridJob, VolumeShape
 from hyperslab.planner.machine import Machine, Setting
-from hyperslab.planner.trace import (
-    Exchange,
-    LocalOperator,
-    TensorSpec,
-    Trace,
-    Wait,
-    Workload,
-    trace_step,
-)
+from hyperslab.planner.trace import Exchange, LocalOperator, Trace, Wait, Workload, trace_step
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.schema import GridSection
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import import_compiler
 
 PROCESS_STATUS = Path("/proc/self/status")
@@ -86,16 +63,15 @@ def host_limit(ranks: int, device: str) -> MemoryLimit:
     if device == "cuda" and torch.cuda.is_available():
         return MemoryLimit(torch.cuda.mem_get_info()[1], "the memory of the GPU")
     own = process_bytes()
-    limits = [
-        MemoryLimit(free_memory() // ranks + own, "a rank's part of the memory that is free here")
-    ]
+    free = free_memory() // ranks + own
+    limit = MemoryLimit(free, "a rank's part of the memory that is free here")
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses != resource.RLIM_INFINITY:
         left = max(0, addresses - _status_bytes("VmSize")) + own
-        limits.append(
-            MemoryLimit(left, "what the limit of a process's address space leaves (ulimit -v)")
-        )
-    return min(limits, key=lambda limit: limit.nbytes)
+        if left < limit.nbytes:
+            reason = "what the limit of a process's address space leaves (ulimit -v)"
+            return MemoryLimit(left, reason)
+    return limit
 
 
 def process_bytes() -> int:
@@ -146,7 +122,7 @@ class RooflineEstimate:
 
         Work shrinks as blocks do, a message as the face of a block through which it goes.
         """
-        samples = samples_each(grid, self.job)
+        samples = self.job.samples_each(grid)
         work = samples * sum(s * _largest_share(extents, grid) for extents, s in self.maps.items())
         exposed = sum(self._exposed(exchange, grid, samples) for exchange in self.exchanges)
         reduced = self.machine.all_reduce_seconds(self.gradients, grid.size)
@@ -162,7 +138,7 @@ class RooflineEstimate:
     def memory(self, grid: GridSection) -> int:
         """Estimates how much memory a rank needs [B]."""
         share = _largest_share(self.job.about.shape[1:], grid)
-        return self.held + int(samples_each(grid, self.job) * share * self.kept)
+        return self.held + int(self.job.samples_each(grid) * share * self.kept)
 
     def _exposed(self, exchange: HaloExchange, grid: GridSection, samples: int) -> float:
         """Estimates how long a rank waits for an exchange that begins at 0 [s]."""
@@ -173,7 +149,7 @@ class RooflineEstimate:
             face = math.prod(ratio for other, ratio in ratios.items() if other != axis)
             # The outermost ranks along an axis have one neighbour, all others two.
             sent += min(2, parts - 1) * self.machine.send_seconds(
-                int(samples * face * nbytes), 0, _rank_stride(grid, axis)
+                int(samples * face * nbytes), 0, _neighbour(grid, axis)
             )
         work = samples * math.prod(ratios.values()) * exchange.work
         return Lane(self.machine.hidden.halos).exposed(work, sent, sent)
@@ -190,15 +166,17 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
     maps: dict[VolumeShape, float] = defaultdict(float)
     fixed = setting.overhead.step
     for operator in trace.operators:
-        extents = _map_of(operator)
         seconds = setting.estimate(operator).seconds + setting.overhead.operator
-        if extents is None or operator.stage == "optimizer":
-            fixed += seconds
+        volumes = [spec.shape[2:] for spec in operator.call.tensors() if len(spec.shape) == 5]
+        if volumes and operator.stage != "optimizer":
+            maps[max(volumes, key=math.prod)] += seconds
         else:
-            maps[extents] += seconds
+            fixed += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
-    axes = () if ranks == 1 else SPATIAL_AXES
-    cut = _halved(*(axis for axis in axes if not refusal(_halved(axis), job)))
+    cut = GridSection()
+    for axis in SPATIAL_AXES if ranks > 1 else ():
+        if not refusal(GridSection.model_validate({axis: 2}), job):
+            cut = cut.model_copy(update={axis: 2})
     return RooflineEstimate(
         job=job,
         machine=machine,
@@ -210,10 +188,6 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         kept=max(0, trace.peak - held),
         held=held,
     )
-
-
-def _halved(*axes: str) -> GridSection:
-    return GridSection.model_validate(dict.fromkeys(axes, 2))
 
 
 def _halo_exchanges(
@@ -233,22 +207,16 @@ def _halo_exchanges(
             seconds = setting.estimate(event).seconds + setting.overhead.operator
             work = {key: spent + seconds for key, spent in work.items()}
         elif isinstance(event, Wait):
-            messages = _messages_by_axis(event.exchange, cut)
-            yield HaloExchange(messages, work.pop(id(event.exchange)))
-
-
-def _messages_by_axis(exchange: Exchange, cut: GridSection) -> dict[str, int]:
-    """Adds up the messages [B] between rank 0 and its neighbour along each axis, the larger way."""
-    messages = {}
-    for axis in SPATIAL_AXES:
-        neighbour = _rank_stride(cut, axis)
-        ways = [
-            sum(nbytes for peer, nbytes in way if peer == neighbour)
-            for way in (exchange.sends, exchange.receives)
-        ]
-        if getattr(cut, axis) > 1 and max(ways) > 0:
-            messages[axis] = max(ways)
-    return messages
+            found = event.exchange.by_peer
+            messages = {
+                axis: found.get(_neighbour(cut, axis), 0)
+                for axis in SPATIAL_AXES
+                if getattr(cut, axis) > 1
+            }
+            yield HaloExchange(
+                {axis: nbytes for axis, nbytes in messages.items() if nbytes > 0},
+                work.pop(id(event.exchange)),
+            )
 
 
 def device_of_machine(machine: Machine) -> Device:
@@ -256,33 +224,17 @@ def device_of_machine(machine: Machine) -> Device:
     return "cpu" if machine.device == "cpu" else "cuda"
 
 
-def _map_of(operator: LocalOperator) -> VolumeShape | None:
-    volumes = [spec for spec in operator.call.tensors() if len(spec.shape) == 5]
-    if not volumes or operator.stage == "optimizer":
-        return None
-    return max(volumes, key=_voxels).shape[2:]
-
-
-def _voxels(spec: TensorSpec) -> int:
-    return math.prod(spec.shape[2:])
-
-
 def _largest_share(extents: VolumeShape, grid: GridSection) -> float:
     """Computes the largest share of a map that a rank has; too thin an axis is not cut."""
-    return math.prod(
-        -(-extent // _parts_along(extent, getattr(grid, axis))) / extent
-        for extent, axis in zip(extents, SPATIAL_AXES, strict=True)
-    )
+    cuts = [
+        (extent, getattr(grid, axis)) for extent, axis in zip(extents, SPATIAL_AXES, strict=True)
+    ]
+    return math.prod(-(-n // parts) / n if n >= parts else 1.0 for n, parts in cuts)
 
 
-def _parts_along(extent: int, ranks: int) -> int:
-    return ranks if extent >= ranks else 1
-
-
-def _rank_stride(grid: GridSection, axis: str) -> int:
-    """Computes how far apart neighbours along an axis are numbered."""
-    later = AXES[AXES.index(axis) + 1 :]
-    return math.prod(getattr(grid, other) for other in later)
+def _neighbour(grid: GridSection, axis: str) -> int:
+    """Returns the rank next to the first one along an axis."""
+    return math.prod(getattr(grid, later) for later in AXES[AXES.index(axis) + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,19 +259,6 @@ class Candidate:
         """Returns the samples a second."""
         return self.samples / self.seconds.total
 
-    @property
-    def binds(self) -> str:
-        """Names what takes most of the step, memory left aside."""
-        spent = self.seconds
-        parts = {
-            "compute": spent.compute,
-            "overhead": spent.overhead,
-            "halo": spent.halos,
-            "all-reduce": spent.statistics + spent.gradients,
-            "input": spent.input,
-        }
-        return max(parts, key=lambda name: parts[name])
-
     def fits(self, limit: int) -> bool:
         """Tells if a rank needs no more than so much memory [B]."""
         return self.memory.total <= limit
@@ -343,21 +282,24 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
     return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
 
 
-def evaluate_grid(
-    job: GridJob, grid: GridSection, machine: Machine, traces: Sequence[Trace], bounds: PlanBounds
-) -> Candidate:
-    """Computes the cost of a step on a grid from its traces."""
+def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
+    """Traces one grid and computes the cost of a step on it.
+
+    Raises what `trace_step` does.
+    """
+    traces = trace_grid(job, grid, machine)
     costs = [step_cost(trace, machine, grid.size) for trace in traces]
     slowest = max(costs, key=lambda cost: cost.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
     host = host_memory(job, grid, bounds)
     memories = [rank_memory(trace, machine, grid.size, host) for trace in traces]
-    reading = reading_seconds(job, grid, machine)
-    waiting = input_wait(reading, seconds.total) if read_each_step(job) else 0.0
+    reading = machine.read_seconds(job.step_bytes(grid), grid.size)
+    if job.reads_each_step:  # ahead of the step, which hides as much as it takes itself
+        seconds = replace(seconds, input=max(0.0, reading - seconds.total))
     return Candidate(
         grid,
         job.batch * job.accumulated,
-        replace(seconds, input=waiting),
+        seconds,
         max(memories, key=lambda memory: memory.total),
         reading,
         slowest,
@@ -365,47 +307,28 @@ def evaluate_grid(
     )
 
 
-def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> HostMemory:
+def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> RankMemory:
     """Computes a rank's memory beside its step: mini-batches, and what the store keeps.
 
     The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
     memory, which is ``limit`` [B] a rank.
     """
     data = job.recipe.data
-    box = job.box_bytes(box_extents(grid, job))
-    batch = samples_each(grid, job) * box
+    box = job.box_bytes(job.box_extents(grid))
+    batch = job.samples_each(grid) * box
     depth = min(data.prefetch, data.prefetch_bytes // batch)
     kept = 0
     if data.mode != "direct":
         budget = int(MEMORY_SHARE * bounds.limit.nbytes) if data.budget is None else data.budget
         kept = min(budget // box, -(-job.shown // grid.data)) * box
-    return HostMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
-
-
-def read_each_step(job: GridJob) -> bool:
-    """Tells if files are read in every epoch, and not in the first one alone."""
-    return job.recipe.data.mode == "direct" and job.recipe.data.synthetic is None
-
-
-def reading_seconds(job: GridJob, grid: GridSection, machine: Machine) -> float:
-    """Computes the time [s] of reading a step's input, each rank its boxes."""
-    boxes = job.accumulated * samples_each(grid, job) * job.box_bytes(box_extents(grid, job))
-    return machine.read_seconds(boxes, grid.size)
+    return RankMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
 
 
 def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
     """Adds up a step over several mini-batches; gradients travel with the last one."""
     once = {"gradients", "optimizer"}
-    times = {name: 1 if name in once else count for name in seconds.as_dict()}
-    return Breakdown(**{name: times[name] * spent for name, spent in seconds.as_dict().items()})
-
-
-def efficiency(single_rank_seconds: float, candidate: Candidate) -> float:
-    """Compares the time of one rank for the same samples with that of all ranks together.
-
-    That one is taken to have the memory, and to be as fast as one of so many.
-    """
-    return single_rank_seconds / (candidate.grid.size * candidate.seconds.total)
+    parts = seconds.as_dict().items()
+    return Breakdown(**{name: part if name in once else count * part for name, part in parts})
 
 
 TRACED = 8
@@ -448,14 +371,30 @@ class GridPlan:
         return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
 
     @property
-    def single_rank_seconds(self) -> float:
-        """Returns the step [s] of one rank that has all the samples and memory for them."""
-        return self.first.single_rank_seconds
-
-    @property
     def smallest(self) -> Candidate | None:
         """Returns the traced grid that needs the least memory."""
         return min(self.traced, key=lambda one: one.memory.total, default=None)
+
+    def efficiency(self, one: Candidate) -> float:
+        """Compares the time of one rank for the same samples with that of all ranks together.
+
+        That one is taken to have the memory, and to be as fast as one of so many.
+        """
+        return self.first.single_rank_seconds / (self.ranks * one.seconds.total)
+
+    def binds(self, one: Candidate) -> str:
+        """Names what keeps a grid from being better: memory, or else what takes longest."""
+        if not one.fits(self.limit.nbytes):
+            return "memory"
+        spent = one.seconds
+        parts = {
+            "compute": spent.compute,
+            "overhead": spent.overhead,
+            "halo": spent.halos,
+            "all-reduce": spent.statistics + spent.gradients,
+            "input": spent.input,
+        }
+        return max(parts, key=lambda name: parts[name])
 
 
 def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) -> GridPlan:
@@ -485,7 +424,14 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
             f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
         )
     first = roofline_estimate(job, machine, ranks)
-    pending = sorted(legal, key=lambda grid: _promise_key(grid, first, bounds))
+    limit = bounds.limit.nbytes
+
+    def promise(grid: GridSection) -> tuple[bool, float, str]:
+        # The estimate of memory is rough: only what is clearly too much comes last.
+        too_large = bounds.process + first.memory(grid) > 1.2 * limit
+        return too_large, first.seconds(grid), words_of(grid)
+
+    pending = sorted(legal, key=promise)
     traced: list[Candidate] = []
     while pending and not _enough(traced, bounds):
         if len(traced) == TRACED and not bounds.everything:  # none of them fits
@@ -497,12 +443,13 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
             refused.append(RefusedGrid(grid, str(error)))
     if not traced:
         raise UnsupportedOp(refused[-1].reason)
+    traced.sort(key=lambda one: (not one.fits(limit), one.seconds.total, words_of(one.grid)))
     return GridPlan(
         job=job,
         machine=machine,
         ranks=ranks,
         limit=bounds.limit,
-        traced=tuple(sorted(traced, key=lambda one: _ranking_key(one, bounds.limit))),
+        traced=tuple(traced),
         untraced=tuple(
             UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending
         ),
@@ -511,28 +458,11 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
     )
 
 
-def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
-    """Traces and evaluates one grid alone."""
-    return evaluate_grid(job, grid, machine, trace_grid(job, grid, machine), bounds)
-
-
 def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
     """Tells if no more grids have to be traced."""
     if bounds.everything or len(traced) < TRACED:
         return False
     return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
-
-
-def _promise_key(
-    grid: GridSection, first: RooflineEstimate, bounds: PlanBounds
-) -> tuple[bool, float, str]:
-    """Orders grids by promise; those that need clearly too much memory come last."""
-    too_large = bounds.process + first.memory(grid) > 1.2 * bounds.limit.nbytes
-    return too_large, first.seconds(grid), words_of(grid)
-
-
-def _ranking_key(one: Candidate, limit: MemoryLimit) -> tuple[bool, float, str]:
-    return not one.fits(limit.nbytes), one.seconds.total, words_of(one.grid)
 
 
 MOST_RANKS = 4096
@@ -559,16 +489,13 @@ def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
     before = plan.best or plan.smallest
     if before is None:
         return []
-    recipe = plan.job.recipe
-    wanted = []
-    if recipe.memory == "keep":
-        wanted.append(("memory=recompute", plan.job.with_recipe(memory="recompute")))
-    if recipe.precision == "float32":
-        wanted.append(("precision=bf16", plan.job.with_recipe(precision="bf16")))
-    return [
-        RecipeChange(override, before, trace_one(job, before.grid, plan.machine, bounds))
-        for override, job in wanted
-    ]
+    found = []
+    for key, usual, other in (("memory", "keep", "recompute"), ("precision", "float32", "bf16")):
+        if getattr(plan.job.recipe, key) == usual:
+            job = plan.job.with_recipe(**{key: other})
+            after = trace_one(job, before.grid, plan.machine, bounds)
+            found.append(RecipeChange(f"{key}={other}", before, after))
+    return found
 
 
 def least_ranks(

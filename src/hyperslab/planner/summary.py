@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from hyperslab.planner.cost import least_bandwidth
-from hyperslab.planner.grids import box_extents, samples_each, words_of
-from hyperslab.planner.search import (
-    Candidate,
-    GridPlan,
-    RecipeChange,
-    RefusedGrid,
-    efficiency,
-    read_each_step,
-)
+from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
+from hyperslab.planner.grids import words_of
+from hyperslab.planner.search import Candidate, GridPlan, RecipeChange, RefusedGrid
 
 PLAN_FORMAT = 1
 
@@ -74,8 +67,8 @@ def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
         "fits": one.fits(plan.limit.nbytes),
         "step_seconds": one.seconds.total,
         "samples_per_second": one.throughput,
-        "efficiency": efficiency(plan.single_rank_seconds, one),
-        "binds": binds(plan, one),
+        "efficiency": plan.efficiency(one),
+        "binds": plan.binds(one),
         "seconds": one.seconds.as_dict(),
         "bytes": one.memory.total,
         "memory": one.memory.as_dict(),
@@ -85,11 +78,6 @@ def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
         "not_traced_share": one.cost.left_out_share,
         "notes": list(one.notes),
     }
-
-
-def binds(plan: GridPlan, one: Candidate) -> str:
-    """Names what keeps a grid from being better: memory, or else what takes longest."""
-    return one.binds if one.fits(plan.limit.nbytes) else "memory"
 
 
 _COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
@@ -109,9 +97,9 @@ def ranking_table(plan: GridPlan) -> Table:
             words_of(one.grid),
             time_text(one.seconds.total),
             f"{one.throughput:.3g}",
-            f"{efficiency(plan.single_rank_seconds, one):.0%}",
+            f"{plan.efficiency(one):.0%}",
             bytes_text(one.memory.total),
-            binds(plan, one),
+            plan.binds(one),
             "best" if one is plan.best else "" if fits else "too large",
         )
     return shown
@@ -139,7 +127,7 @@ def plan_remarks(
     if plan.best is not None:
         yield from _about(plan, plan.best)
     else:
-        yield _nothing_fits(plan)
+        yield nothing_fits_text(plan)
     if least is not None:
         yield (
             f"least      {ranks_text(least.grid.size)}: {words_of(least.grid)}, "
@@ -166,19 +154,9 @@ def _doubts(plan: GridPlan) -> Iterator[str]:
 
 
 def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
-    spent = ", ".join(
-        f"{name.replace('_', '-')} {time_text(seconds)}"
-        for name, seconds in best.seconds.as_dict().items()
-        if seconds >= 0.005 * best.seconds.total
-    )
-    yield f"time       {spent}"
-    held = ", ".join(
-        f"{name.replace('_', ' ')} {bytes_text(count)}"
-        for name, count in best.memory.as_dict().items()
-        if count >= 0.01 * best.memory.total
-    )
-    yield f"memory     {held}"
-    if not read_each_step(plan.job):
+    yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
+    yield f"memory     {_parts_text(best.memory, 0.01, ' ', bytes_text)}"
+    if not plan.job.reads_each_step:
         yield from _input(plan, best)
     if best.cost.guessed >= 0.005:
         yield (
@@ -194,27 +172,38 @@ def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
     yield from (f"note       {note}" for note in best.notes)
 
 
+def _parts_text(
+    parts: Breakdown | RankMemory, least: float, space: str, text: Callable[[Any], str]
+) -> str:
+    """Lists the parts of at least so large a share."""
+    return ", ".join(
+        f"{name.replace('_', space)} {text(part)}"
+        for name, part in parts.as_dict().items()
+        if part >= least * parts.total
+    )
+
+
 def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
     """Gives BW_min of Mathuriya et al. 2018, equation 1, and what reading takes here."""
-    if plan.job.recipe.data.synthetic is not None:
-        return
     job = plan.job
-    box = job.box_bytes(box_extents(best.grid, job))
-    samples = samples_each(best.grid, job) * job.accumulated
-    needed = least_bandwidth(samples, box, best.seconds.total)
+    if job.recipe.data.synthetic is not None:
+        return
+    nbytes = job.step_bytes(best.grid)
+    needed = least_bandwidth(nbytes, best.seconds.total)
     took = f", which take {time_text(best.reading)} here" if best.reading else ""
     yield (
-        f"input      {bytes_text(samples * box)} a rank and step{took}; {needed / 1e6:.3g} MB/s "
+        f"input      {bytes_text(nbytes)} a rank and step{took}; {needed / 1e6:.3g} MB/s "
         "hide it in the first epoch, later ones read nothing that is kept"
     )
 
 
-def _nothing_fits(plan: GridPlan) -> str:
+def nothing_fits_text(plan: GridPlan, reason: str = "") -> str:
+    """Says that no grid fits, and which one needs least."""
     smallest = plan.smallest
     assert smallest is not None
     return (
-        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank; "
-        f"{words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank"
+        f"{reason}; {words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
     )
 
 

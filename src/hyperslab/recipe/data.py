@@ -24,6 +24,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -31,7 +32,7 @@ from pydantic import (
 from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import formats, load_plugins
+from hyperslab.formats.registry import formats
 from hyperslab.formats.source import DataMap, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import common_parent
@@ -278,13 +279,18 @@ def _plain(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def _registered(format: str) -> str:
-    if format not in registry.names():
+def _registered(format: str, info: ValidationInfo) -> str:
+    if format not in registry.names() and not (info.data.get("plugins") and _waits(info)):
         raise ValueError("it is no registered format")
     return format
 
 
 FormatName = Annotated[str, AfterValidator(_registered), OneOf(registry.names)]
+
+
+def _waits(info: ValidationInfo) -> bool:
+    """Say whether plug-ins wait until the data are opened: those that a run's folder names."""
+    return info.context is None or not info.context["trust"].own
 
 
 LISTS = ("train", "validation", "test")
@@ -342,10 +348,11 @@ class DataSection(TargetSection):
 
     @field_validator("plugins")
     @classmethod
-    def _import(cls, plugins: tuple[str, ...]) -> tuple[str, ...]:
+    def _import(cls, plugins: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         """Before the format is looked at, which may be theirs."""
         try:
-            load_plugins(plugins)
+            if info.context is not None and not _waits(info):
+                info.context["trust"].load_plugins(plugins, "data.plugins")
         except DataError as error:
             raise ValueError(str(error)) from error
         return plugins
@@ -471,10 +478,14 @@ class DataSection(TargetSection):
     def origin(self) -> Path | list[Path] | Source:
         """The folder or folders, or the source of other volumes: what `hyperslab.open` takes.
 
+        Imports the plug-ins.
+
         Raises:
             DataError: a path of a list does not exist.
-            RecipeError: the target is no source, or does not take its arguments.
+            RecipeError: the target is no source, or does not take its arguments; or this code must
+                not be imported, see `Trust`.
         """
+        self.trust.load_plugins(self.plugins, "data.plugins")
         if self.synthetic is not None:
             return self.synthetic.source()
         if self.python_class is not None:

@@ -1,9 +1,9 @@
 """Makes objects of the targets that a recipe names: found, checked, and only then called.
 
-What a recipe names may come from whoever made the folder that it lies in. So a target has to be
-of the right kind *before* it is called: a class that is derived from the kind's, or a function
-that says by its annotation that it returns one. Any other function has to be named by the user
-himself. Arguments are looked at by the target's signature and its annotations.
+Whether it may be imported at all is decided in `trust`. Then a target has to be of the right kind
+*before* it is called: a class that is derived from the kind's, or a function that says by its
+annotation that it returns one. Any other function has to be named by the user himself. Arguments
+are looked at by the target's signature and its annotations.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,14 +19,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, ImportString, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.errors import RecipeError, reason
-from hyperslab.formats.registry import look_in_current_folder
 from hyperslab.formats.source import Source
 from hyperslab.recipe.section import TargetSection
+from hyperslab.recipe.trust import Trust
 
 FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """YAML 1.1 takes 1e-3 for a text."""
@@ -138,35 +139,33 @@ class Maker:
     """Makes the objects that one section of a recipe names.
 
     ``key``: of the section, for errors. ``given``: positional arguments that are not the recipe's.
-    ``references``: what ``${data.channels}`` and the like stand for. ``trusted``: dotted names that
-    the user has given on the command line himself, which may be any functions.
+    ``references``: what ``${data.channels}`` and the like stand for.
     """
 
     key: str
     kind: RightKind
     given: tuple[Any, ...] = ()
     references: Mapping[str, Any] = field(default_factory=dict)
-    trusted: frozenset[str] = frozenset()
 
     def __call__(self, section: TargetSection) -> Any:
         """Return what the target gives for its arguments.
 
         Raises:
-            RecipeError: it cannot be imported, is of another kind, lacks an argument, has one of
-                another name or type, or does not take them; one line and the remedy.
+            RecipeError: it cannot or must not be imported, is of another kind, lacks an argument,
+                has one of another name or type, or does not take them; one line and the remedy.
         """
         assert section.target is not None
-        return self._make(section.target, section.arguments, self.key)
+        return self._make(section.target, section.arguments, self.key, section.trust)
 
     def check(self, section: TargetSection) -> None:
         """Find it and look at its arguments; nothing is called. Raises as calling does."""
         assert section.target is not None
-        made, _ = self._found(section.target, f"{self.key}.target")
+        made, _ = self._found(section.target, f"{self.key}.target", section.trust)
         self._bound(made, section.arguments, self.key, section.target, _known_now)
 
-    def _make(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
-        made, deferred = self._found(name, f"{key}.target")
-        options = self._bound(made, arguments, key, name, self._value)
+    def _make(self, name: str, arguments: Mapping[str, Any], key: str, trust: Trust) -> Any:
+        made, deferred = self._found(name, f"{key}.target", trust)
+        options = self._bound(made, arguments, key, name, partial(self._value, trust=trust))
         given = () if self._fills_given(made, arguments) else self.given
         if deferred:
             return partial(made, **options)
@@ -184,9 +183,10 @@ class Maker:
             )
         return result
 
-    def _found(self, name: str, key: str) -> tuple[Callable[..., Any], bool]:
+    def _found(self, name: str, key: str, trust: Trust) -> tuple[Callable[..., Any], bool]:
         """Find what has the name, and whether it is the result itself."""
-        found = imported(name, key)
+        found = imported(name, key, trust)
+        trust.check_defined(found, name, key)
         if isinstance(found, type) and issubclass(found, self.kind.classes):
             return found, False
         if isinstance(found, type) or not callable(found):
@@ -194,11 +194,10 @@ class Maker:
         returned = _return_type(found)
         if issubclass(returned, self.kind.classes):
             return found, False
-        if self.kind.deferred and (
-            issubclass(returned, self.kind.deferred) or name in self.trusted
-        ):
+        answered = trust.answers_for(name)
+        if self.kind.deferred and (issubclass(returned, self.kind.deferred) or answered):
             return found, True
-        if name in self.trusted:
+        if answered:
             return found, False
         kinds = (*self.kind.classes, *self.kind.deferred)
         named = kinds[-1].__name__
@@ -244,7 +243,7 @@ class Maker:
             )
         return found
 
-    def _value(self, value: Any, key: str) -> Any:
+    def _value(self, value: Any, key: str, *, trust: Trust) -> Any:
         """With references filled in, and with the objects that are named within it."""
         if isinstance(value, str) and (match := REFERENCE.fullmatch(value)):
             if match[1] not in self.references:
@@ -254,10 +253,11 @@ class Maker:
         if isinstance(value, Mapping):
             if isinstance(value.get("target"), str):
                 arguments = {k: v for k, v in value.items() if k not in ("target", "arguments")}
-                return self._make(value["target"], {**arguments, **value.get("arguments", {})}, key)
-            return {k: self._value(v, f"{key}.{k}") for k, v in value.items()}
+                arguments |= value.get("arguments", {})
+                return self._make(value["target"], arguments, key, trust)
+            return {k: self._value(v, f"{key}.{k}", trust=trust) for k, v in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._value(item, f"{key}.{i}") for i, item in enumerate(value)]
+            return [self._value(v, f"{key}.{i}", trust=trust) for i, v in enumerate(value)]
         return value
 
 
@@ -266,27 +266,26 @@ def _known_now(value: Any, key: str) -> Any:
     return NOT_YET if REFERENCE.search(text) or "'target'" in text else value
 
 
-def imported(name: str, key: str) -> Any:
-    """Import what a dotted name stands for, from the current folder, too.
+def imported(name: str, key: str, trust: Trust) -> Any:
+    """Import what a dotted name stands for, if it is allowed.
 
     Raises:
-        RecipeError: it cannot be imported.
+        RecipeError: it cannot or must not be imported.
     """
-    look_in_current_folder()
     try:
-        return TypeAdapter(ImportString).validate_python(name)
+        return trust.imported(name, key)
+    except RecipeError:
+        raise
     except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's module
         raise RecipeError(f"{key} {name} cannot be imported: {_why_not(name, error)}") from error
 
 
 def _why_not(name: str, error: BaseException) -> str:
     module, _, last = name.rpartition(".")
-    try:
-        there = dir(TypeAdapter(ImportString).validate_python(module))
-    except (Exception, SystemExit) as of_module:
-        first = _root(of_module)
+    if module not in sys.modules:
         remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
-        return f"{first if module else 'write package.Class'}\n    {remedy}"
+        return f"{_root(error) if module else 'write package.Class'}\n    {remedy}"
+    there = dir(sys.modules[module])
     near = difflib.get_close_matches(last, there, 1) or [n for n in there if n.lower() == last]
     nearest = f"\n    nearest: {module}.{near[0]}" if near else ""
     return f"{module} has no {last!r}{nearest}"

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,24 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from torch.optim import lr_scheduler
 
-from hyperslab.errors import RecipeError
+from hyperslab.errors import RecipeError, reason
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.shipped import shipped_recipes
+from hyperslab.recipe.trust import (
+    LISTED,
+    NO_TRUST,
+    Trust,
+    named_code,
+    remember,
+    trust_of,
+    with_memory,
+)
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import parse_yaml, read_text
+
+log = logging.getLogger("hyperslab")
 
 A_TARGET = "target"
 """The name of a section that has a target."""
@@ -166,7 +179,7 @@ def _fields() -> dict[str, Any]:
 
 def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
-        if name in ("trusted", "handed_in", "python_class"):  # nobody writes them
+        if name in ("handed_in", "python_class"):  # nobody writes them
             continue
         yield prefix + name, field.annotation
         for kind in _alternatives(field.annotation):
@@ -207,10 +220,17 @@ def _choices(key: str) -> list[str] | None:
     return list(dict.fromkeys(choices)) or None
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    varied: Sequence[str] = (),
+    trust: Trust | None = None,
+) -> Recipe:
     """The recipe in a YAML file, with ``key=value`` overrides (``grid.depth=2``; YAML values).
 
-    A recipe that names no ``output`` gets ``runs/`` and its file's name.
+    A recipe that names no ``output`` gets ``runs/`` and its file's name. ``varied`` are overrides
+    that are no words of the user but a sweep's. ``trust``: in the file; by default as it lies.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, a value is bad or missing; names
@@ -218,40 +238,46 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(path)
     values = read_yaml(path, "recipe")
-    _refuse_trust(values, path)
-    given = [_parse(text) for text in overrides]
-    for key, value in given:
+    trust = trust or trust_of(path)
+    said = [_parse(text) for text in overrides]
+    added = [_parse(text) for text in varied]
+    if not _names_of_code(added):
+        trust = with_memory(trust, values)
+    named = _names_of_code([*said, *added] if trust.own else said)
+    for key, value in [*said, *added]:
         _put_override(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
-    values["trusted"] = {name for key, value in given for name in _targets(key, value)}
-    sources = {key: f"override {key}=" for key, _ in given}
-    return recipe_of_values(values, str(path), sources)
+    sources = {key: f"override {key}=" for key, _ in [*said, *added]}
+    return recipe_of_values(values, str(path), sources, replace(trust, named=trust.named | named))
 
 
 def recipe_of_values(
-    values: dict[str, Any], file: str, sources: Mapping[str, str] | None = None
+    values: dict[str, Any],
+    file: str,
+    sources: Mapping[str, str] | None = None,
+    trust: Trust = NO_TRUST,
 ) -> Recipe:
     """Return the recipe that such values make, which are written out on the way.
 
-    ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`.
+    ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`;
+    ``trust`` is the one in whoever wrote them.
 
     Raises:
         RecipeError: as `load_recipe`.
     """
     write_out_short_forms(values)
     try:
-        return Recipe.model_validate(values)
+        return Recipe.model_validate(values, context={"trust": trust})
     except ValidationError as error:
         raise RecipeError(explain_errors(error, values, file, sources or {})) from None
 
 
-def _targets(key: str, value: Any) -> Iterator[str]:
-    """Return the targets that an override names."""
-    if key.rpartition(".")[2] == A_TARGET and isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _targets(f"{key}.{name}", inner)
+def _names_of_code(overrides: Sequence[tuple[str, Any]]) -> frozenset[str]:
+    """Return the targets and plug-ins that overrides name."""
+    values: dict[str, Any] = {}
+    for key, value in overrides:
+        _put_override(values, key, value)
+    return frozenset(name for _, name, _ in named_code(values))
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -259,9 +285,40 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
     It is there whole, or what was there before still is.
     """
+    write_text(path, _written(recipe))
+
+
+def _written(recipe: Recipe) -> str:
     values = recipe.model_dump(mode="json")
     values["data"] |= recipe.data.absolute_paths()
-    write_text(path, yaml.safe_dump(values, sort_keys=False))
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def options_of_trust(recipe: Recipe) -> list[str]:
+    """Return the options of a command on this recipe, once it is saved, that trusts it as much.
+
+    Code for which the user answers is noted as code that he trains with.
+    """
+    trust = recipe.trust
+    names = [name for _, name, _ in named_code(recipe.model_dump(mode="json"))]
+    if trust.own or all(trust.answers_for(name) or name in LISTED for name in names):
+        remember_code(recipe)
+    return trust.options
+
+
+def remember_code(recipe: Recipe) -> None:
+    """Note that the user trains with what a recipe names: it may do so again from its run's folder.
+
+    Where that cannot be noted, a log line says so: commands on the run will ask.
+    """
+    try:
+        remember(parse_yaml(_written(recipe)))
+    except (OSError, RuntimeError) as error:
+        log.warning(
+            "commands on this run will ask whose code it names, as that it was trained by you "
+            "cannot be noted: %s",
+            reason(error),
+        )
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
@@ -281,15 +338,6 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds no `key: value` lines, so it is no {what}")
     return values
-
-
-def _refuse_trust(values: dict[str, Any], path: Path) -> None:
-    """A recipe may come from whoever made the checkpoints beside it."""
-    if "trusted" in values:
-        raise RecipeError(
-            f"{path}: trusted is not taken from a file\n"
-            "    name the target on the command line: model.target=package.function"
-        )
 
 
 def _parse(text: str) -> tuple[str, Any]:

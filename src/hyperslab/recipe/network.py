@@ -16,7 +16,7 @@ from hyperslab import models
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.optimizer import Probability
-from hyperslab.recipe.section import NamedSection, TargetSection
+from hyperslab.recipe.section import CodeSection, NamedSection, TargetSection
 
 Shape = tuple[int, ...]
 
@@ -32,12 +32,10 @@ class NetworkSection(NamedSection):
         """Return the words by which errors call the network."""
         return f"model.name={self.name}"
 
-    def check(self, trusted: frozenset[str]) -> None:
+    def check(self) -> None:
         """Look at what is named from outside, and make nothing; raises as `build` does."""
 
-    def build(
-        self, shape: Shape, outputs: int, *, where: str, trusted: frozenset[str]
-    ) -> torch.nn.Module:
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         """Make the network for samples of this ``shape`` (C, D, H, W); weights are torch's.
 
         ``outputs``: its classes or numbers; ``where``: what has the samples, for errors.
@@ -64,9 +62,7 @@ class CosmoFlowSection(ModelSection):
     batch_norm: bool = False  # after each convolution
     dropout: Probability | None = None  # of dropping; None: the variant's own
 
-    def build(
-        self, shape: Shape, outputs: int, *, where: str, trusted: frozenset[str]
-    ) -> torch.nn.Module:
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         channels, *extents = shape
         width = self.width or extents[0]
         if extents != [width] * 3:
@@ -95,9 +91,7 @@ class UNet3DSection(ModelSection):
     channels: PositiveInt = 32  # after the first convolution
     levels: PositiveInt = 3  # poolings
 
-    def build(
-        self, shape: Shape, outputs: int, *, where: str, trusted: frozenset[str]
-    ) -> torch.nn.Module:
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         channels, *extents = shape
         if min(extents) >> self.levels == 0:
             raise RecipeError(
@@ -117,20 +111,16 @@ class TargetModel(TargetSection, NetworkSection):
     def words(self) -> str:
         return f"model.target {self.target}"
 
-    def check(self, trusted: frozenset[str]) -> None:
-        Maker("model", A_NETWORK, trusted=trusted).check(self)
+    def check(self) -> None:
+        Maker("model", A_NETWORK).check(self)
 
-    def build(
-        self, shape: Shape, outputs: int, *, where: str, trusted: frozenset[str]
-    ) -> torch.nn.Module:
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         references = references_to_data(shape, outputs)
-        made: torch.nn.Module = Maker("model", A_NETWORK, references=references, trusted=trusted)(
-            self
-        )
+        made: torch.nn.Module = Maker("model", A_NETWORK, references=references)(self)
         return made
 
 
-class PythonModel(NetworkSection):
+class PythonModel(CodeSection, NetworkSection):
     """A network that a program has handed to `hyperslab.fit`; no one writes this in a recipe."""
 
     segments: ClassVar[bool | None] = None

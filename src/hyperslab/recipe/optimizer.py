@@ -96,7 +96,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
             RecipeError: as `Maker`; or it is one that cannot train a network here.
         """
         Maker("optimizer", AN_OPTIMIZER, ([],)).check(self._with_rate())
-        kind = imported(str(self.target), "optimizer.target")
+        kind = imported(str(self.target), "optimizer.target", self.trust)
         check_optimizer_class(kind, f"optimizer.target {self.target}")
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:

@@ -31,11 +31,11 @@ KEY = "optimizer.schedule"
 class ScheduleSection(NamedSection):
     """Holds what all schedules do."""
 
-    def check(self, trusted: frozenset[str]) -> None:
+    def check(self) -> None:
         """Look at what is named from outside, and make nothing; raises as `build` does."""
 
     def build(
-        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int, trusted: frozenset[str]
+        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
         """Make torch's scheduler for a training of such length, and say when it moves on."""
         raise NotImplementedError
@@ -49,7 +49,7 @@ class RateFunction(ScheduleSection):
         raise NotImplementedError
 
     def build(
-        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int, trusted: frozenset[str]
+        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
         return LambdaLR(optimizer, lambda step: self.factor_at(step / steps_per_epoch)), "step"
 
@@ -112,18 +112,18 @@ class TargetSchedule(TargetSection, ScheduleSection):
     name: Literal["target"] = "target"
     every: Every | None = None  # None: the class's habit
 
-    def check(self, trusted: frozenset[str]) -> None:
-        Maker(KEY, A_SCHEDULE, (None,), trusted=trusted).check(self)
+    def check(self) -> None:
+        Maker(KEY, A_SCHEDULE, (None,)).check(self)
 
     def build(
-        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int, trusted: frozenset[str]
+        self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
         """Make the scheduler that is named.
 
         Raises:
             RecipeError: as `Maker`; or it takes a function, which a recipe cannot hold.
         """
-        name = getattr(imported(str(self.target), f"{KEY}.target"), "__name__", "")
+        name = getattr(imported(str(self.target), f"{KEY}.target", self.trust), "__name__", "")
         if name in SCHEDULES_OF_FUNCTIONS:
             raise RecipeError(
                 f"{KEY}.target {self.target} takes a function, which a recipe cannot hold\n"
@@ -141,4 +141,4 @@ class TargetSchedule(TargetSection, ScheduleSection):
         if name == "OneCycleLR" and not {"total_steps", "epochs"} & self.arguments.keys():
             length: dict[str, Any] = {"total_steps": total if every == "step" else epochs}
             section = self.model_copy(update={"arguments": {**self.arguments, **length}})
-        return Maker(KEY, A_SCHEDULE, (optimizer,), references, trusted)(section), every
+        return Maker(KEY, A_SCHEDULE, (optimizer,), references)(section), every

@@ -22,7 +22,7 @@ from pydantic import (
 from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import OneOf, Section, TargetSection, declared
+from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -128,7 +128,7 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 """Matches what may head a column of ``epochs.csv``."""
 
 
-class Recipe(Section):
+class Recipe(CodeSection):
     """One training run."""
 
     model: AnyModel = CosmoFlowSection()  # the network
@@ -158,8 +158,6 @@ class Recipe(Section):
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
     # classes of what a program has handed to `hyperslab.fit`, by key; nobody writes this
     handed_in: dict[str, str] = Field(default={})
-    # targets that the user has named himself, which may be any function; never in a file
-    trusted: frozenset[str] = Field(default=frozenset(), exclude=True)
 
     @model_validator(mode="after")
     def _goal_of_the_network(self) -> Recipe:

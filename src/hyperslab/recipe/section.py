@@ -14,12 +14,14 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
 
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.trust import NO_TRUST, Trust
 
 
 class Section(BaseModel):
@@ -28,7 +30,25 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class TargetSection(Section):
+class CodeSection(Section):
+    """A section that names code, and knows from whom it is; by default from anybody.
+
+    Whoever validates it says so, by the context ``{"trust": ...}``.
+    """
+
+    _trust: Trust = PrivateAttr(default=NO_TRUST)
+
+    @property
+    def trust(self) -> Trust:
+        """Return which code may be imported for this section."""
+        return self._trust
+
+    def model_post_init(self, context: Any, /) -> None:
+        if context is not None:
+            self._trust = context["trust"]
+
+
+class TargetSection(CodeSection):
     """A section that may name a ``target``; then keys that are not the section's are arguments.
 
     ``target``: the dotted name of a class, such as ``monai.networks.nets.SegResNet``; nothing is

@@ -27,14 +27,6 @@ from hyperslab.util.optional_libraries import how_to_install
 
 
 @contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silences the libraries' warnings: deprecations, and 64-bit types narrowed to 32 bits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
 def _pkg_resources_stand_in() -> Iterator[None]:
     """Answers jax_cosmo 0.1.0, which asks the vanished `pkg_resources` for its own version.
 
@@ -61,7 +53,7 @@ def import_jax_libraries() -> SimpleNamespace:
         HyperslabError: if the extra ``universe`` is not installed.
     """
     try:
-        with without_warnings(), _pkg_resources_stand_in():
+        with _pkg_resources_stand_in():
             import jax
             import jax.numpy as jnp
             import jax_cosmo as jc
@@ -104,11 +96,13 @@ class Nbody:
     """
 
     def __init__(self, *, size: int, particles: int, steps: int) -> None:
-        self._segments = scale_factors(steps)
-        edges = np.concatenate([np.stack([s[:-1], s[1:]], 1) for s in self._segments])
-        with without_warnings():
-            code = _Programs(import_jax_libraries(), size, particles, edges)
-            self._start, self._step, self._count = code.compile()
+        self.size = size
+        self.particles = particles
+        self.segments = scale_factors(steps)
+        # Deprecations, and 64-bit types narrowed to 32 bits.
+        with warnings.catch_warnings(action="ignore"):
+            self.lib = import_jax_libraries()
+            self._start, self._step, self._count = self._compile()
 
     def __call__(
         self, physical: NDArray[np.float64], box_size: float, noise: NDArray[np.uint32]
@@ -122,27 +116,14 @@ class Nbody:
             np.asarray(physical, np.float32), np.float32(box_size), np.asarray(noise, np.uint32)
         )
         channels = []
-        done = 0
-        for segment in self._segments:
-            for i in range(done, done + len(segment) - 1):
-                state = self._step(*state, factors[i])
-            done += len(segment) - 1
+        numbers = itertools.count()
+        for segment in self.segments:
+            for _ in segment[1:]:
+                state = self._step(*state, factors[next(numbers)])
             channels.append(np.asarray(self._count(state[0])))
         return np.stack(channels[::-1], axis=-1)
 
-
-class _Programs:
-    """Compiles the three programs of a universe, for fixed S, P and time steps (a, a')."""
-
-    def __init__(
-        self, lib: SimpleNamespace, size: int, particles: int, edges: NDArray[np.float64]
-    ) -> None:
-        self.lib = lib
-        self.size = size
-        self.particles = particles
-        self.edges = edges
-
-    def compile(self) -> tuple[Any, Any, Any]:
+    def _compile(self) -> tuple[Any, Any, Any]:
         jax = self.lib.jax
         P = self.particles
         vectors = jax.ShapeDtypeStruct((P, P, P, 3), np.float32)
@@ -230,7 +211,8 @@ class _Programs:
         """
         lib = self.lib
         jnp = self.lib.jnp
-        a, b = jnp.asarray(self.edges.T, jnp.float32)
+        edges = np.concatenate([np.stack([s[:-1], s[1:]]) for s in self.segments], 1)
+        a, b = jnp.asarray(edges, jnp.float32)
         middle = jnp.sqrt(a * b)
 
         def kick(since: Any, until: Any, at: Any) -> Any:

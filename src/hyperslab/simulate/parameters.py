@@ -93,18 +93,13 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     asked = tuple(names)
     for name in asked:
         if name not in NAMES:
-            raise DataError(
-                f"unknown parameter {name!r}{_nearest(name)}; known: {', '.join(NAMES)}"
-            )
+            lower = {known.lower(): known for known in NAMES}
+            close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.3)
+            nearest = f"; did you mean {lower[close[0]]!r}?" if close else ""
+            raise DataError(f"unknown parameter {name!r}{nearest}; known: {', '.join(NAMES)}")
     if not asked:
         raise DataError(f"no parameter varies: name at least one of {', '.join(NAMES)}")
     return tuple(name for name in NAMES if name in asked)
-
-
-def _nearest(name: str) -> str:
-    lower = {known.lower(): known for known in NAMES}
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.3)
-    return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
@@ -141,8 +136,7 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
     for number, word in enumerate(part.strip() for part in words.split(",")):
         name, equals, bounds = word.partition("=")
         if not equals and number == 0 and word in RANGES:
-            if word != "wide":
-                found = {n: _between(n, lo, hi) for n, (lo, hi) in RANGES[word].items()}
+            found = {n: _between(n, lo, hi) for n, (lo, hi) in RANGES[word].items()}
             continue
         if not equals:
             first = "" if number == 0 or word not in RANGES else f"; {word!r} can only come first"
@@ -154,25 +148,21 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
         if known in said:
             raise DataError(f"ranges {words!r}: {known} comes twice")
         said.add(known)
-        found[known] = _between(known, *_bounds(words, word, bounds))
+        try:
+            lo, hi = (float(bound) for bound in bounds.split(".."))
+        except ValueError:
+            raise DataError(
+                f"ranges {words!r}: {word!r} needs two numbers, such as sigma_8=0.7..0.9"
+            ) from None
+        if not (math.isfinite(lo) and math.isfinite(hi)) or lo > hi:
+            raise DataError(f"ranges {words!r}: {word!r} does not go from a number to a larger one")
+        found[known] = _between(known, lo, hi)
     return tuple(_possible(found[name]) for name in NAMES)
 
 
 def words_of_ranges(parameters: Sequence[Parameter]) -> str:
     """Writes all ranges as they are kept in a file."""
     return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
-
-
-def _bounds(words: str, word: str, bounds: str) -> tuple[float, float]:
-    try:
-        lo, hi = (float(bound) for bound in bounds.split(".."))
-    except ValueError:
-        raise DataError(
-            f"ranges {words!r}: {word!r} needs two numbers, such as sigma_8=0.7..0.9"
-        ) from None
-    if not (math.isfinite(lo) and math.isfinite(hi)) or lo > hi:
-        raise DataError(f"ranges {words!r}: {word!r} does not go from a number to a larger one")
-    return lo, hi
 
 
 def _between(name: str, lo: float, hi: float) -> Parameter:

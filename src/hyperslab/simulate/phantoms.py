@@ -71,7 +71,9 @@ def draw_phantom(
     shape = (columns, columns, planes)
     spacing = np.array([rng.uniform(350, 410) / columns] * 2 + [rng.uniform(240, 300) / planes])
     affine = np.eye(4)
-    affine[:3, :3] = _about_x(rng.choice([0.0, rng.uniform(-8, 8)])) * spacing
+    tilt = np.radians(rng.choice([0.0, rng.uniform(-8, 8)]))  # of the gantry, about x
+    cos, sin = np.cos(tilt), np.sin(tilt)
+    affine[:3, :3] = np.array([[1, 0, 0], [0, cos, -sin], [0, sin, cos]]) * spacing
     affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
     body = _anatomy(rng)
     bend = rng.normal(0, BEND, (3, 3))
@@ -145,13 +147,6 @@ def _rotation(rng: np.random.Generator, degrees: float) -> Floats:
     return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * cross @ cross
 
 
-def _about_x(degrees: float) -> Floats:
-    """Shears the phantom as a tilted gantry does."""
-    c = np.cos(np.radians(degrees))
-    s = np.sin(np.radians(degrees))
-    return np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
-
-
 AXIS_LETTERS = ("RL", "AP", "SI")
 
 
@@ -215,7 +210,7 @@ def _is_there(path: Path, words: str) -> bool:
     if not path.exists():
         return False
     with naming(path, NIFTI, ANY):
-        found = bytes(optional.nibabel().load(path).header["descrip"]).rstrip(b"\0")
+        found = bytes(optional.library("nibabel").load(path).header["descrip"]).rstrip(b"\0")
     if found != words.encode():
         raise DataError(
             f"{path} is {found.decode('ascii', 'replace')!r}, not {words!r}: "
@@ -228,7 +223,7 @@ def _write_phantom(
     pair: Pair, words: str, rng: np.random.Generator, slices: int, width: int
 ) -> None:
     """Writes one phantom: drawn in RAS+, then stored with its axes as they happen to be."""
-    nibabel = optional.nibabel()
+    nibabel = optional.library("nibabel")
     hu, classes, affine = draw_phantom(rng, slices, width)
     header = nibabel.Nifti1Header()
     header["descrip"] = words

@@ -39,11 +39,7 @@ def universe_path(folder: Path, index: int) -> Path:
 
 
 def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
-    """Converts the counts to the storage type.
-
-    Raises:
-        DataError: if one does not fit, which would otherwise wrap around silently.
-    """
+    """Converts the counts to the storage type, or refuses them: they would wrap around."""
     most = int(counts.max())
     limit = np.iinfo(np.int16).max
     if most > limit:
@@ -66,7 +62,18 @@ def write_universe(
     Raises:
         DataError: if the folder cannot be written or the disk is full.
     """
-    image = _file_image(counts, draw, redshifts, attributes)
+    side = default_chunk_side(counts.shape[0])
+    chunks = (side, side, side, counts.shape[3])
+    # The file's bytes are made in memory: what fails later is one plain write.
+    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
+        file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
+        write_summed(file, "unitPar", draw.unit)
+        write_summed(file, "physPar", draw.physical)
+        write_summed(file, "namePar", np.array(NAMES, dtype="S"))
+        write_summed(file, "redshifts", np.array(redshifts))
+        file.attrs.update(attributes)
+        file.flush()
+        image: bytes = file.id.get_file_image()
     try:
         write_bytes(path, image)
         path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
@@ -98,24 +105,6 @@ def check_universe(path: Path, attributes: Attributes) -> None:
     wanted_shape = (size, size, size, 4)
     if shape != wanted_shape:
         raise DataError(f"{path} holds counts of shape {shape}, not {wanted_shape}: {remedy}")
-
-
-def _file_image(
-    counts: NDArray[np.int16], draw: Draw, redshifts: tuple[float, ...], attributes: Attributes
-) -> bytes:
-    """Makes the file's bytes in memory: what fails later is one plain write."""
-    side = default_chunk_side(counts.shape[0])
-    chunks = (side, side, side, counts.shape[3])
-    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
-        file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
-        write_summed(file, "unitPar", draw.unit)
-        write_summed(file, "physPar", draw.physical)
-        write_summed(file, "namePar", np.array(NAMES, dtype="S"))
-        write_summed(file, "redshifts", np.array(redshifts))
-        file.attrs.update(attributes)
-        file.flush()
-        image: bytes = file.id.get_file_image()
-    return image
 
 
 VOXEL_SIDE = 2.0
@@ -200,9 +189,13 @@ def make_universes(
         steps=steps,
         ranges=ranges,
     )
-    made = _made(Path(folder))
-    with lock_folder(made, "simulation"):
-        return _fill(made, settings, count, done)
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
+    with lock_folder(folder, "simulation"):
+        return _fill(folder, settings, count, done)
 
 
 def _fill(
@@ -217,27 +210,14 @@ def _fill(
     if len(kept) == count:
         return paths
     nbody = Nbody(size=settings.size, particles=settings.particles, steps=settings.steps)
+    ranges = parameters_in(settings.ranges)
     for index in sorted(set(range(count)) - set(kept)):
-        _make(paths[index], settings, index, nbody)
+        drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
+        h_0 = float(drawn.physical[NAMES.index("H_0")])
+        counts = as_int16(nbody(drawn.physical, settings.side(h_0), drawn.noise), index)
+        write_universe(paths[index], counts, drawn, REDSHIFTS, settings.attributes(index))
         done(paths[index])
     return paths
-
-
-def _make(path: Path, settings: UniverseSettings, index: int, nbody: Nbody) -> None:
-    ranges = parameters_in(settings.ranges)
-    drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
-    h_0 = float(drawn.physical[NAMES.index("H_0")])
-    counts = nbody(drawn.physical, settings.side(h_0), drawn.noise)
-    attributes = settings.attributes(index)
-    write_universe(path, as_int16(counts, index), drawn, REDSHIFTS, attributes)
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return folder
 
 
 def _at_least(name: str, value: int, least: int) -> None:

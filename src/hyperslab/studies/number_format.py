@@ -13,6 +13,7 @@ MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 DIGITS = 3  # significant ones
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SCALES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -27,7 +28,8 @@ def number(value: float | None) -> str:
         return DASH
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         mantissa, exponent = f"{value:.{DIGITS - 1}e}".split("e")
-        return f"{mantissa}·10{_superscript(int(exponent))}".replace("-", MINUS)
+        power = str(int(exponent)).translate(SUPERSCRIPTS)
+        return f"{mantissa}·10{power}".replace("-", MINUS)
     places = DIGITS - 1 - (math.floor(math.log10(abs(value))) if value else 0)
     return f"{value:.{max(places, 0)}f}".replace("-", MINUS)
 
@@ -65,8 +67,9 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def _superscript(value: int) -> str:
-    return str(value).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+def slug(name: str) -> str:
+    """Makes a part of a file's name of any name."""
+    return "".join(c if c.isalnum() else "-" for c in name)
 
 
 def times(values: Iterable[object]) -> str:

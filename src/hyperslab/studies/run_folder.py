@@ -17,12 +17,18 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, RecipeError
+from hyperslab.recipe.compare import differences, settings_of
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import parse_yaml, read_json, read_text
 
 Columns = dict[str, NDArray[np.float64]]
 """Maps the columns of a CSV file by name, all equally long."""
+
+Measures = dict[str, float | None]
+"""Maps what an evaluation measured of a parameter or class; None where it is not defined."""
 
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
 TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are no numbers
@@ -79,7 +85,7 @@ class Run:
     @property
     def grid(self) -> dict[str, int]:
         """Returns the ranks along each axis of the grid."""
-        return {axis: self._whole(f"grid.{axis}") or 1 for axis in AXES}
+        return {axis: self.whole(f"grid.{axis}") or 1 for axis in AXES}
 
     @property
     def started(self) -> datetime.datetime | None:
@@ -91,21 +97,16 @@ class Run:
         return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
 
     @property
-    def epochs_wanted(self) -> int | None:
-        """Returns the number of epochs that the recipe asks for."""
-        return self._whole("epochs")
-
-    @property
-    def errors(self) -> dict[str, dict[str, float | None]]:
+    def errors(self) -> dict[str, Measures]:
         """Returns the errors of each parameter that was evaluated; None where not defined."""
         return _finite_measures(self.evaluation.get("parameters", {}))
 
     @property
-    def scores(self) -> dict[str, dict[str, float | None]]:
+    def scores(self) -> dict[str, Measures]:
         """Returns the scores of each class that was evaluated, the background's first."""
         return _finite_measures(self.evaluation.get("classes", {}))
 
-    def _whole(self, key: str) -> int | None:
+    def whole(self, key: str) -> int | None:
         """Returns a number of the recipe that is 1 or more; None where it is not set."""
         value = self.setting(key)
         if value is None or (isinstance(value, int) and value >= 1):
@@ -142,7 +143,23 @@ def check_distinct(paths: Sequence[Path]) -> None:
             raise DataError(f"{path} is given twice; a run is compared with others")
 
 
-def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+def check_recipe(
+    folder: Path, wanted: Recipe, held: str, but: frozenset[str] = frozenset()
+) -> None:
+    """Refuses a folder whose training is of another recipe, sections ``but`` left aside.
+
+    Raises:
+        RecipeError: it "``held`` another recipe"; names the keys.
+    """
+    there = settings_of(load_recipe(folder / "recipe.yaml"), but=but)
+    if others := differences(there, settings_of(wanted, but=but)):
+        raise RecipeError(
+            f"{folder} {held} another recipe: {', '.join(others)} differ\n"
+            "    choose another --output, or remove it"
+        )
+
+
+def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, Measures]:
     """Keeps the numbers of an evaluation's rows; None where not defined or not finite."""
     return {
         name: {
@@ -206,13 +223,10 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     found = value if isinstance(value, dict) else {}
     rows = found.get("parameters", found.get("classes"))
-    if (
-        not rows
-        or not isinstance(rows, dict)
-        or not all(isinstance(row, dict) for row in rows.values())
-    ):
+    named = rows.values() if isinstance(rows, dict) else ()
+    if not named or not all(isinstance(row, dict) for row in named):
         raise DataError(f"{path} holds no errors of parameters and no scores of classes")
-    return dict(value)
+    return found
 
 
 def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Columns:

@@ -38,11 +38,6 @@ class TableCell:
 TableRow = Sequence[TableCell | str]
 
 
-def bar_cell(share: float, text: str) -> TableCell:
-    """Makes a cell of a number with a bar behind it."""
-    return TableCell(text, share=share)
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Holds a table whose first column names the row."""

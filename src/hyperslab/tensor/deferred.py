@@ -1,16 +1,18 @@
 """Keeps the state of a cut tensor's block: deferred or computed, its memory, order and base.
 
 [Note: states] Four things are known of a block, each independent of the others but for the rules
-below. Each arrow is one method, and nothing else assigns the attributes.
+below. Each arrow is one method, and nothing outside of this file assigns the attributes.
 
     value       pending       COMPUTED --put_off, put_off_in_place--> DEFERRED --extend--+
                                   ^                                    |    ^            |
                                   +--------------- force --------------+    +------------+
                               (COMPUTED --replace_storage--> COMPUTED, in place)
 
-    memory      private       PRIVATE ------- share (local, a view, an alias) -----> SHARED
+    memory      private       SHARED -------- mark_as_private (a rule made it) ----> PRIVATE
+                              PRIVATE ------- share (local, a view, an alias) -----> SHARED
 
-    order       reordered     REORDERED --------- local, for whoever looks --------> SERIAL
+    order       reordered     SERIAL -------- mark_as_reordered -------------------> REORDERED
+                              REORDERED --------- local, for whoever looks --------> SERIAL
 
     base        is_copy       OWN -- mark_as_copy --> COPY -- its base changes --> unusable
                 is_crop       OWN -- mark_as_crop --> CROP
@@ -62,6 +64,7 @@ from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     storage_address,
     swap_tensor_impl,
+    version_of,
 )
 
 PrepareFunction = Callable[[type[Function], tuple[Any, ...]], type[Function]]
@@ -166,67 +169,16 @@ class _BaseOfCopy:
         self._changes = _changes(block) if block.is_inference() else None
         self._counter = block.detach()
         self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
-        self._version = self._now
+        self._then = self._now
 
     @property
     def _now(self) -> int:
-        return self._counter._version if self._changes is None else self._changes[0]
+        return version_of(self._counter) if self._changes is None else self._changes[0]
 
     @property
     def changed(self) -> bool:
         """Tell whether it was changed in place since."""
-        return self._now != self._version
-
-
-class TrackedTensor(torch.Tensor):
-    """Knows whether serial torch would have a view here, and of what."""
-
-    _base_of_copy: _BaseOfCopy | None = None
-    is_crop = False
-    """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
-
-    @property
-    def _block(self) -> torch.Tensor:
-        with DisableTorchFunctionSubclass():
-            return self.as_subclass(torch.Tensor)
-
-    def _check_base_of_copy(self, what: object) -> None:
-        """Refuse the use of a copy whose base was changed since."""
-        if self._base_of_copy is not None and self._base_of_copy.changed:
-            raise LayoutError(
-                f"{what} is a copy where serial torch has a view, and the tensor that it was taken "
-                "from was changed in place since\n    use the operator that returns a new tensor "
-                "(inplace=False) there, or clone() what was taken before"
-            )
-
-    def mark_as_crop(self) -> None:
-        """State that this view leaves elements of a cut dim away, on whichever ranks."""
-        self.is_crop = True
-
-    def mark_as_copy(self, base: TrackedTensor) -> None:
-        """State that this is a copy of a part of ``base`` where serial torch would have a view.
-
-        From now on it cannot be changed in place, nor be used once ``base`` was: the one would
-        show in the other.
-        """
-        self._base_of_copy = base._base_of_copy or _BaseOfCopy(base._block)
-
-    @property
-    def is_copy(self) -> bool:
-        """Tell whether serial torch would have a view here; see `mark_as_copy`."""
-        return self._base_of_copy is not None
-
-    def note_change(self) -> None:
-        """Count a change in place by a rule, where torch does not."""
-        block = self._block
-        if block.is_inference():
-            _changes(block)[0] += 1
-
-    def _pass_on_to(self, other: TrackedTensor) -> None:
-        """Make a view of a copy or of a crop one as well."""
-        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
-            other._base_of_copy = self._base_of_copy
-            other.is_crop = self.is_crop
+        return self._now != self._then
 
 
 class Deferred(Protocol):
@@ -248,8 +200,8 @@ class Deferred(Protocol):
         """Compute the block, with its graph."""
 
 
-class DeferredTensor(TrackedTensor):
-    """Holds a block that may be deferred or reordered; see the note on states."""
+class DeferredTensor(torch.Tensor):
+    """Holds a block that may be deferred, reordered or a copy; see the note on states."""
 
     pending: Deferred | None = None
     """It is DEFERRED: what the block will be."""
@@ -264,6 +216,9 @@ class DeferredTensor(TrackedTensor):
     """It lies channels last, where serial torch has it contiguous."""
     consumed_in_other_dtype = False
     """A consumer computed what is deferred here in another type: no gradient comes through."""
+    is_crop = False
+    """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
+    _base_of_copy: _BaseOfCopy | None = None
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Deferred, int] | None = None  # from what, and the version that it has since
 
@@ -300,7 +255,7 @@ class DeferredTensor(TrackedTensor):
             self.pending = None
             self.replace_storage(value)
         if recomputable:
-            self._computed = (pending, value._version)
+            self._computed = (pending, version_of(value))
 
     def replace_storage(self, value: torch.Tensor) -> None:
         """Take another block from now on: what an operator in place makes of it.
@@ -338,7 +293,7 @@ class DeferredTensor(TrackedTensor):
             return None
         pending, version = self._computed
         with DisableTorchFunctionSubclass():
-            return pending if self._block._version == version else None
+            return pending if version_of(self._block) == version else None
 
     @property
     def replaceable(self) -> bool:
@@ -349,6 +304,44 @@ class DeferredTensor(TrackedTensor):
         with DisableTorchFunctionSubclass():
             wanted = torch.is_grad_enabled() and self._block.requires_grad
             return self.private and wanted and not self.retains_grad
+
+    def _check_base_of_copy(self, what: object) -> None:
+        """Refuse the use of a copy whose base was changed since."""
+        if self._base_of_copy is not None and self._base_of_copy.changed:
+            raise LayoutError(
+                f"{what} is a copy where serial torch has a view, and the tensor that it was taken "
+                "from was changed in place since\n    use the operator that returns a new tensor "
+                "(inplace=False) there, or clone() what was taken before"
+            )
+
+    def mark_as_crop(self) -> None:
+        """State that this view leaves elements of a cut dim away, on whichever ranks."""
+        self.is_crop = True
+
+    def mark_as_copy(self, base: DeferredTensor) -> None:
+        """State that this is a copy of a part of ``base`` where serial torch would have a view.
+
+        From now on it cannot be changed in place, nor be used once ``base`` was: the one would
+        show in the other.
+        """
+        self._base_of_copy = base._base_of_copy or _BaseOfCopy(base._block)
+
+    @property
+    def is_copy(self) -> bool:
+        """Tell whether serial torch would have a view here; see `mark_as_copy`."""
+        return self._base_of_copy is not None
+
+    def note_change(self) -> None:
+        """Count a change in place by a rule, where torch does not."""
+        block = self._block
+        if block.is_inference():
+            _changes(block)[0] += 1
+
+    def _pass_on_to(self, other: DeferredTensor) -> None:
+        """Make a view of a copy or of a crop one as well."""
+        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
+            other._base_of_copy = self._base_of_copy
+            other.is_crop = self.is_crop
 
     def put_off(self, pending: Deferred) -> None:
         """Compute this tensor's block later; it has no memory until then."""
@@ -372,6 +365,18 @@ class DeferredTensor(TrackedTensor):
     def share(self) -> None:
         """Count on others from now on, who see this tensor's memory and may change it."""
         self.private = False
+
+    def mark_as_private(self) -> None:
+        """State that a rule has just made this tensor's memory, and that nobody else sees it."""
+        self.private = True
+
+    def mark_as_reordered(self) -> None:
+        """State that serial torch has it contiguous, where the block lies channels last."""
+        self.reordered = True
+
+    def consume_in_other_dtype(self) -> None:
+        """State that what is deferred here was computed in another type."""
+        self.consumed_in_other_dtype = True
 
     def _in_serial_order(self) -> torch.Tensor:
         """Return the block as serial torch has it in memory, from now on this tensor's own."""

@@ -34,7 +34,7 @@ _KINDS_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEY
 
 
 def read_dim(dim: int, ndim: int, name: str) -> int:
-    """A dim of a tensor of ``ndim`` dims, counted from the front; ``name`` is the operator's.
+    """Count a dim of a tensor of ``ndim`` dims from the front; ``name`` is the operator's.
 
     >>> read_dim(-1, 5, "narrow")
     4
@@ -48,7 +48,7 @@ def read_dim(dim: int, ndim: int, name: str) -> int:
 
 
 def read_dims(dims: Iterable[int], ndim: int, name: str) -> tuple[int, ...]:
-    """Several dims, counted from the front, in their order; see `read_dim`."""
+    """Count several dims from the front, in their order; see `read_dim`."""
     return tuple(read_dim(dim, ndim, name) for dim in dims)
 
 
@@ -156,7 +156,7 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _dims_from_front(value: Any, ndim: int, function: Callable[..., Any]) -> Any:
-    """A dim or a sequence of dims, from the front; what is neither is the rule's to understand.
+    """Count a dim, or several, from the front; what is neither is the rule's to understand.
 
     A dim is whatever is an integer for Python: NumPy's too, and a tensor of one.
     """

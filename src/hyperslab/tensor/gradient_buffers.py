@@ -12,6 +12,7 @@ from hyperslab.geometry import Cut
 from hyperslab.util.torch_internals import (
     accumulation_hooks,
     backward_hooks,
+    version_of,
     will_execute_node,
 )
 
@@ -31,34 +32,34 @@ class _Buffer:
 
 
 class GradientBuffers:
-    """Holds the homes of gradients, by parameter.
+    """Holds the memory in which gradients are averaged, by parameter.
 
-    A backward pass that makes the gradient of a parameter may write it into its home and return
-    that, where a copy would follow. Nobody else may see a home before its gradient is there: not
+    A backward pass that makes the gradient of a parameter may write it into its buffer and return
+    that, where a copy would follow. Nobody else may see a buffer before its gradient is there: not
     ``torch.autograd.grad``, no gradient that accumulates or that somebody kept.
     """
 
     def __init__(self) -> None:
-        self._homes: dict[int, _Buffer] = {}
+        self._buffers: dict[int, _Buffer] = {}
         self._made: dict[int, _GradientInPlace] = {}
         self._shown: dict[int, weakref.ref[torch.Tensor]] = {}
         self._averaged = False
 
-    def add(self, parameter: torch.Tensor, home: torch.Tensor) -> None:
-        """``home`` has the parameter's shape, strides and type."""
-        self._homes[id(parameter)] = _Buffer(weakref.ref(parameter), home)
+    def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add a buffer, which has the parameter's shape, strides and type."""
+        self._buffers[id(parameter)] = _Buffer(weakref.ref(parameter), gradient)
 
     def begin(self, *, averaged: bool) -> None:
         """Begin a forward pass whose gradients will be averaged, or only accumulate."""
         self._made.clear()
         self._averaged = averaged
 
-    def free(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
-        """Return the home for what this backward pass accumulates; None if others would see it.
+    def lend(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
+        """Return the buffer for what this backward pass accumulates; None if others would see it.
 
         It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
         """
-        entry = self._homes.get(id(parameter))
+        entry = self._buffers.get(id(parameter))
         known = entry is not None and entry.parameter() is parameter and parameter.requires_grad
         if not known or not self._averaged or parameter.grad is not None:
             return None
@@ -73,57 +74,57 @@ class GradientBuffers:
         return entry.gradient.data  # with a version of its own
 
     def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
-        """Note that what `free` gave holds the gradient; ``rows``: it is zero but for a rank's own.
+        """Note that what `lend` gave holds the gradient; ``rows``: it is zero but for a rank's own.
 
         Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
         """
-        self._made[id(parameter)] = _GradientInPlace(gradient._version, rows)
+        self._made[id(parameter)] = _GradientInPlace(version_of(gradient), rows)
 
-    def settle(self, parameter: torch.Tensor) -> Cut | None:
-        """Move a gradient that has been accumulated home; the rows of `made` if it still is that.
+    def copy_in(self, parameter: torch.Tensor) -> Cut | None:
+        """Copy an accumulated gradient into its buffer; return the rows of `made` if it is that.
 
         Hooks, and a second use of the parameter, may have made another gradient of it.
         """
         gradient = parameter.grad
-        home = self._homes[id(parameter)].gradient
+        buffer = self._buffers[id(parameter)].gradient
         assert gradient is not None
         made = self._made.pop(id(parameter), None)
-        if gradient.data_ptr() != home.data_ptr():
+        if gradient.data_ptr() != buffer.data_ptr():
             self._let_go(parameter)
-            home.copy_(gradient)
-            gradient = home.data
+            buffer.copy_(gradient)
+            gradient = buffer.data
             parameter.grad = gradient
             made = None
         self._shown[id(parameter)] = weakref.ref(gradient)
-        return made.rows if made is not None and gradient._version == made.version else None
+        return made.rows if made is not None and version_of(gradient) == made.version else None
 
     def bring_back(self, parameter: torch.Tensor, version: int) -> bool:
-        """Move a gradient home that a hook replaced after `settle`; whether it is that of then."""
+        """Copy in a gradient that a hook replaced after `copy_in`; tell whether it is as then."""
         gradient = parameter.grad
         if gradient is None:
             return False
-        if gradient.data_ptr() != self._homes[id(parameter)].gradient.data_ptr():
-            self.settle(parameter)
+        if gradient.data_ptr() != self._buffers[id(parameter)].gradient.data_ptr():
+            self.copy_in(parameter)
             return False
-        return gradient._version == version
+        return version_of(gradient) == version
 
     def stay(self, parameter_id: int) -> bool:
-        """Move home the gradient of a parameter to which this pass brings none; tell if it has one.
+        """Copy in the gradient of a parameter to which this pass brings none; tell if it has one.
 
-        Else others may write a gradient into the home, which nobody here sees.
+        Else others may write a gradient into the buffer, which nobody here sees.
         """
-        parameter = self._homes[parameter_id].parameter()
+        parameter = self._buffers[parameter_id].parameter()
         if parameter is None:
             return False
         if parameter.grad is None:
             self._let_go(parameter)
             return False
-        self.settle(parameter)
+        self.copy_in(parameter)
         return True
 
-    def adopt(self, parameter_id: int) -> None:
-        """Give a parameter without a gradient the one that others wrote into its home."""
-        entry = self._homes[parameter_id]
+    def attach(self, parameter_id: int) -> None:
+        """Give a parameter without a gradient the one that others wrote into its buffer."""
+        entry = self._buffers[parameter_id]
         parameter = entry.parameter()
         if parameter is not None and parameter.grad is None:
             parameter.grad = entry.gradient.data

@@ -134,12 +134,13 @@ class Sharded(DeferredTensor):
         """
         y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
         if fresh:
-            y.private = True
+            y.mark_as_private()
         else:
             self._pass_on_to(y)
             self.share()  # who holds the one may change the other
-        if self.reordered if reordered is None else reordered:
-            y.reordered = memory_format_of(local) is not torch.contiguous_format
+        turned = self.reordered if reordered is None else reordered
+        if turned and memory_format_of(local) is not torch.contiguous_format:
+            y.mark_as_reordered()
         return y
 
     def will_be(self, pending: Deferred, partition: Partition) -> Sharded:
@@ -149,8 +150,9 @@ class Sharded(DeferredTensor):
         y._partition = partition
         y._grid = self._grid
         y._policy = self._policy
-        y.reordered = self.reordered
         y.put_off(pending)
+        if self.reordered:
+            y.mark_as_reordered()
         return y
 
     @property

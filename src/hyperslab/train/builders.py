@@ -36,16 +36,16 @@ def check_targets(recipe: Recipe) -> None:
     Raises:
         RecipeError: one cannot be found, is of another kind, or does not take such arguments.
     """
-    recipe.model.check(recipe.trusted)
+    recipe.model.check()
     if "optimizer" not in recipe.handed_in:
         recipe.optimizer.check()
     schedule = recipe.optimizer.schedule
     if schedule is not None and "optimizer.schedule" not in recipe.handed_in:
-        schedule.check(recipe.trusted)
+        schedule.check()
     metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
     for key, section in {"loss": recipe.loss, **metrics}.items():
         if isinstance(section, TargetSection) and key not in recipe.handed_in:
-            check_loss_target(section, key, recipe.trusted)
+            check_loss_target(section, key)
 
 
 def check_user_objects(recipe: Recipe, given: UserObjects) -> None:

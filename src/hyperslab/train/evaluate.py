@@ -32,11 +32,11 @@ from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, sta
 from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
-from hyperslab.data.store import free_memory
 from hyperslab.errors import DataError, HyperslabError, RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import (
@@ -72,6 +72,7 @@ from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
@@ -490,6 +491,7 @@ def evaluate(
     surfaces: SurfacePolicy = ALL_SURFACES,
     windows: WindowPolicy | None = None,
     given: UserObjects = NO_USER_OBJECTS,
+    trust: Trust | None = None,
 ) -> Evaluation | ClassEvaluation:
     """Predict every sample of a split once and write what comes of it to ``run/evaluation``.
 
@@ -508,6 +510,7 @@ def evaluate(
             voxel is, on one rank that then holds the masks of a sample.
         windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
+        trust: see `load_recipe`.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to calibrate or no other split
@@ -522,7 +525,7 @@ def evaluate(
             "about them\n    measure the test split"
         )
     run = Path(run)
-    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth")
+    recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth", trust=trust)
     options: dict[str, object] = {
         "checkpoint": checkpoint,
         "split": split,
@@ -611,6 +614,7 @@ def recipe_for(
     ranks: int | None = None,
     axis: str = "data",
     replicas: bool = True,
+    trust: Trust | None = None,
 ) -> Recipe:
     """Load the run's recipe for this many ranks, by default those of the environment.
 
@@ -629,7 +633,7 @@ def recipe_for(
             "    `hyperslab train RECIPE` makes one and says where"
         )
     own_grid = any(override.startswith("grid") for override in overrides)
-    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides])
+    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
     size = recipe.grid.size if own_grid else ranks or _started_ranks()
     if replicas and size == recipe.grid.size:
         return recipe
@@ -640,7 +644,7 @@ def recipe_for(
         )
     if size == recipe.grid.size and recipe.grid.data == 1:
         return recipe
-    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides])
+    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides], trust=trust)
 
 
 def find_checkpoint(run: Path, which: str) -> Path:

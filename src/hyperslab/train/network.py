@@ -67,7 +67,9 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
         RecipeError: its class cannot be imported or needs arguments, or what it makes is another
             network; says how to hand it in.
     """
-    section = TargetSection(target=config.python_class)
+    section = TargetSection.model_validate(
+        {"target": config.python_class}, context={"trust": config.trust}
+    )
     maker = Maker("model", A_NETWORK)
     why = f"{config.python_class}() is built otherwise than the network that was trained"
     cause = None
@@ -144,8 +146,7 @@ def build_network(
     if isinstance(config, PythonModel):
         model = rebuilt_network(recipe, config)
     else:
-        where, trusted = recipe.data.where, recipe.trusted
-        model = config.build(about.shape, outputs_of(about), where=where, trusted=trusted)
+        model = config.build(about.shape, outputs_of(about), where=recipe.data.where)
     if recipe.memory == "recompute":
         recompute_stages(model)
     return model

@@ -225,33 +225,29 @@ def refuse_stateful_metric(thing: Any, name: str) -> None:
     )
 
 
-def loss_from_target(
-    section: TargetSection, about: DataCard, key: str, trusted: frozenset[str]
-) -> LossFunction:
+def loss_from_target(section: TargetSection, about: DataCard, key: str) -> LossFunction:
     """Return the loss, or the metric, that a recipe names, for such data.
 
     Raises:
         RecipeError: as `Maker` and `with_fitting_labels`.
     """
-    check_loss_target(section, key, trusted)
-    maker = Maker(
-        key, A_LOSS, references=references_to_data(about.shape, outputs_of(about)), trusted=trusted
-    )
+    check_loss_target(section, key)
+    maker = Maker(key, A_LOSS, references=references_to_data(about.shape, outputs_of(about)))
     return with_fitting_labels(
         maker(section), about, f"{key}.target {section.target}", trains=key == "loss"
     )
 
 
-def check_loss_target(section: TargetSection, key: str, trusted: frozenset[str]) -> None:
+def check_loss_target(section: TargetSection, key: str) -> None:
     """Find the target of a loss or a metric and look at its arguments; nothing is called.
 
     Raises:
         RecipeError: as `Maker` and `refuse_stateful_metric`.
     """
     assert section.target is not None
-    found = imported(section.target, f"{key}.target")
+    found = imported(section.target, f"{key}.target", section.trust)
     refuse_stateful_metric(found, f"{key}.target {section.target}")
-    Maker(key, A_LOSS, trusted=trusted).check(section)
+    Maker(key, A_LOSS).check(section)
 
 
 def with_fitting_labels(
@@ -327,7 +323,7 @@ def build_objective(
     if isinstance(loss, str) and loss not in losses_for(about):
         raise RecipeError(mismatch_message(recipe, about))
     if isinstance(loss, TargetSection):
-        loss = loss_from_target(loss, about, "loss", recipe.trusted)
+        loss = loss_from_target(loss, about, "loss")
     elif not isinstance(loss, str):
         loss = with_fitting_labels(loss, about, "the loss", trains=True)
     return Objective(loss, about.classes, build_metrics(recipe, about, given))
@@ -343,7 +339,7 @@ def build_metrics(
         if key in recipe.handed_in and name not in given.metrics:
             continue
         if isinstance(metric, TargetSection):
-            found[name] = loss_from_target(metric, about, key, recipe.trusted)
+            found[name] = loss_from_target(metric, about, key)
         elif isinstance(metric, str):
             if metric not in losses_for(about):
                 there = ", ".join(losses_for(about))

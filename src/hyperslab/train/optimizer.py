@@ -152,7 +152,6 @@ def build_schedule(
     steps_per_epoch: int,
     *,
     epochs: int = 1,
-    trusted: frozenset[str] = frozenset(),
     given: LRScheduler | None = None,
 ) -> RateSchedule:
     """Make the recipe's schedule, or take the scheduler that is ``given``.
@@ -167,7 +166,7 @@ def build_schedule(
     if config.schedule is None:
         return RateSchedule(optimizer, None, "epoch")
     scheduler, every = config.schedule.build(
-        optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch, trusted=trusted
+        optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch
     )
     return RateSchedule(optimizer, scheduler, every)
 
@@ -197,7 +196,6 @@ def optimizer_and_schedule(
         optimizer,
         steps_per_epoch,
         epochs=recipe.epochs,
-        trusted=recipe.trusted,
         given=given.schedule,
     )
     return optimizer, schedule

@@ -35,6 +35,7 @@ from hyperslab.formats.views import fill_as, rounded_up
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
@@ -359,6 +360,7 @@ def predict(
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
     given: UserObjects = NO_USER_OBJECTS,
+    trust: Trust | None = None,
 ) -> list[InputOutcome]:
     """Predict files, and those in folders, with a run's network into the folder ``out``.
 
@@ -373,6 +375,7 @@ def predict(
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
         given: the network of a run that a program has trained.
+        trust: see `load_recipe`.
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
@@ -381,7 +384,7 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False)
+    recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {
         "checkpoint": checkpoint,

@@ -31,7 +31,7 @@ from hyperslab.comm.agreement import (
 )
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import (
     build_model,
@@ -136,6 +136,7 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
             events = _on_main(lambda: MlperfLog(recipe, grid)) or events
             stack.callback(events.close)
         trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
+        broadcast_from_main(lambda: remember_code(recipe))  # all of it was allowed and made
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)

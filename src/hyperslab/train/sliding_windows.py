@@ -135,7 +135,7 @@ def _windows(extents: tuple[int, ...], policy: WindowPolicy) -> Iterator[Box]:
         size if size == extent else max(1, int(size * (1 - policy.overlap)))
         for size, extent in zip(policy.size, whole, strict=True)
     )
-    utils = optional.monai_data()
+    utils = optional.library("monai.data.utils")
     for slices in utils.dense_patch_slices(whole, policy.size, steps):
         intervals = [(s.start, s.stop) for s in slices[-3:]]
         yield Box.of(intervals).shift([-begin for begin in first])
@@ -143,7 +143,7 @@ def _windows(extents: tuple[int, ...], policy: WindowPolicy) -> Iterator[Box]:
 
 def _weights(policy: WindowPolicy) -> torch.Tensor:
     """Return the weights of the voxels of a window (D, H, W)."""
-    weights: torch.Tensor = optional.monai_data().compute_importance_map(
+    weights: torch.Tensor = optional.library("monai.data.utils").compute_importance_map(
         policy.size, mode=policy.blend, sigma_scale=0.125, device="cpu"
     )
     return weights

@@ -9,6 +9,9 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 PARENT = os.getppid()
@@ -61,9 +64,41 @@ def fill_standard_descriptors() -> None:
     os.close(nowhere)
 
 
+def leave_out_current_folder() -> None:
+    """Take the current folder off the path: `python -m` puts it there, or an odd PYTHONPATH.
+
+    It may be somebody else's, with a module of a name that a library tries to import. Python
+    processes that this one starts leave it out, too. It stays where hyperslab itself lies in it.
+    """
+    own = str(Path(__file__).resolve().parents[2])
+    try:
+        here = os.getcwd()  # without links
+    except FileNotFoundError:
+        sys.exit("error: the current folder has been removed\n    change to one that is there")
+    if own != here:
+        sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here]
+        os.environ["PYTHONSAFEPATH"] = "1"
+
+
+@contextmanager
+def away_from_current_folder() -> Iterator[None]:
+    """Import a library that reads its settings from the current folder, as matplotlib does."""
+    here = os.open(os.curdir, os.O_RDONLY)
+    try:
+        os.chdir(os.path.dirname(__file__))
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
 def begin_command() -> None:
-    """Prepare the process of a command: streams that are closed, and Ctrl-C during the imports."""
+    """Prepare the process of a command, before it imports.
+
+    Its streams may be closed, its current folder somebody else's, and Ctrl-C may come meanwhile.
+    """
     fill_standard_descriptors()
+    leave_out_current_folder()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until `hyperslab.cli.main` begins: an interrupted import would print a traceback.
         signal.signal(signal.SIGINT, _exit_on_sigint)

@@ -83,6 +83,15 @@ def count_storage_users(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
 
 
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""Counts the changes in place of a tensor's memory; an inference tensor has no such number."""
+
+is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
+"""Tells whether autograd takes a tensor for a view, whose changes in place its base sees."""
+
+count_tensor_users: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
+"""Counts what refers to a tensor behind Python: autograd, which has saved it."""
+
 backward_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter("_backward_hooks")
 """Returns what ``register_hook`` has added to a tensor, which nothing public lists."""
 

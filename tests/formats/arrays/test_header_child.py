@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.hdf5 import HeaderChild
-from hyperslab.formats.arrays.layouts import KeyedHeader, read_header
+from hyperslab.formats.arrays.layouts import FileHeader, read_header
 from hyperslab.formats.registry import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import universes
@@ -72,7 +75,7 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     universes(tmp_path)
     main = os.getpid()
 
-    def read(path: Path, *how: Any) -> KeyedHeader:
+    def read(path: Path, *how: Any) -> FileHeader:
         if os.getpid() != main and path.name == "univ_1.hdf5":
             time.sleep(1000)
         return read_header(path, *how)
@@ -83,3 +86,54 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(tmp_path, Seat(), refuse=left_out.append)
     assert list(source.names) == ["univ_0", "univ_2"]
     assert "univ_1.hdf5: HDF5 has not come back" in str(left_out[0])
+
+
+SPIN = """
+import os, sys, time
+from hyperslab.formats.arrays.hdf5 import HeaderChild
+main = os.getpid()
+def spin(file):
+    if os.getpid() != main:
+        print(os.getpid(), flush=True)
+        while True:
+            pass
+with HeaderChild(spin, limit=float(sys.argv[1])) as child:
+    child("evil")
+"""
+
+
+@contextmanager
+def spinning(limit: float) -> Iterator[tuple[int, int]]:
+    """Starts a process whose child walks in circles, and gives the numbers of both."""
+    command = [sys.executable, "-c", SPIN, str(limit)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.pid, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def wait_for_end(child: int) -> None:
+    """Waits until a process that is no child of this one has ended."""
+    for _ in range(600):
+        status = Path(f"/proc/{child}/stat")
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError(f"process {child} is left behind")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
+def test_the_child_ends_with_its_parent() -> None:
+    with spinning(1000) as (parent, child):
+        os.kill(parent, signal.SIGKILL)
+        wait_for_end(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_child_has_a_limit_of_its_own_where_the_parent_does_not_end_it() -> None:
+    with spinning(0.5) as (parent, child):
+        os.kill(parent, signal.SIGSTOP)
+        wait_for_end(child)

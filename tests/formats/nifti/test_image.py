@@ -12,6 +12,7 @@ import pytest
 
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
+from hyperslab.geometry import Box
 from tests.formats.convert.scans import (
     ORIENTATIONS,
     SPACING,
@@ -85,6 +86,25 @@ def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(nifti.read_volume(path).values, expected)
     patched(path, 112, np.array([0.5, -1024], "<f4").tobytes())
     np.testing.assert_array_equal(nifti.read_volume(path).values, expected * 0.5 - 1024)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_boxes_of_a_scaled_scan_are_those_of_the_whole_to_the_bit(
+    tmp_path: Path, dtype: str, suffix: str
+) -> None:
+    raw = np.random.default_rng(0).integers(0, 30_000, (20, 18, 16)).astype(dtype)
+    path = patched(
+        write(tmp_path / "v.nii", raw), 112, np.array([0.1234567, -1023.4567], "<f4").tobytes()
+    )
+    if suffix == ".nii.gz":
+        path = put(tmp_path / "v.nii.gz", gzip.compress(path.read_bytes()))
+    file = nifti.open_nifti(path)
+    whole = nifti.read_volume(path).values
+    assert file.dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(file.image.dataobj, "f4").T, whole)
+    for box in (Box((0, 0, 0, 0), (1, 16, 18, 20)), Box((0, 3, 2, 1), (1, 9, 18, 4))):
+        np.testing.assert_array_equal(file.read(box)[0], whole[box.slices()[1:]])
 
 
 def test_big_endian(tmp_path: Path) -> None:

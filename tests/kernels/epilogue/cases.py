@@ -96,7 +96,7 @@ def check_chain(case: Case) -> None:
     x = case.filled(case.shape, case.dtype)
     norm = case.numbers(3)
     chain: tuple[Any, ...] = (case.slope, case.pool, case.maximum)
-    want, marks = epilogue.chain_forward_reference(x, norm, *chain, True, case.result)
+    want, marks = epilogue.chain_forward(x, norm, *chain, True, case.result)
     y, got_marks = torch.ops.hyperslab.chain_forward(x, norm, *chain, True, case.result)
     assert torch.equal(got_marks, marks)
     averages = bool(case.pool) and not case.maximum
@@ -110,13 +110,13 @@ def check_chain(case: Case) -> None:
     wants_x = None if norm is None else x
     for through in (case.numbers(2), None):
         arguments = (g, marks, wants_x, norm, through, *chain, case.shape, case.dtype)
-        want_dx = epilogue.chain_backward_reference(*arguments)
+        want_dx = epilogue.chain_backward(*arguments)
         got_dx = torch.ops.hyperslab.chain_backward(*arguments)
         assert_near(got_dx, want_dx)
     if norm is not None:
         finite = case.ordered(x.nan_to_num(0, 2, -2))
         g = case.ordered(g.nan_to_num(0, 2, -2))
-        want_sums = epilogue.chain_backward_sums_reference(g, marks, finite, norm, *chain)
+        want_sums = epilogue.chain_backward_sums(g, marks, finite, norm, *chain)
         got_sums = torch.ops.hyperslab.chain_backward_sums(g, marks, finite, norm, *chain)
         size = max(1.0, float(want_sums.abs().max()))
         torch.testing.assert_close(got_sums, want_sums, rtol=1e-6, atol=1e-6 * size)
@@ -132,7 +132,7 @@ def check_channel_sums(case: Case) -> None:
     x = case.filled(case.shape, case.dtype)
     divisors = [g for g in range(1, x.shape[1] + 1) if x.shape[1] % g == 0]
     for groups in (0, divisors[case.seed % len(divisors)]):
-        want = epilogue.channel_sums_reference(x, groups)
+        want = epilogue.channel_sums(x, groups)
         got = torch.ops.hyperslab.channel_sums(x, groups)
         torch.testing.assert_close(
             of_one_part(got), of_one_part(want), rtol=1e-12, atol=1e-12, equal_nan=True
@@ -145,7 +145,7 @@ def check_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
     values = torch.randn(rows * groups, 20, generator=generator, dtype=torch.float64)
     values = values * 10.0 ** (seed % 4) + seed % 7
     values[0] = 3.0  # without variance
-    made = epilogue.channel_sums_reference(values[None], rows * groups)
+    made = epilogue.channel_sums(values[None], rows * groups)
     channels = groups * pool
     weight, bias = torch.randn(2, channels, generator=generator).unbind()
     for affine in ((weight, bias), (weight, None), (None, bias), (None, None)):
@@ -167,7 +167,7 @@ def check_reorder(case: Case) -> None:
     if x.dim() > 3:
         assert_equal(
             torch.ops.hyperslab.reorder(x, not case.channels_last, case.result),
-            reorder.reorder_reference(x, not case.channels_last, case.result),
+            reorder.reorder(x, not case.channels_last, case.result),
         )
     into = torch.empty_like(x, dtype=case.result).fill_(torch.nan)
     torch.ops.hyperslab.reorder_into(x, into)
@@ -176,4 +176,4 @@ def check_reorder(case: Case) -> None:
     into = torch.empty_like(got).fill_(torch.nan)
     torch.ops.hyperslab.reorder_into(x, into)
     assert_equal(into, got)
-    assert_equal(got, reorder.reorder_reference(x, case.channels_last, case.result))
+    assert_equal(got, reorder.reorder(x, case.channels_last, case.result))

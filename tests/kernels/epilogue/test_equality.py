@@ -81,7 +81,7 @@ def test_large_blocks_on_threads(
         torch.set_num_threads(3)
         for pool in (case.pool, []):
             chain: tuple[Any, ...] = (0.01, pool, maximum)
-            want, marks = epilogue.chain_forward_reference(x, None, *chain, True, x.dtype)
+            want, marks = epilogue.chain_forward(x, None, *chain, True, x.dtype)
             y, got_marks = torch.ops.hyperslab.chain_forward(x, None, *chain, True, x.dtype)
             assert torch.equal(got_marks, marks)
             assert_near(y, want)
@@ -89,23 +89,23 @@ def test_large_blocks_on_threads(
             arguments = (y, marks, *none, *chain, shape, x.dtype)
             assert_near(
                 torch.ops.hyperslab.chain_backward(*arguments),
-                epilogue.chain_backward_reference(*arguments),
+                epilogue.chain_backward(*arguments),
             )
             finite = case.ordered(x.nan_to_num(0, 2, -2))
-            _, winners = epilogue.chain_forward_reference(finite, norm, *chain, True, x.dtype)
+            _, winners = epilogue.chain_forward(finite, norm, *chain, True, x.dtype)
             g = case.ordered(torch.randn(y.shape))
             arguments = (g, winners, finite, norm, *chain)
             torch.testing.assert_close(
                 torch.ops.hyperslab.chain_backward_sums(*arguments),
-                epilogue.chain_backward_sums_reference(*arguments),
+                epilogue.chain_backward_sums(*arguments),
                 rtol=1e-6,
                 atol=1e-3,
             )
         got = torch.ops.hyperslab.reorder(x, not channels_last, torch.bfloat16)
-        assert_equal(got, reorder.reorder_reference(x, not channels_last, torch.bfloat16))
+        assert_equal(got, reorder.reorder(x, not channels_last, torch.bfloat16))
         torch.testing.assert_close(
             of_one_part(torch.ops.hyperslab.channel_sums(finite, 0)),
-            of_one_part(epilogue.channel_sums_reference(finite, 0)),
+            of_one_part(epilogue.channel_sums(finite, 0)),
         )
     finally:
         torch.set_num_threads(before)

@@ -50,16 +50,14 @@ def test_chain_without_scale(memory_format, slope, pooling) -> None:  # type: ig
     pool, maximum = pooling
     x = awkward(SHAPE, memory_format).requires_grad_()
     want = by_torch(x, slope, pool, maximum)
-    y, marks = epilogue.chain_forward_reference(x, None, slope, pool, maximum, True, x.dtype)
+    y, marks = epilogue.chain_forward(x, None, slope, pool, maximum, True, x.dtype)
     torch.testing.assert_close(y, want, equal_nan=True)
     assert y.is_contiguous(memory_format=memory_format)
     g = torch.randn_like(want)
     g[:, :, ::2, 1] = torch.inf if g.shape[3] > 1 else 1.0
     (want_dx,) = torch.autograd.grad(want, x, g)
     g = g.contiguous(memory_format=memory_format)
-    dx = epilogue.chain_backward_reference(
-        g, marks, None, None, None, slope, pool, maximum, x.shape, x.dtype
-    )
+    dx = epilogue.chain_backward(g, marks, None, None, None, slope, pool, maximum, x.shape, x.dtype)
     torch.testing.assert_close(dx, want_dx, equal_nan=True)
     assert dx.is_contiguous(memory_format=memory_format)
 
@@ -77,21 +75,19 @@ def test_chain_with_batch_norm(memory_format, slope, pooling) -> None:  # type: 
 
     x, weight, bias = (t.detach() for t in leaves)
     count = x.numel() // x.shape[1]
-    total, square, around = epilogue.channel_sums_reference(x, 0)
+    total, square, around = epilogue.channel_sums(x, 0)
     mean = total / count
     torch.testing.assert_close(square, total * mean)
     std = (around / count + 1e-5).sqrt()
     norm = torch.stack([mean, weight / std, bias])[:, None]
-    y, winners = epilogue.chain_forward_reference(x, norm, slope, pool, maximum, True, x.dtype)
+    y, winners = epilogue.chain_forward(x, norm, slope, pool, maximum, True, x.dtype)
     torch.testing.assert_close(y, want.detach())
     g = g.contiguous(memory_format=memory_format)
-    du, product = epilogue.chain_backward_sums_reference(g, winners, x, norm, slope, pool, maximum)[
-        :, 0
-    ]
+    du, product = epilogue.chain_backward_sums(g, winners, x, norm, slope, pool, maximum)[:, 0]
     dweight = product / std
     b = -weight / std**2 * dweight / count
     through = torch.stack([b, -weight / std * du / count])[:, None]
-    dx = epilogue.chain_backward_reference(
+    dx = epilogue.chain_backward(
         g, winners, x, norm, through, slope, pool, maximum, x.shape, x.dtype
     )
     torch.testing.assert_close((dx, dweight, du), want_gradients)
@@ -102,10 +98,10 @@ def test_normalisation_of_samples() -> None:
     norm = torch.randn(3, 2, 3)
     mean, scale, shift = norm[..., None, None, None]
     want = F.relu((x - mean) * scale + shift)
-    y, _ = epilogue.chain_forward_reference(x, norm, 0.0, [], False, True, x.dtype)
+    y, _ = epilogue.chain_forward(x, norm, 0.0, [], False, True, x.dtype)
     torch.testing.assert_close(y, want)
     g = torch.randn_like(want)
-    sums = epilogue.chain_backward_sums_reference(g, y.new_empty(0), x, norm, 0.0, [], False)
+    sums = epilogue.chain_backward_sums(g, y.new_empty(0), x, norm, 0.0, [], False)
     du = (g * (want > 0)).double()
     torch.testing.assert_close(sums, torch.stack([du, du * (x - mean)]).sum((3, 4, 5)))
 
@@ -113,15 +109,15 @@ def test_normalisation_of_samples() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     x = torch.full((1, 1, 8), 60000.0, dtype=dtype)
-    y, _ = epilogue.chain_forward_reference(x, None, 1.0, [8], False, False, dtype)
+    y, _ = epilogue.chain_forward(x, None, 1.0, [8], False, False, dtype)
     assert torch.equal(y, x[..., :1])
-    assert epilogue.channel_sums_reference(x, 0)[0].item() == 8 * x[0, 0, 0].item()
+    assert epilogue.channel_sums(x, 0)[0].item() == 8 * x[0, 0, 0].item()
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
 def test_sums_of_groups(groups: int) -> None:
     x = torch.randn(2, 6, 3, 2, dtype=torch.float64)
-    got = epilogue.channel_sums_reference(x.contiguous(memory_format=torch.channels_last), groups)
+    got = epilogue.channel_sums(x.contiguous(memory_format=torch.channels_last), groups)
     slices = x.reshape(2 * groups, -1)
     count = slices.shape[1]
     around = slices.var(1, correction=0) * count
@@ -136,7 +132,7 @@ def test_parts_of_equal_numbers_have_no_variance() -> None:
     sizes = [3, 7, 5, 11, 13]
 
     def variance(*parts: torch.Tensor) -> torch.Tensor:
-        made = torch.stack([epilogue.channel_sums_reference(part, 0) for part in parts]).sum(0)
+        made = torch.stack([epilogue.channel_sums(part, 0) for part in parts]).sum(0)
         given = (made, None, None, sum(sizes), 1e-5, 500, 1)
         versions = (normalization.normalisation, torch.ops.hyperslab.normalisation)
         return torch.stack([version(*given)[1][1, 0] for version in versions])
@@ -148,21 +144,21 @@ def test_parts_of_equal_numbers_have_no_variance() -> None:
 
 def test_reorder_keeps_values_and_casts() -> None:
     x = torch.randn(2, 3, 4, 5, 6)
-    last = reorder.reorder_reference(x, True, torch.bfloat16)
+    last = reorder.reorder(x, True, torch.bfloat16)
     assert last.is_contiguous(memory_format=torch.channels_last_3d)
     assert torch.equal(last, x.bfloat16())
-    assert reorder.reorder_reference(last, False, torch.bfloat16).is_contiguous()
+    assert reorder.reorder(last, False, torch.bfloat16).is_contiguous()
     with pytest.raises(ValueError, match="4 or 5 dims"):
-        reorder.reorder_reference(x[..., 0, 0], True, x.dtype)
+        reorder.reorder(x[..., 0, 0], True, x.dtype)
 
 
 def test_one_voxel_keeps_its_format() -> None:
     """A result of one voxel a sample says by its strides in which order the marks are."""
     for memory_format in FORMATS:
         x = torch.randn(1, 3, 2, 2, 2).contiguous(memory_format=memory_format).requires_grad_()
-        y, marks = epilogue.chain_forward_reference(x, None, 0.0, [2] * 3, True, True, x.dtype)
+        y, marks = epilogue.chain_forward(x, None, 0.0, [2] * 3, True, True, x.dtype)
         g = torch.randn_like(y)
-        dx = epilogue.chain_backward_reference(
+        dx = epilogue.chain_backward(
             g, marks, None, None, None, 0.0, [2] * 3, True, x.shape, x.dtype
         )
         assert torch.equal(dx, torch.autograd.grad(F.max_pool3d(F.relu(x), 2), x, g)[0])

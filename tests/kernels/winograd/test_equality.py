@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels import winograd
+from hyperslab.kernels import registry, winograd
 from hyperslab.kernels.compile import (
     CannotCompile,
     Library,
@@ -41,7 +41,7 @@ def functions(request: pytest.FixtureRequest) -> Iterator[Library | None]:
         pytest.skip("no compiler")
     if not narrow.winograd_is_known(b""):
         pytest.skip("no AVX2")
-    with patch.object(winograd, "library", lambda: narrow):
+    with patch.object(registry, "library", lambda: narrow):
         yield narrow
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.ops.convolution import conv
+from hyperslab.ops import convolution
 from tests.ranks import run_ranks
 
 SHAPES = {(2, 1, 1): (7, 5, 6), (2, 2, 1): (6, 7, 5), (2, 2, 2): (6, 7, 5), (3, 2, 1): (9, 5, 4)}
@@ -15,8 +15,8 @@ SHAPES = {(2, 1, 1): (7, 5, 6), (2, 2, 1): (6, 7, 5), (2, 2, 2): (6, 7, 5), (3, 
 
 def errors(axes: tuple[int, int, int], stride: int, thin: bool) -> list[float]:
     """Relative differences of output and gradients from the serial convolution, in float64."""
-    kept = conv.thin
-    conv.thin = lambda spec: thin
+    kept = convolution.thin
+    convolution.thin = lambda spec: thin
     try:
         grid = hs.Grid(depth=axes[0], height=axes[1], width=axes[2])
         x = torch.randn(2, 3, *SHAPES[axes], dtype=torch.float64, requires_grad=True)
@@ -33,7 +33,7 @@ def errors(axes: tuple[int, int, int], stride: int, thin: bool) -> list[float]:
         pairs = [(y.full(), want), (dx * grid.size, want_dx), (dw, want_dw)]
         return [((a - b).norm() / b.norm()).item() for a, b in pairs]
     finally:
-        conv.thin = kept
+        convolution.thin = kept
 
 
 @pytest.mark.parametrize("thin", [False, True], ids=["slabs", "buffer"])

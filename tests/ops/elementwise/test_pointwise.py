@@ -16,18 +16,27 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.tensor.dispatch import RULES, op_name
+from tests.ops.elementwise import test_alpha_dropout, test_creation, test_draws, test_dropout
 from tests.ops.serial import average
 from tests.ranks import run_ranks
 
-COVERS = {"elementwise": {"prelu"}}
+COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous"}}
 SHAPE = (4, 3, 5, 4, 3)
 UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_", "torch.Tensor.type"}
 """Needs a device which this tier has not; torch detaches no view in place; has a test below."""
 
 TESTED_ELSEWHERE = {"torch.gradient", "torch.nn.functional.glu"}
 """Take no operands of these shapes: see `test_differences` and `test_softmax`."""
+
+RANDOM = set[str]().union(
+    *(
+        m.COVERS["elementwise"]
+        for m in (test_alpha_dropout, test_creation, test_draws, test_dropout)
+    )
+)
+"""Draw random numbers, or make tensors from a shape."""
 
 
 def operands() -> dict[str, torch.Tensor]:
@@ -137,6 +146,7 @@ def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
 def pointwise() -> list[Callable[..., Any]]:
     modules = {f: getattr(rule.run, "__module__", None) for f, rule in RULES.items()}
     own = [f for f, module in modules.items() if module == apply_pointwise.__module__]
+    own = [f for f in own if op_name(f).split(".")[-1] not in RANDOM]
     return [f for f in own if op_name(f) not in UNCHECKED | TESTED_ELSEWHERE]
 
 

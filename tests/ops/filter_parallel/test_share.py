@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.ops import filter_parallel
-from hyperslab.ops.convolution import conv
+from hyperslab.ops import convolution, filter_parallel
 from hyperslab.ops.filter_parallel import filter_share
 from tests.ranks import run_ranks
 
@@ -65,8 +64,8 @@ def shared_layers(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[b
 
     with (
         patch.object(filter_parallel, "SHARED_FROM", 0),
-        patch.object(conv, "filter_share", spy),
-        patch("hyperslab.ops.linalg.contraction.filter_share", spy),
+        patch.object(convolution, "filter_share", spy),
+        patch("hyperslab.ops.linalg.filter_share", spy),
     ):
         return run(), found
 

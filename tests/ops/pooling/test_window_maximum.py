@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from hyperslab.kernels.compile import library
-from hyperslab.ops.pooling.pool import WindowGrid, WindowMaximum
+from hyperslab.ops.pooling import WindowGrid, WindowMaximum
 from tests.ranks import run_ranks
 
 SHAPE = (2, 3, 9, 8, 7)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.kernels.memory_format import CHANNELS_LAST
-from hyperslab.ops.spatial.interpolate import BlockKind, Resize, lay_out_interpolate
+from hyperslab.ops.spatial import BlockKind, Resize, lay_out_interpolate
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.geometry import Cut
-from hyperslab.ops.views.slicing import Span
+from hyperslab.ops.views import Span
 from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hyperslab.planner.calibrate.communication import (
     fit_line,
     fit_power,
-    message_sizes,
+    geometric_series,
     residual_of,
 )
 
@@ -51,5 +51,5 @@ def test_residuals_are_shares() -> None:
 
 
 def test_sizes_begin_and_end_as_asked() -> None:
-    assert message_sizes(64, 1000) == [64, 256, 1000]
-    assert message_sizes(64, 64) == [64]
+    assert geometric_series(64, 1000) == [64, 256, 1000]
+    assert geometric_series(64, 64) == [64]

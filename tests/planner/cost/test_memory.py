@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hyperslab.comm.shared_memory import shared_bytes
-from hyperslab.planner.cost import HostMemory, rank_memory
+from hyperslab.planner.cost import RankMemory, rank_memory
 from tests.planner.cost.made import exchange, operator, round_machine, trace
 
 SIZES = {
@@ -14,7 +14,7 @@ SIZES = {
     "peak": 1700,
     "heap": 1700,
 }
-HOST = HostMemory(ahead=10, store=20, process=30)
+HOST = RankMemory(ahead=10, store=20, process=30)
 
 
 def test_the_fullest_moment_is_divided_by_use() -> None:

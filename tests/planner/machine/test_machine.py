@@ -16,8 +16,14 @@ from hyperslab.planner.machine import (
     only_pass,
     save_machine,
 )
-from hyperslab.planner.machine.operator_times import contiguous_strides, entry_of
-from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec
+from hyperslab.planner.machine.operator_times import entry_of
+from hyperslab.planner.trace.records import (
+    Call,
+    LocalOperator,
+    Pass,
+    TensorSpec,
+    contiguous_strides,
+)
 
 
 def spec(*shape: int) -> TensorSpec:

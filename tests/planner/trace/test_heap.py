@@ -39,7 +39,7 @@ def test_a_heap_whose_holes_are_joined_is_reused_whole() -> None:
 PROGRAM = """
 import re, torch
 from hyperslab.comm.bootstrap import keep_freed_memory
-from hyperslab.planner.trace.unbacked_memory import HeapBounds
+from hyperslab.planner.trace.unbacked_memory import Heap
 
 def resident():
     status = open("/proc/self/status").read()
@@ -48,16 +48,17 @@ def resident():
 keep_freed_memory()
 torch.ones(10)
 before = resident()
-heap = HeapBounds()
+joined, apart = heaps = Heap(), Heap(joining=False)
 kept = {}
 for turn in range(40):  # sizes that do not fit each other's holes
     nbytes = (1 + turn * 7 % 5) << 22
-    kept[turn] = torch.ones(nbytes // 4), heap.take(nbytes)
+    kept[turn] = torch.ones(nbytes // 4), [heap.take(nbytes) for heap in heaps]
     if turn >= 6:
         tensor, blocks = kept.pop(min(kept) if turn % 3 else max(kept))
         del tensor
-        heap.give(blocks)
-print(resident() - before, heap.joined.top, heap.apart.top)
+        for heap, block in zip(heaps, blocks):
+            heap.give(*block)
+print(resident() - before, joined.top, apart.top)
 """
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hyperslab.planner.trace.records import Call, TensorSpec
+from hyperslab.planner.trace.records import Call, TensorSpec, contiguous_strides
 from hyperslab.planner.trace.unbacked_memory import scratch_of
 
 PROGRAM = """
@@ -55,21 +55,20 @@ CASES = [
 
 
 def spec(*shape: int) -> TensorSpec:
-    return TensorSpec(shape, torch.empty(shape, device="meta").stride(), torch.float32)
+    return TensorSpec(shape, contiguous_strides(shape), torch.float32)
 
 
 def predicted(inp: int, out: int, side: int, which: str) -> int:
     x = spec(1, inp, side, side, side)
     weight = spec(out, inp, 3, 3, 3)
     options = ((1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1)
+    y = spec(1, out, side, side, side)
     if which == "forward":
-        return scratch_of(
-            Call("aten.convolution.default", (x, weight, None, *options)), to_onednn=False
-        )
+        call = Call("aten.convolution.default", (x, weight, None, *options))
+        return scratch_of(call, y, to_onednn=False)
     mask = (which == "data", which == "filter", False)
-    gradient = spec(1, out, side, side, side)
-    arguments = (gradient, x, weight, None, *options, mask)
-    return scratch_of(Call("aten.convolution_backward.default", arguments), to_onednn=False)
+    call = Call("aten.convolution_backward.default", (y, x, weight, None, *options, mask))
+    return scratch_of(call, (x, weight, None), to_onednn=False)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -84,4 +83,4 @@ def test_channels_last_needs_no_copy() -> None:
     x = TensorSpec((1, 16, 8, 8, 8), (8192, 1, 1024, 128, 16), torch.float32)
     options = ((1,) * 3, (1,) * 3, (1,) * 3, False, (0,) * 3, 1)
     call = Call("aten.convolution.default", (x, spec(16, 16, 3, 3, 3), None, *options))
-    assert scratch_of(call, to_onednn=False) == 0
+    assert scratch_of(call, x, to_onednn=False) == 0

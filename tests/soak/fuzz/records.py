@@ -21,8 +21,7 @@ from hyperslab.formats.convert.worker import Request
 from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.studies.report import write_comparison, write_report
-from hyperslab.studies.sweep.results import RunResult
-from hyperslab.studies.sweep.run import DoRun, SweepProgress, run_sweep
+from hyperslab.studies.sweep.run import DoRun, RunResult, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.builders import check_targets, open_data
 from hyperslab.train.predict import Journal, predict

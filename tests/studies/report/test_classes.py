@@ -16,7 +16,7 @@ from hyperslab.errors import DataError
 from hyperslab.studies.number_format import DASH
 from hyperslab.studies.report import write_report
 from hyperslab.studies.report.samples import scans
-from hyperslab.studies.report.slices import CLASS_COLOURS, class_colour
+from hyperslab.studies.report.volumes import CLASS_COLOURS, class_colour
 from hyperslab.studies.run_folder import read_run
 from tests.studies.report.fake_scans import CONFUSION, SHAPE, fake_run
 from tests.studies.report.test_report import Outline

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from hyperslab.errors import DataError
-from hyperslab.studies.report import write_report
-from hyperslab.studies.report.comparison import class_chapter, write_comparison
+from hyperslab.studies.report import write_comparison, write_report
+from hyperslab.studies.report.comparison import class_chapter
 from hyperslab.studies.table import Table
 from tests.train.scans import write_recipe
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hyperslab.studies.report.plots import loss_by_step, running_median
+from hyperslab.studies.report.chapters import loss_by_step, running_median
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hyperslab.studies.number_format import DASH
-from hyperslab.studies.report.chapters import (
-    key_numbers,
+from hyperslab.studies.report.accuracy import (
+    fitted_band,
     learnt_parameters,
     learnt_words,
     ratios_of,
 )
-from hyperslab.studies.report.plots import fitted_band
+from hyperslab.studies.report.chapters import key_numbers
 from hyperslab.studies.run_folder import read_run
 from hyperslab.train.metrics import ConfidenceInterval
 from tests.studies.report.compared import MEAN, columns, write_run

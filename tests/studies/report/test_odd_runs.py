@@ -12,7 +12,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.studies.report import write_comparison, write_report
-from hyperslab.studies.report.chapters import learnt_words
+from hyperslab.studies.report.accuracy import learnt_words
 from hyperslab.studies.report.comparison import loss_curves
 from hyperslab.studies.report.configurations import read_comparison
 from hyperslab.train.history import record_changes

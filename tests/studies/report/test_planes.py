@@ -10,8 +10,14 @@ import pytest
 
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.studies.report import page_of, write_report
-from hyperslab.studies.report.samples import Voxels, first_volume, voxels_of, voxels_of_affine
-from hyperslab.studies.report.slices import LONGER_SIDE, PlaneCanvas, limits_of
+from hyperslab.studies.report.samples import (
+    Planes,
+    Voxels,
+    first_volume,
+    voxels_of,
+    voxels_of_affine,
+)
+from hyperslab.studies.report.volumes import LONGER_SIDE, PlaneCanvas, limits_of
 from hyperslab.studies.run_folder import read_run
 from tests.studies.report import fake, fake_scans
 
@@ -91,7 +97,8 @@ def test_one_range_of_values_for_all_planes() -> None:
 def test_a_very_thin_volume_is_drawn() -> None:
     sizes = {"depth": 1.0, "height": 1.0, "width": 100.0}
     voxels = Voxels(sizes, "mm")
-    canvas = PlaneCanvas("thin", (3, 9), voxels, rows="depth", columns="width", upwards=True)
-    canvas.values(np.arange(27.0).reshape(3, 9), (0, 27), colours="gray", quantity="HU")
+    values = {"height": np.arange(27.0).reshape(3, 9)}
+    planes = Planes("one", (3, 1, 9), {"height": 0}, values, voxels, "HU")
+    canvas = PlaneCanvas("thin", planes, "height", (0, 27), colours="gray", upwards=True)
     canvas.outline(np.eye(3, 9, dtype=bool), "red")
-    assert "HU" in canvas.canvas.picture(title="a", alt="b").svg
+    assert "HU" in canvas.picture(title="a", alt="b").svg

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.studies.report import render, write_report
+from hyperslab.studies.report.canvas import FIRST, INK, MUTED, SERIES
 from hyperslab.studies.run_folder import read_run
 from tests.studies.report.fake import NAMES, fake_run
 
@@ -115,13 +116,27 @@ def test_page_tells_every_parameter_also_the_bad_ones(page: str, finished: Path)
     assert page.count('<th scope="row">') == 2 * len(NAMES)
 
 
-def test_figures_take_their_colours_from_the_page(page: str) -> None:
+def luminance(colour: str) -> float:
+    """That of ``#rrggbb``, by WCAG 2."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    parts = [
+        v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (red, green, blue)
+    ]
+    return float(np.dot(parts, (0.2126, 0.7152, 0.0722)))
+
+
+def test_figures_can_be_seen_on_a_light_and_on_a_dark_page(page: str) -> None:
     drawn = "".join(re.findall(r"<svg.*?</svg>", page, re.S))
     drawn = re.sub(r"data:image[^\"]*", "", drawn)
-    assert set(re.findall(r"#[0-9a-fA-F]{6}\b", drawn)) <= {"#7fd4ff", "#000000"}  # on the slices
-    used = set(re.findall(r"var\((--\w+)\)", drawn))
-    for theme in re.findall(r":root \{([^}]*)\}", page):
-        assert used <= set(re.findall(r"(--\w+):", theme))
+    used = set(re.findall(r"#[0-9a-fA-F]{6}\b", drawn)) - {"#7fd4ff", "#010101"}  # on the slices
+    assert {FIRST, INK} < used <= {*SERIES, MUTED, INK}
+    papers = re.findall(r"--paper: (#[0-9a-f]+);", page)
+    assert len(papers) == 3, "light, dark, print"
+    for paper in papers:
+        full = paper if len(paper) == 7 else "#" + "".join(2 * digit for digit in paper[1:])
+        for colour in (*SERIES, MUTED):
+            darker, lighter = sorted((luminance(full), luminance(colour)))
+            assert (lighter + 0.05) / (darker + 0.05) >= 3, f"{colour} on {paper}"
 
 
 def test_names_from_a_run_are_escaped(run: Path) -> None:

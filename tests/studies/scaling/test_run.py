@@ -20,9 +20,13 @@ from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, RecipeError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
-from hyperslab.studies.scaling import run as measuring
-from hyperslab.studies.scaling.run import crowded, earlier_measurement, measure_step
-from hyperslab.studies.scaling.study import ScalingPoint
+from hyperslab.studies.scaling import study as measuring
+from hyperslab.studies.scaling.study import (
+    ScalingPoint,
+    crowded,
+    earlier_measurement,
+    measure_step,
+)
 
 pytestmark = pytest.mark.usefixtures("forked")
 

@@ -37,7 +37,7 @@ def both(request: pytest.FixtureRequest) -> Study:
 
 
 def test_merits_are_relative_to_the_first_that_there_is() -> None:
-    measured = study(ScalingKind.STRONG, RANKS, measured=2, predicted=3).measured()
+    measured = study(ScalingKind.STRONG, RANKS, measured=2, predicted=3).speeds("measured")
     assert measured[2:] == [None, None]
     first, second = measured[:2]
     assert first is not None
@@ -46,7 +46,7 @@ def test_merits_are_relative_to_the_first_that_there_is() -> None:
     assert first.throughput == pytest.approx(8 / (1.1 * (0.1 + 10 / 8)))
     assert second.speedup == pytest.approx(1.35 / 0.725)
     assert second.efficiency == pytest.approx(1.35 / 0.725 / 2)
-    predicted = study(ScalingKind.WEAK, RANKS, measured=2, predicted=3).predicted()
+    predicted = study(ScalingKind.WEAK, RANKS, measured=2, predicted=3).speeds("predicted")
     assert predicted[0] is None
     last = predicted[-1]
     assert last is not None

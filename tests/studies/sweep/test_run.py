@@ -21,8 +21,13 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, DivergedError, RecipeError, Stopped
 from hyperslab.studies.sweep import run as execute
-from hyperslab.studies.sweep.results import RunResult, read_result
-from hyperslab.studies.sweep.run import SweepProgress, finished_result, run_sweep
+from hyperslab.studies.sweep.run import (
+    RunResult,
+    SweepProgress,
+    finished_result,
+    read_result,
+    run_sweep,
+)
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
 

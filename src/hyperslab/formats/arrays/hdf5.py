@@ -12,10 +12,12 @@ more than that it came back: a fork a scan, and a byte and a second look a file.
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import math
 import os
 import posixpath
+import resource
 import select
 import signal
 import sys
@@ -31,12 +33,16 @@ from h5py._objects import phil
 
 from hyperslab.errors import DataError
 from hyperslab.formats.files import ALLOW_MISSING, FileAccess, naming
+from hyperslab.util.startup import tie_to_parent
 
 MOST_LINKS = 16
 """Links, and virtual data sets of virtual ones, that are followed one after the other."""
 
 MOST_PACKED_CHUNK = 256 << 20
 """The largest chunk with filters that is unpacked; each box needs the whole of it [B]."""
+
+PACKED_LARGER = 64 << 10
+"""Bytes that filters may add to a chunk which they cannot pack; HDF5's own leave it as it is."""
 
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
@@ -156,6 +162,11 @@ def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None
         )
     wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
     stored = dataset.id.get_num_chunks()
+    if dataset.id.get_storage_size() > stored * (size + PACKED_LARGER):
+        raise DataError(
+            f"{path}: {key!r} is packed in chunks of {size} bytes, which take more than that in "
+            "the file: they unpack to more than they say\n    get the file anew"
+        )
     if stored < wanted and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
     if stored:
@@ -172,7 +183,11 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     filters = dataset.id.get_create_plist()
     codes = [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
     summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
-    chunks = _chunks_of(dataset.id)
+    chunks: list[Any] = []
+    if hasattr(dataset.id, "chunk_iter"):
+        dataset.id.chunk_iter(chunks.append)
+    else:  # HDF5 before 1.10.9 has to be asked one by one
+        chunks = [dataset.id.get_chunk_info(i) for i in range(dataset.id.get_num_chunks())]
     places = np.array([chunk.chunk_offset for chunk in chunks])
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
     numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
@@ -182,15 +197,6 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
             f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
             "chunks are\n    get the file anew"
         )
-
-
-def _chunks_of(dataset: Any) -> list[Any]:
-    """Lists the index's entries of all chunks; HDF5 before 1.10.9 has to be asked one by one."""
-    if not hasattr(dataset, "chunk_iter"):
-        return [dataset.get_chunk_info(number) for number in range(dataset.get_num_chunks())]
-    chunks: list[Any] = []
-    dataset.chunk_iter(chunks.append)
-    return chunks
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:
@@ -233,12 +239,18 @@ def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
 
 def _any_written(dataset: Any) -> bool:
     """Tells if some value is not the fill value; mostly the first look finds one."""
-    row = math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
-    side = dataset.chunks[0] if dataset.chunks else 1
-    step = max(1, LOOK // max(1, row * side)) * side
+    packed = dataset.chunks and dataset.id.get_create_plist().get_nfilters()
+    sides = list(dataset.chunks if packed else (1,) * dataset.ndim)
+    for dim in reversed(range(dataset.ndim)):  # rows, then planes, and so on, as fit into a look
+        fit = LOOK // (math.prod(sides) * dataset.dtype.itemsize)
+        sides[dim] = min(dataset.shape[dim], sides[dim] * max(1, fit))
+    places = (range(0, n, side) for n, side in zip(dataset.shape, sides, strict=True))
+    blocks = (
+        tuple(slice(lo, lo + side) for lo, side in zip(place, sides, strict=True))
+        for place in itertools.product(*places)
+    )
     fill = dataset.fillvalue
-    starts = range(0, dataset.shape[0], step)
-    return any((dataset[start : start + step] != fill).any() for start in starts)
+    return any((dataset[block] != fill).any() for block in blocks)
 
 
 def _never_written(path: Path, key: str, why: str) -> DataError:
@@ -299,6 +311,7 @@ class HeaderChild(Generic[T]):
             )
 
     def _start(self) -> None:
+        parent = os.getpid()
         theirs, self._asked = os.pipe()
         self._answers, their_answers = os.pipe()
         with phil, warnings.catch_warnings():  # no other thread is within HDF5
@@ -306,9 +319,12 @@ class HeaderChild(Generic[T]):
                 warnings.simplefilter("ignore", kind)
             self._child = os.fork()
         if self._child == 0:
+            tie_to_parent(signal.SIGKILL)
+            if os.getppid() != parent:  # too late to be told
+                os._exit(1)
             os.close(self._asked)
             os.close(self._answers)
-            _serve(self.read, theirs, their_answers)
+            _serve(self.read, theirs, their_answers, self.limit)
         os.close(theirs)
         os.close(their_answers)
 
@@ -326,17 +342,31 @@ class HeaderChild(Generic[T]):
         return f"signal {-code}" if code < 0 else f"code {code}"
 
 
-def _serve(read: Callable[[str], object], asked: int, answers: int) -> None:
+def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float) -> None:
     """Runs the child, which ends with its parent, whose end of the pipe is then closed."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with os.fdopen(asked) as lines:
             for line in lines:
+                _limit_cpu(limit)
                 with suppress(Exception):  # the parent will see for itself
                     read(json.loads(line))
                 os.write(answers, b".")
     finally:
         os._exit(0)
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Has the system end this process when it has computed for so much longer.
+
+    A parent that is stopped, or that nothing tells of, does not end a child that walks in circles.
+    """
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(spent.ru_utime + spent.ru_stime + seconds) + 1
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))

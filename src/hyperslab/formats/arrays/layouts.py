@@ -7,7 +7,7 @@ Three layouts are known by their keys: the public CosmoFlow files (``full``, ``u
 
 LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
 ``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
-they are known; `StorageLayout.reversed` says so. The three numbers count along the dims of the
+they are known. The three numbers count along the dims of the
 file: ix along W, iz along D.
 
 The attribute ``channels``, "first" or "last", which `hyperslab convert` writes, says where the
@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,9 +40,8 @@ from hyperslab.formats.arrays.open import (
     open_keyed,
     scan_headers,
 )
-from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, list_files, naming, sift
+from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, list_files, naming
 from hyperslab.formats.source import OWN_DATA, ScanOptions
-from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import (
     CDHW,
     DHWC,
@@ -52,101 +51,124 @@ from hyperslab.formats.storage_order import (
     StorageOrder,
     channel_order,
 )
-from hyperslab.formats.targets import Floats, Parameters, numbered_names, ranges_in, universe_names
+from hyperslab.formats.targets import Parameters, numbered_names, ranges_in, universe_names
+
+HDF5_SUFFIXES = (".hdf5", ".h5")
 
 LBANN_PART_NAME = re.compile(r"(.+)_(\d+)_(\d+)_(\d+)")
 """The name of a sub-volume of LBANN's: the cube's, and the place along width, height and depth."""
 
 LAYOUT_KEYS = (("full", "unitPar"), ("x", "y"), targets.SCAN_KEYS)
 
+KEYS_OF_LAYOUTS = tuple(key for pair in LAYOUT_KEYS for key in pair)
+
+EXACT_LINE = 1e-9
+"""The share of a parameter by which it may be off the ranges that its file notes."""
+
 
 @dataclass(frozen=True, slots=True)
-class StorageLayout:
-    """Describes how the volumes of a data set are stored: equal in all of its files."""
+class FileHeader:
+    """Holds all of a file but its voxels.
 
-    key: str
-    stored: tuple[int, ...]  # the shape in the file
-    dtype: str
+    ``order``: of the volume's dims. ``names``: of the targets, of which ``unit`` are the values
+    that a network is shown and ``physical`` the others, where it has them. ``redshifts``: of the
+    channels, where it says them. ``ranges``: of the parameters, as `hyperslab simulate` notes them.
+    """
+
+    volume: StoredArray
     order: StorageOrder
-    names: tuple[str, ...] = ()  # of the targets
+    names: tuple[str, ...] = ()
+    unit: tuple[float, ...] = ()
+    physical: tuple[float, ...] | None = None
+    redshifts: tuple[float, ...] = ()
+    ranges: str = ""
+    labels: StoredArray | None = None
     classes: tuple[str, ...] = ()
-    label_shape: tuple[int, ...] = ()  # in the file
-    label_dtype: str = ""
+    affine: Any = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Returns the volume's shape (C, D, H, W)."""
-        return self.order.volume_shape(self.stored)
-
-    @property
-    def channels(self) -> Channels:
-        """The place of the channels in the file."""
-        return "first" if self.order.dims.startswith("C") else "last"
-
-    @property
-    def reversed(self) -> bool:
-        """Tells if the spatial dims in the file are (W, H, D)."""
-        return self.order == LBANN_ORDER
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedHeader:
-    layout: StorageLayout
-    unit: tuple[float, ...]
-    physical: tuple[float, ...] | None
-    redshifts: tuple[float, ...] = ()  # of the channels, where the file says them
-    ranges: str = ""  # of the parameters, as `hyperslab simulate` notes them
+    def alike(self) -> dict[str, object]:
+        """Returns what is equal in all files of a data set, by the words of an error."""
+        labels = self.labels or StoredArray("", (), "")
+        return {
+            "key": self.volume.key,
+            "stored": self.volume.shape,
+            "dtype": self.volume.dtype,
+            "channels": "first" if self.order.dims.startswith("C") else "last",
+            "names": self.names,
+            "classes": self.classes,
+            "label_shape": labels.shape,
+            "label_dtype": labels.dtype,
+            "reversed": self.order == LBANN_ORDER,
+        }
 
 
 def read_header(
     path: Path,
-    channels: Channels | None,
-    lbann: bool | None = None,
-    reach: FileAccess | None = None,
-) -> KeyedHeader:
+    options: ScanOptions,
+    reach: FileAccess,
+    like: tuple[int, ...] | None = None,
+) -> FileHeader:
     """Opens a file, checks it, and reads everything but the volume.
 
-    ``lbann`` says whether the spatial dims are reversed as LBANN's splitter does it; ``None`` finds
-    it out. ``reach``: the files that it may refer to, by default those beside it.
+    ``reach``: the files that it may refer to. With ``like``, the shape (C, D, H, W) that a network
+    takes, its targets and labels need not be there; nor need it tell where the channels are: they
+    are last if that gives this shape.
 
     Raises:
         DataError: the file is truncated, foreign, lacks a key, or a key has a wrong shape, dtype
-            or value; was never written or would be read from elsewhere, see `hdf5_storage`; or
-            ``channels`` is ``None`` and the order is not clear from the shape.
+            or value; was never written or would be read from elsewhere, see `arrays.hdf5`; or
+            the options do not say the order of channels and it is not clear from the shape.
     """
-    reach = FileAccess(path.parent) if reach is None else reach
     with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
-        key, target = _keys(path, file)
+        key, target = _keys(file, bare=like is not None)
         volume = _volume(file, key)
-        if target == targets.SCAN_KEYS[1]:
-            return KeyedHeader(_labelled(path, file, volume, channels), (), None)
+        array = StoredArray(key, tuple(volume.shape), volume.dtype.name)
+        scan = key == targets.SCAN_KEYS[0]
+        channels = options.channels
+        lbann = lbann_of(options.format)
+        if like is not None:
+            last = array.shape != like and DHWC.volume_shape(array.shape) == like
+            seeming: Channels = "last" if last else "first"
+            order = storage_order(path, key, "first" if scan else channels or seeming, lbann)
+            redshifts = _redshifts(file, order.volume_shape(array.shape)[0])
+            affine = file.attrs.get("affine") if scan else None
+            return FileHeader(array, order, redshifts=redshifts, affine=affine)
+        if scan:
+            labels, classes = _labels(file, volume, channels)
+            return FileHeader(array, CDHW, labels=labels, classes=classes)
         unit = _vector(path, target, file.small(target))
         redshift = file.small("redshifts")
-        count = -1 if redshift is None else redshift.size
-        said = _said(file)
+        said = next((c for c in get_args(Channels) if str(file.attrs.get("channels")) == c), None)
         if channels and said and channels != said:
             raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
-        order = channels or said or channel_order(path, volume.shape, count)
-        layout = StorageLayout(
-            key,
-            volume.shape,
-            volume.dtype.name,
-            storage_order(path, key, order, lbann),
+        count = -1 if redshift is None else redshift.size
+        found = channels or said or channel_order(path, array.shape, count)
+        order = storage_order(path, key, found, lbann)
+        return FileHeader(
+            array,
+            order,
             _names(file, target, len(unit)),
+            unit,
+            _physical(file, len(unit)),
+            _redshifts(file, order.volume_shape(array.shape)[0]),
+            str(file.attrs.get("ranges", "")),
         )
-        redshifts = redshifts_in(file, layout.shape[0])
-        ranges = str(file.attrs.get("ranges", ""))
-        return KeyedHeader(layout, unit, _physical(path, file, len(unit)), redshifts, ranges)
 
 
-def _keys(path: Path, file: KeyedFile) -> tuple[str, str]:
+def _keys(file: KeyedFile, *, bare: bool) -> tuple[str, str]:
+    """Finds the keys of the volume and of targets or labels, which a bare file need not have."""
+    path = file.path
     for key, target in LAYOUT_KEYS:
-        if not file.has(key):
+        if bare and file.find(key) is not None:
+            return key, ""
+        if bare or not file.has(key):
             continue
         for name in (key, target):
             if file.find(name) is None:  # missing, or a group
                 raise DataError(f"{path}: has {key!r} but no data set {name!r}")
         return key, target
+    if bare:
+        raise DataError(f"{path}: has none of the data sets {', '.join(k for k, _ in LAYOUT_KEYS)}")
     known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
     raise DataError(
         f"{path}: not a known layout: needs {known}, has {file.keys()}\n    other keys are set in "
@@ -173,27 +195,37 @@ def _volume(file: KeyedFile, key: str) -> Any:
     return volume
 
 
-def _said(file: KeyedFile) -> Channels | None:
-    """Reads the place of the channels, if the file itself says it."""
-    said = file.attrs.get("channels")
-    return next((order for order in get_args(Channels) if str(said) == order), None)
-
-
-def _labelled(path: Path, file: KeyedFile, volume: Any, channels: Channels | None) -> StorageLayout:
-    segmentation: Any = file.find(targets.SCAN_KEYS[1])
+def _labels(
+    file: KeyedFile, volume: Any, channels: Channels | None
+) -> tuple[StoredArray, tuple[str, ...]]:
+    """Finds the labels of a scan's voxels, and the names of the classes, background first."""
+    path = file.path
+    key = targets.SCAN_KEYS[1]
+    array: Any = file.find(key)
     if channels == "last":
         raise DataError(f"{path}: in files with 'volume' and 'segmentation' channels come first")
-    targets.check_segmentation(str(path), volume, segmentation)
-    file.check_labels(targets.SCAN_KEYS[1], segmentation)
-    return StorageLayout(
-        targets.SCAN_KEYS[0],
-        volume.shape,
-        volume.dtype.name,
-        CDHW,
-        classes=targets.classes_of(str(path), file),
-        label_shape=segmentation.shape,
-        label_dtype=segmentation.dtype.name,
-    )
+    fits = array.ndim == 4 and array.shape[0] in (1, volume.shape[0])
+    if not fits or array.shape[1:] != volume.shape[1:]:
+        raise DataError(
+            f"{path}: 'segmentation' has shape {array.shape} but 'volume' has {volume.shape}"
+        )
+    if array.dtype.kind not in "iuf":
+        raise DataError(f"{path}: 'segmentation' is {array.dtype}; needs numbers")
+    file.check_volume(key, array, labels=True)
+    labels = StoredArray(key, tuple(array.shape), array.dtype.name)
+    if "classes" not in file.attrs:
+        return labels, targets.LIVER
+    raw = np.atleast_1d(file.attrs["classes"]).tolist()
+    names = tuple(printable(_text(word)) for word in raw)
+    if not 2 <= len(names) <= targets.MOST_CLASSES or len({*names, ""}) != len(names) + 1:
+        raise DataError(
+            f"{path}: the attribute 'classes' is {raw}; needs 2 to {targets.MOST_CLASSES} names"
+        )
+    return labels, names
+
+
+def _text(word: Any) -> str:
+    return word.decode("utf-8", "replace") if isinstance(word, bytes) else str(word)
 
 
 def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
@@ -224,75 +256,22 @@ def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) 
 
 
 def lbann_of(format: str | None) -> bool | None:
-    """Tells by the format that was asked for if HDF5 files have reversed spatial dims."""
-    return None if format is None else format == "lbann"
-
-
-def read_volume_header(
-    path: Path,
-    like: tuple[int, ...],
-    channels: Channels | None,
-    lbann: bool | None,
-    reach: FileAccess | None = None,
-) -> tuple[StorageLayout, Any, tuple[float, ...]]:
-    """Reads how the volume of a file is stored, its affine or ``None``, and its redshifts.
-
-    The file need not have a target.
-    Where ``channels`` is ``None`` and the file is no scan, they are last if that gives the shape
-    ``like`` (C, D, H, W).
-
-    Raises:
-        DataError: the file is foreign or truncated, or its volume is none.
-    """
-    reach = FileAccess(path.parent) if reach is None else reach
-    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
-        known = [key for key, _ in LAYOUT_KEYS]
-        key = next((key for key in known if file.find(key) is not None), None)
-        if key is None:
-            raise DataError(f"{path}: has none of the data sets {', '.join(known)}")
-        volume = _volume(file, key)
-        scan = key == targets.SCAN_KEYS[0]
-        last = tuple(volume.shape) != like and DHWC.volume_shape(volume.shape) == like
-        found: Channels = "last" if last else "first"
-        order = storage_order(path, key, "first" if scan else channels or found, lbann)
-        affine = file.attrs.get("affine") if scan else None
-        layout = StorageLayout(key, volume.shape, volume.dtype.name, order)
-        return layout, affine, redshifts_in(file, layout.shape[0])
-
-
-def storage_in(path: Path, key: str, order: StorageOrder, reach: FileAccess) -> Storage:
-    """Describes how the volume under a key lies in a file.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
-    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
-        stored: Any = file.find(key)
-        plain = Storage(order, stored.shape, stored.dtype.itemsize, stored.nbytes)
-        if file.zarr:
-            word = ", ".join(type(codec).__name__ for codec in stored.compressors)
-            chunk = tuple(stored.chunks)
-            return replace(plain, size=stored.nbytes_stored(), chunk=chunk, compression=word)
-        words = [stored.compression, "fletcher32" if stored.fletcher32 else None]
-        word = ", ".join(filter(None, words))
-        size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
-        return replace(plain, size=size, chunk=stored.chunks, compression=word, buffer=HDF5_SIEVE)
+    """Tells by the format asked for if spatial dims are reversed; None where it does not."""
+    return {"lbann": True, "hdf5": False}.get(format or "")
 
 
 def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
     """Reads the file's own names (bytes or text, may be padded); else takes the documented ones."""
     stored = file.small("namePar")
     if stored is not None and stored.shape == (count,):
-        raw = stored[()]
-        text = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in raw]
-        names = tuple(printable(v.strip("\0 ")) for v in text)
+        names = tuple(printable(_text(word).strip("\0 ")) for word in stored[()])
         if len({*names, ""}) == count + 1:  # all different and none empty
             return names
     return universe_names(count) if target == "unitPar" else numbered_names(count)
 
 
-def redshifts_in(file: KeyedFile, channels: int) -> tuple[float, ...]:
-    """Reads the redshifts of the channels of an open file or group; none where it has none."""
+def _redshifts(file: KeyedFile, channels: int) -> tuple[float, ...]:
+    """Reads the redshifts of the channels; none where it has none."""
     stored = file.small("redshifts")
     if stored is None or stored.shape != (channels,) or stored.dtype.kind not in "fiu":
         return ()
@@ -300,46 +279,22 @@ def redshifts_in(file: KeyedFile, channels: int) -> tuple[float, ...]:
     return tuple(values.tolist()) if np.isfinite(values).all() else ()
 
 
-def _physical(path: Path, file: KeyedFile, count: int) -> tuple[float, ...] | None:
+def _physical(file: KeyedFile, count: int) -> tuple[float, ...] | None:
     stored = file.small("physPar")
     if stored is None:
         return None
-    values = _vector(path, "physPar", stored)
+    values = _vector(file.path, "physPar", stored)
     if len(values) != count:
-        raise DataError(f"{path}: 'physPar' has {len(values)} values but there are {count} targets")
+        raise DataError(
+            f"{file.path}: 'physPar' has {len(values)} values but there are {count} targets"
+        )
     return values
 
 
-HDF5_SUFFIXES = (".hdf5", ".h5")
-
-KEYS_OF_LAYOUTS = tuple(key for pair in LAYOUT_KEYS for key in pair)
-
-EXACT_LINE = 1e-9
-"""The share of a parameter by which it may be off the ranges that its file notes."""
-
-ALIKE_HEADERS = (
-    "key",
-    "stored",
-    "dtype",
-    "channels",
-    "names",
-    "classes",
-    "label_shape",
-    "label_dtype",
-    "reversed",
-)
-"""Fields of a `StorageLayout` that an error names."""
-
-
 def scan_layouts(
-    folder: Path,
-    options: ScanOptions,
-    lbann: bool | None = None,
-    suffixes: Sequence[str] = HDF5_SUFFIXES,
+    folder: Path, options: ScanOptions, suffixes: Sequence[str] = HDF5_SUFFIXES
 ) -> Catalog:
     """Lists a folder and its sub-folders and checks the header of every HDF5 file or Zarr group.
-
-    ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
 
     Raises:
         DataError: the folder is missing or holds no file, a file is not what it should be,
@@ -347,77 +302,51 @@ def scan_layouts(
     """
     reach = FileAccess(folder, options.allowed)
 
-    def read(path: str) -> KeyedHeader:
-        return read_header(Path(path), options.channels, lbann, reach)
+    def read(path: str) -> FileHeader:
+        return read_header(Path(path), options, reach)
+
+    def alike(first: tuple[str, FileHeader], entry: tuple[str, FileHeader]) -> None:
+        wanted = first[1].alike()
+        for word, found in entry[1].alike().items():
+            if found != wanted[word]:
+                raise DataError(
+                    f"{folder / entry[0]}: {word} is {found} but {wanted[word]} in {first[0]}; "
+                    "all files of a data set are stored alike"
+                )
 
     files = list_files(folder, suffixes)
-    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse)
-    first, one = found[0]
-
-    def alike(entry: tuple[str, KeyedHeader]) -> None:
-        _check_layouts_alike(folder, first, one.layout, entry[0], entry[1].layout)
-
-    found = [entry for entry, _ in sift(found, alike, options.refuse)]
-    headers = [header for _, header in found]
-    said = {header.redshifts for header in headers}
-    return catalog_of_layout(
-        folder,
-        tuple(file for file, _ in found),
-        one.layout,
-        stamps,
-        unit=np.array([header.unit for header in headers]),
-        parameters=_parameters(headers),
-        redshifts=one.redshifts if len(said) == 1 else (),
-        allowed=options.allowed,
-    )
+    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse, alike)
+    return catalog_of(folder, found, stamps, options.allowed)
 
 
-def catalog_of_layout(
+def catalog_of(
     folder: Path,
-    files: tuple[str, ...],
-    layout: StorageLayout,
+    found: Sequence[tuple[str, FileHeader]],
     stamps: Mapping[str, Stamp],
-    *,
-    unit: Floats,
-    parameters: Parameters,
-    redshifts: tuple[float, ...],
     allowed: AccessPolicy,
 ) -> Catalog:
     """Catalogues files of one layout, of which each is a sample and named after its path."""
-    volume = StoredArray(layout.key, layout.stored, layout.dtype)
-    labels = StoredArray(targets.SCAN_KEYS[1], layout.label_shape, layout.label_dtype)
+    headers = [header for _, header in found]
+    one = headers[0]
     return Catalog(
         folder=folder,
-        files=files,
-        volumes=(volume,) * len(files),
-        places=tuple((number, None) for number in range(len(files))),
-        names=tuple(file.rpartition(".")[0] for file in files),
+        files=tuple(file for file, _ in found),
+        volumes=(one.volume,) * len(found),
+        places=tuple((number, None) for number in range(len(found))),
+        names=tuple(file.rpartition(".")[0] for file, _ in found),
         stamps=stamps,
-        order=layout.order,
-        targets=unit,
-        parameters=parameters,
-        labels=(labels,) * len(files) if layout.classes else (),
-        classes=layout.classes,
-        redshifts=redshifts,
+        order=one.order,
+        targets=np.array([header.unit for header in headers]),
+        parameters=_parameters(headers),
+        labels=() if one.labels is None else (one.labels,) * len(found),
+        classes=one.classes,
+        redshifts=one.redshifts if len({header.redshifts for header in headers}) == 1 else (),
         allowed=allowed,
     )
 
 
-def _check_layouts_alike(
-    folder: Path, first: str, one: StorageLayout, file: str, other: StorageLayout
-) -> None:
-    for word in ALIKE_HEADERS:
-        ours = getattr(one, word)
-        theirs = getattr(other, word)
-        if ours != theirs:
-            raise DataError(
-                f"{folder / file}: {word} is {theirs} but {ours} in {first}; "
-                "all files of a data set are stored alike"
-            )
-
-
-def _parameters(headers: Sequence[KeyedHeader]) -> Parameters:
-    names = headers[0].layout.names
+def _parameters(headers: Sequence[FileHeader]) -> Parameters:
+    names = headers[0].names
     physical = [header.physical for header in headers if header.physical is not None]
     if len(physical) < len(headers):
         return Parameters.normalised(names)

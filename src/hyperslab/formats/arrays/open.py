@@ -9,15 +9,18 @@ does so for the ranks of a replica together.
 from __future__ import annotations
 
 import io
+import math
+import os
 import struct
 import threading
+import tokenize
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import h5py
 import numpy as np
@@ -28,7 +31,6 @@ from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import optional
 from hyperslab.formats.arrays import hdf5, zarr
 from hyperslab.formats.arrays.hdf5 import HeaderChild
-from hyperslab.formats.arrays.npy import array_header, read_values
 from hyperslab.formats.files import (
     STRICT,
     AccessPolicy,
@@ -41,6 +43,7 @@ from hyperslab.formats.files import (
     unchanged,
 )
 from hyperslab.formats.source import OWN_DATA, Array
+from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats, Parameters
 from hyperslab.geometry import Box
@@ -98,10 +101,14 @@ class StoredArray:
 def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
     """Opens an HDF5 file or Zarr group; ``reach``: how far it may refer to others."""
     if kind_of_file(path) == "Zarr":
-        yield KeyedFile(path, optional.zarr().open_group(path, mode="r", zarr_format=3), reach)
+        yield KeyedFile(path, _zarr_group(path), reach)
         return
     with h5py.File(path, "r", locking=False) as file:
         yield KeyedFile(path, file, reach)
+
+
+def _zarr_group(path: Path) -> Any:
+    return optional.library("zarr").open_group(path, mode="r", zarr_format=3)
 
 
 class KeyedFile:
@@ -150,19 +157,17 @@ class KeyedFile:
         found = self.get(key) if self.has(key) else None
         return found if hasattr(found, "ndim") else None
 
-    def check_volume(self, key: str, volume: Any) -> None:
-        """Accepts a volume of which all values are there.
+    def check_volume(self, key: str, volume: Any, *, labels: bool = False) -> None:
+        """Accepts a volume of which all values are there; ``labels`` may well be all zeros.
 
         Raises:
             DataError: they are not, or not to be read in reasonable memory.
         """
-        check = zarr.check_array if self.zarr else hdf5.check_volume
-        check(self.path, key, volume, self.reach)
-
-    def check_labels(self, key: str, labels: Any) -> None:
-        """Accepts labels as `check_volume` does volumes, but they may well be all zeros."""
-        check = zarr.check_array if self.zarr else hdf5.check_storage
-        check(self.path, key, labels, self.reach)
+        if self.zarr:
+            zarr.check_array(self.path, key, volume, self.reach)
+        else:
+            check = hdf5.check_storage if labels else hdf5.check_volume
+            check(self.path, key, volume, self.reach)
 
     def small(self, key: str) -> Any | None:
         """Returns an array beside the volume, which can be read whole; None where there is none.
@@ -177,6 +182,65 @@ class KeyedFile:
             check = zarr.check_beside if self.zarr else hdf5.check_storage
             check(self.path, key, found, self.reach)
         return found
+
+
+def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArray, int]:
+    """Reads the header of an .npy array that begins where ``file`` stands; and how long it is.
+
+    Also returns where the values begin [B].
+
+    Raises:
+        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
+    """
+    at = file.tell()
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the format is for arrays of records")
+    first = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(file)
+    except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # it is Python's syntax
+        raise ValueError(f"its header is no dictionary: {error}") from None
+    if any(extent < 0 for extent in shape):
+        raise ValueError(f"its shape is {shape}")
+    end = file.tell() + math.prod(shape) * dtype.itemsize
+    if path.stat().st_size < end and not dtype.hasobject:
+        raise EOFError(f"it has {path.stat().st_size} of {end} bytes")
+    return StoredArray(key, shape, dtype.str, at, fortran), file.tell()
+
+
+def read_vector(path: Path, most: int = MOST_BESIDE) -> Array:
+    """Reads a small array of at most ``most`` bytes whole.
+
+    Raises:
+        DataError: it is not small.
+        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
+    """
+    with path.open("rb") as file:
+        header, _ = array_header(file, path)
+        dtype = np.dtype(header.dtype)
+        if math.prod(header.shape) * dtype.itemsize > most:
+            raise DataError(f"{path}: is {dtype} {header.shape}; needs a few numbers")
+        file.seek(0)
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_npy(path: Path, array: StoredArray, box: Box) -> Array:
+    """Reads a box of an array in an .npy or .npz, if it is still that one."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(array.at)
+        found, start = array_header(file, path, array.key)
+        dtype = np.dtype(array.dtype)
+        if (found.shape, found.dtype) != (array.shape, array.dtype):
+            raise DataError(
+                f"{path}: is {np.dtype(found.dtype)} {found.shape} but was {dtype} {array.shape} "
+                "when the folder was scanned"
+            )
+        if not found.fortran:
+            return read_strided(file.fileno(), start, array.shape, dtype, box)
+        turned = Box(box.lo[::-1], box.hi[::-1])
+        return read_strided(file.fileno(), start, array.shape[::-1], dtype, turned).T
 
 
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -194,13 +258,18 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
     if kind == "npy":
         if key:
             raise DataError(f"{path}: is one array, without keys: leave data.keys.volume out")
-        header = array_header(path)
-        return StoredArray("", header.shape, header.dtype.str, fortran=header.fortran)
+        with path.open("rb") as file:
+            return array_header(file, path)[0]
     if kind == "npz":
         return _in_zip(path, key)
     with open_keyed(path, reach) as file:
         found = key or _only_volume(path, file)
-        array = _dataset(file, found)
+        array = _object(file, found, "volume")
+        if not hasattr(array, "ndim"):
+            raise DataError(
+                f"{path}: {found!r} is a group, which has {_words(sorted(array))}; give the path "
+                f"of an array in it: data.keys.volume: {found}/... ({OWN_DATA})"
+            )
         file.check_volume(found, array)
         return StoredArray(found, tuple(array.shape), array.dtype.str)
 
@@ -223,12 +292,9 @@ def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[
 
 def _in_zip(path: Path, key: str) -> StoredArray:
     with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-        if not key and len(names) == 1:
-            key = names[0]
-        if key not in names:
-            raise _no_key(path, key, "volume", names)
-        info = archive.getinfo(f"{key}.npy")
+        if not key and len(archive.namelist()) == 1:
+            key = archive.namelist()[0].removesuffix(".npy")
+        info = _member(path, archive, key, "volume")
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise DataError(
             f"{path}: {key!r} is compressed, so that a box of it cannot be read alone\n    write "
@@ -237,21 +303,26 @@ def _in_zip(path: Path, key: str) -> StoredArray:
     with path.open("rb") as file:
         file.seek(info.header_offset)
         head = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
-    at = info.header_offset + LOCAL_HEADER.size + head[-2] + head[-1]
-    header = array_header(path, at)
-    return StoredArray(key, header.shape, header.dtype.str, at, header.fortran)
+        file.seek(head[-2] + head[-1], os.SEEK_CUR)
+        return array_header(file, path, key)[0]
 
 
 def _zip_values(path: Path, key: str) -> Array:
-    with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-        if key not in names:
-            raise _no_key(path, key, "targets", names)
-        with archive.open(f"{key}.npy") as file:
-            data = file.read(MOST_BESIDE + 1)
+    with (
+        zipfile.ZipFile(path) as archive,
+        archive.open(_member(path, archive, key, "targets")) as file,
+    ):
+        data = file.read(MOST_BESIDE + 1)
     if len(data) > MOST_BESIDE:
         raise DataError(f"{path}: {key!r} is larger than targets are")
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+
+
+def _member(path: Path, archive: zipfile.ZipFile, key: str, word: str) -> zipfile.ZipInfo:
+    names = [name.removesuffix(".npy") for name in archive.namelist()]
+    if key not in names:
+        raise _no_key(path, key, word, names)
+    return archive.getinfo(f"{key}.npy")
 
 
 def _only_volume(path: Path, file: KeyedFile) -> str:
@@ -260,16 +331,6 @@ def _only_volume(path: Path, file: KeyedFile) -> str:
     if len(found) != 1:
         raise _no_key(path, "", "volume", found or known)
     return found[0]
-
-
-def _dataset(file: KeyedFile, key: str) -> Any:
-    found = _object(file, key, "volume")
-    if not hasattr(found, "ndim"):
-        raise DataError(
-            f"{file.path}: {key!r} is a group, which has {_words(sorted(found))}; give the path of "
-            f"an array in it: data.keys.volume: {key}/... ({OWN_DATA})"
-        )
-    return found
 
 
 def _object(file: KeyedFile, key: str, word: str) -> Any:
@@ -366,19 +427,25 @@ class Catalog:
         """Returns the shape of one sample in its file."""
         return self.volumes[0].shape[int(self.stacked) :]
 
-    def request(self, sample: int, array: StoredArray, box: Box) -> BoxRequest:
-        """Asks for a box, along the dims of the file, of an array of a sample's file."""
-        file = self.files[self.places[sample][0]]
-        stamped = stamped_file(Path(file), array.key)
-        return BoxRequest(
-            path=self.folder / file,
-            array=array,
-            box=box,
-            sample=self.names[sample],
-            stamped=self.folder / stamped,
-            stamp=self.stamps[stamped.as_posix()],
-            reach=self.reach,
-        )
+    def path(self, sample: int) -> Path:
+        """Returns the file of a sample's volume."""
+        return self.folder / self.files[self.places[sample][0]]
+
+    def scanned(self, sample: int, array: StoredArray) -> tuple[Path, str, Stamp]:
+        """Returns what `check_unchanged` asks for: a file, the sample and the scan's stamp."""
+        file = stamped_file(Path(self.files[self.places[sample][0]]), array.key)
+        return self.folder / file, self.names[sample], self.stamps[file.as_posix()]
+
+    @contextmanager
+    def as_scanned(self, sample: int, array: StoredArray) -> Iterator[None]:
+        """Turns what goes wrong within into an error that names the file, a change of it too.
+
+        Raises:
+            DataError: in place of what the library raises.
+        """
+        path = self.path(sample)
+        with unchanged(*self.scanned(sample, array)), naming(path, kind_of_file(path)):
+            yield
 
     def only(self, sample: int) -> Catalog:
         """Keeps one sample, which is light to send to another process."""
@@ -421,10 +488,12 @@ def scan_headers(
     keys: Sequence[str],
     read: Callable[[str], Header],
     refuse: Refuse | None,
+    alike: Callable[[tuple[str, Header], tuple[str, Header]], None] = lambda first, other: None,
 ) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
     """Reads the header of every file; stamps are from before, so that later changes are noticed.
 
-    What HDF5 has to open, a child process has come back from before.
+    What HDF5 has to open, a child process has come back from before. ``alike`` refuses files that
+    are stored otherwise than the first one.
     """
     stamps: dict[str, Stamp] = {}
 
@@ -435,40 +504,12 @@ def scan_headers(
             stamps.update(stamps_of(folder, file, keys))
             return (child if kind_of_file(path) == "HDF5" else read)(str(path))
 
-        return sift(files, stamped, refuse), stamps
+        found = sift(files, stamped, refuse)
+    return [entry for entry, _ in sift(found, lambda other: alike(found[0], other), refuse)], stamps
 
-
-Selection = tuple[slice, ...]
 
 MOST_OPEN_FILES = 4
 """Files kept open: enough for the sub-volumes of one cube and those of its neighbours."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoxRequest:
-    """A box of an array of the file ``path``, for a ``sample`` of a folder that was scanned.
-
-    ``stamped``: the file that had the ``stamp`` then. ``reach``: the files that it may refer to.
-    """
-
-    path: Path
-    array: StoredArray
-    box: Box
-    sample: str
-    stamped: Path
-    stamp: Stamp
-    reach: FileAccess
-
-    @contextmanager
-    def as_scanned(self) -> Iterator[None]:
-        """Turns what goes wrong within into an error that names the file, a change of it too.
-
-        Raises:
-            DataError: in place of what the library raises.
-        """
-        kind = kind_of_file(self.path)
-        with unchanged(self.stamped, self.sample, self.stamp), naming(self.path, kind):
-            yield
 
 
 class ArrayReader:
@@ -483,36 +524,34 @@ class ArrayReader:
         self._open: OrderedDict[Path, h5py.File] = OrderedDict()
         self._lock = threading.Lock()
 
-    def read(self, request: BoxRequest) -> Array:
-        """Reads the values in the order of the file and, but for .npy and .npz, native bytes.
+    def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
+        """Reads a box, along the dims of the file, of an array of the sample's file.
+
+        But for .npy and .npz the values have native bytes.
 
         Raises:
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
-        kind = kind_of_file(request.path)
+        path = catalog.path(sample)
+        kind = kind_of_file(path)
         if kind == "HDF5":
-            return self._read_hdf5(request)
-        array = request.array
-        with request.as_scanned():
-            if kind == "Zarr":
-                group = optional.zarr().open_group(request.path, mode="r", zarr_format=3)
-                stored = array.of(request.path, group)
-                selection = request.box.slices()
-                zarr.check_chunks(request.path, array.key, stored, request.reach, selection)
-                return self._fetch(stored, selection, stored.dtype.newbyteorder("="))
-            dtype = np.dtype(array.dtype)
-            return read_values(request.path, array.shape, dtype, request.box, array.at)
+            return self._read_hdf5(catalog, sample, array, box)
+        with catalog.as_scanned(sample, array):
+            if kind != "Zarr":
+                return _read_npy(path, array, box)
+            stored = array.of(path, _zarr_group(path))
+            zarr.check_chunks(path, array.key, stored, catalog.reach, box.slices())
+            return self._fetch(stored, box)
 
-    def _read_hdf5(self, request: BoxRequest) -> Array:
-        path = request.path
+    def _read_hdf5(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
+        path = catalog.path(sample)
         with self._lock:
             try:
-                with request.as_scanned():
-                    dataset = request.array.of(path, self._file(path))
+                with catalog.as_scanned(sample, array):
+                    dataset = array.of(path, self._file(path))
                     if dataset.is_virtual or dataset.external:  # the other files have no stamps
-                        hdf5.check_storage(path, request.array.key, dataset, request.reach)
-                    native = dataset.dtype.newbyteorder("=")
-                    return self._fetch(dataset, request.box.slices(), native)
+                        hdf5.check_storage(path, array.key, dataset, catalog.reach)
+                    return self._fetch(dataset, box)
             except DataError:
                 if file := self._open.pop(path, None):
                     file.close()  # it may not be the file of this name any more
@@ -527,11 +566,12 @@ class ArrayReader:
         self._open.move_to_end(path)
         return self._open[path]
 
-    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
+    def _fetch(self, dataset: Any, box: Box) -> Array:
+        native = dataset.dtype.newbyteorder("=")
         if not isinstance(dataset, h5py.Dataset):
-            return np.asarray(dataset[selection], dtype)
-        values = np.empty([s.stop - s.start for s in selection], dtype)
-        dataset.read_direct(values, source_sel=selection)
+            return np.asarray(dataset[box.slices()], native)
+        values = np.empty(box.shape, native)
+        dataset.read_direct(values, source_sel=box.slices())
         return values
 
     def close(self) -> None:
@@ -554,34 +594,32 @@ class MpioReader(ArrayReader):
         super().__init__()
         self.communicator = communicator
 
-    def read(self, request: BoxRequest) -> Array:
+    def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         """Reads one box of the replica's ranks together.
 
         Distribution scheme: 1. the ranks of the replica agree that each sees the file as it was;
         2. they open it and agree that it holds what it should; 3. one collective transfer; 4. they
         close it; 5. they agree that all went well, and that the file is still as it was.
         """
-        path = request.path
-        then = (request.stamped, request.sample, request.stamp)
+        path = catalog.path(sample)
+        then = catalog.scanned(sample, array)
         self._all_or_raise(lambda: check_unchanged(*then), path)
 
         def transfer() -> Array:
-            with ExitStack() as opened, request.as_scanned():
+            with ExitStack() as opened, catalog.as_scanned(sample, array):
 
                 def dataset() -> Any:
                     file = h5py.File(path, "r", driver="mpio", comm=self.communicator)
-                    return request.array.of(path, opened.enter_context(file))
+                    return array.of(path, opened.enter_context(file))
 
-                stored = self._all_or_raise(dataset, path)
-                native = stored.dtype.newbyteorder("=")
-                return self._fetch(stored, request.box.slices(), native)
+                return self._fetch(self._all_or_raise(dataset, path), box)
 
         return self._all_or_raise(transfer, path)
 
-    def _fetch(self, dataset: Any, selection: Selection, dtype: np.dtype[Any]) -> Array:
-        values = np.empty([s.stop - s.start for s in selection], dtype)
+    def _fetch(self, dataset: Any, box: Box) -> Array:
+        values = np.empty(box.shape, dataset.dtype.newbyteorder("="))
         with dataset.collective:
-            dataset.read_direct(values, source_sel=selection)
+            dataset.read_direct(values, source_sel=box.slices())
         return values
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:

@@ -8,12 +8,10 @@ Labels are arrays of classes in the same files as the volumes, under a key of th
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -36,10 +34,9 @@ from hyperslab.formats.arrays.table import (
     TARGET_SUFFIX,
     TARGETS_FILE,
     TargetTable,
+    map_targets,
     npy_targets,
-    physical_targets,
     read_target_table,
-    scaled_targets,
 )
 from hyperslab.formats.files import (
     ANY,
@@ -48,7 +45,6 @@ from hyperslab.formats.files import (
     Stamp,
     list_files,
     naming,
-    sift,
     walk_folder,
 )
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
@@ -63,8 +59,6 @@ from hyperslab.formats.storage_order import (
 )
 from hyperslab.formats.targets import Parameters
 
-Header = TypeVar("Header")
-
 
 def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
     """Lists a folder of .npy files, ``{name}.npy`` a sample, and reads their targets.
@@ -75,33 +69,32 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
         DataError: the folder is missing or holds no volume; a file is damaged, or not stored like
             the first; or a target is missing or there are two.
     """
-    refuse = options.refuse
     reach = FileAccess(folder, options.allowed)
     files = [file for file in list_files(folder, suffixes) if not file.endswith(TARGET_SUFFIX)]
     if not files:
         raise DataError(f"{folder}: holds targets *{TARGET_SUFFIX} but no volume")
 
     def read(path: str) -> StoredArray:
-        return _npy_volume(Path(path), reach)
-
-    found, stamps = scan_headers(folder, files, (), read, refuse)
-    first, one = found[0]
-
-    def alike(entry: tuple[str, StoredArray]) -> None:
-        file, other = entry
-        if (other.shape, other.dtype) != (one.shape, one.dtype):
+        with naming(path, "npy"):
+            array = find_array(Path(path), "", reach)
+        dtype = np.dtype(array.dtype)
+        if len(array.shape) not in (3, 4) or 0 in array.shape or dtype.name not in DTYPES:
             raise DataError(
-                f"{folder / file}: is {np.dtype(other.dtype)} {other.shape} but {first} is "
-                f"{np.dtype(one.dtype)} {one.shape}; all files of a data set are stored alike"
+                f"{path}: is {dtype} {array.shape}; needs three spatial dims, with or without "
+                f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other "
+                f"types, go with data.table ({OWN_DATA}, arrays)"
             )
+        return array
 
-    volumes = dict(entry for entry, _ in sift(found, alike, refuse))
-    order = DHW
-    if len(one.shape) == 4:
-        channels = options.channels or channel_order(folder / first, one.shape)
-        order = DHWC if channels == "last" else CDHW
+    def alike(first: tuple[str, StoredArray], entry: tuple[str, StoredArray]) -> None:
+        _check_alike(folder, (first[0], entry[0]), (first[1], entry[1]))
+
+    found, stamps = scan_headers(folder, files, (), read, options.refuse, alike)
+    first, one = found[0]
+    order = order_of_volume(folder / first, one.shape, options.channels)
+    volumes = dict(found)
     bare = tuple(file.removesuffix(".npy") for file in volumes)
-    names, targets, parameters = npy_targets(folder, bare, refuse)
+    names, targets, parameters = npy_targets(folder, bare, options.refuse)
     kept = tuple(f"{name}.npy" for name in names)
     table = folder / TARGETS_FILE
     return Catalog(
@@ -118,25 +111,21 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
     )
 
 
-def _npy_volume(path: Path, reach: FileAccess) -> StoredArray:
-    with naming(path, "npy"):
-        array = find_array(path, "", reach)
-    dtype = np.dtype(array.dtype)
-    if len(array.shape) not in (3, 4) or math.prod(array.shape) == 0 or dtype.name not in DTYPES:
-        raise DataError(
-            f"{path}: is {dtype} {array.shape}; needs three spatial dims, with or without "
-            f"channels, of {', '.join(DTYPES)}\n    many volumes in one array, and other types, go "
-            f"with data.table ({OWN_DATA}, arrays)"
-        )
-    return array
+def order_of_volume(path: Path, shape: tuple[int, ...], channels: Channels | None) -> StorageOrder:
+    """Orders the dims of one volume, which may have channels.
+
+    Raises:
+        DataError: the shape does not tell where they are, and nobody says so.
+    """
+    if len(shape) == 3:
+        return DHW
+    return DHWC if (channels or channel_order(path, shape)) == "last" else CDHW
 
 
 def order_of_arrays(
     folder: Path,
-    files: Sequence[str],
-    arrays: Sequence[StoredArray],
+    found: Sequence[tuple[str, _MappedHeader]],
     table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
     channels: Channels | None,
     sure: bool,
     *,
@@ -149,52 +138,32 @@ def order_of_arrays(
     Raises:
         DataError: the array has another number of dims, or a table another number of rows.
     """
-    first = arrays[0]
-    path = folder / files[0]
+    path = folder / found[0][0]
+    first = found[0][1].array
     shape = first.shape
     if len(shape) not in (3, 4, 5) or 0 in shape:
         raise DataError(
             f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
             f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
         )
-    count = sum(array.shape[0] for array in arrays)
-    rows = len(table.values) if table else sum(len(b[0]) for b in beside if b and b[0].ndim)
-    many = len(shape) == 5 or (
-        len(shape) == 4
-        and (sure or (not known_rows and _is_stack(files, rows, count, table, beside)))
-    )
-    alone = len(files) == 1 and not known_rows
+    if table is not None:
+        rows = len(table.values)
+        counted = not table.names
+    else:
+        beside = [header.numbers[0] for _, header in found if header.numbers]
+        rows = sum(len(numbers) for numbers in beside if numbers.ndim)
+        counted = bool(beside) and beside[0].ndim > 0
+    # As many rows as there are along the first dim: it counts samples.
+    stack = counted and rows == sum(header.array.shape[0] for _, header in found) != len(found)
+    many = len(shape) == 5 or (len(shape) == 4 and (sure or (stack and not known_rows)))
+    alone = len(found) == 1 and not known_rows
     if len(shape) == 4 and not many and alone and (rows != 1 or channels is None):
         raise DataError(
             f"{path}: is {first.dtype} {shape}, but {table.path if table else 'targets'} "
             f"{'has' if table else 'have'} {rows} rows: an array of many volumes needs one for "
             f"each ({OWN_DATA}, arrays)"
         )
-    one = shape[1:] if many else shape
-    if len(one) == 3:
-        return many, DHW
-    place = channels or channel_order(path, one)
-    return many, DHWC if place == "last" else CDHW
-
-
-def _is_stack(
-    files: Sequence[str],
-    rows: int,
-    count: int,
-    table: TargetTable | None,
-    beside: Sequence[Sequence[Array]],
-) -> bool:
-    """Tells if the first dim of a four-dimensional array counts samples: there are as many rows."""
-    if table is None:
-        return bool(beside[0]) and beside[0][0].ndim > 0 and rows == count != len(files)
-    return not table.names and rows == count and rows != len(files)
-
-
-def has_rows(volume: StoredArray, labels: StoredArray) -> bool:
-    """Tells if the first dim of both counts samples."""
-    return len(labels.shape) == 4 and (
-        len(volume.shape) == 5 or (labels.shape[0] == volume.shape[0] > 1)
-    )
+    return many, order_of_volume(path, shape[1:] if many else shape, channels)
 
 
 def check_labels(
@@ -269,13 +238,18 @@ def scan_arrays(
     beside = [header.numbers for _, header in found]
     sure = known is not None and known.stacked
     if labels:
-        sure = has_rows(arrays[0], labels[0])
+        shape = arrays[0].shape
+        rows = len(shape) == 5 or labels[0].shape[:1] == shape[:1] != (1,)
+        sure = rows and len(labels[0].shape) == 4
     if channels is not None and len(arrays[0].shape) == 4:
         sure = not {arrays[0].shape[0], arrays[0].shape[-1]}.intersection(channels)
-    stacked, order = order_of_arrays(
-        folder, files, arrays, table, beside, options.channels, sure, known_rows=bare
-    )
+    stacked, order = order_of_arrays(folder, found, table, options.channels, sure, known_rows=bare)
     _check_alike(folder, files, arrays, stacked)
+    if np.dtype(arrays[0].dtype).name not in SHOWN_AS:
+        raise DataError(
+            f"{folder / files[0]}: is {np.dtype(arrays[0].dtype)}; volumes are of one of "
+            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
+        )
     places = [
         (number, row)
         for number, array in enumerate(arrays)
@@ -289,10 +263,8 @@ def scan_arrays(
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        physical, columns = physical_targets(
-            folder, names, places, table, beside, said, known, stacked
-        )
-        targets, parameters, words = scaled_targets(physical, columns, table, said, known)
+        found_targets = map_targets(folder, names, places, table, beside, said, known)
+        targets, parameters, words = found_targets
     return Catalog(
         folder=folder,
         files=tuple(files),
@@ -363,7 +335,14 @@ def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> li
     folder = path.parent if is_one_file(path) else path
     pattern = said.files or (path.name if is_one_file(path) else known.pattern if known else "")
     files = _files(folder, pattern, table)
-    _check_one_kind(folder, files, said, known)
+    kinds = sorted({file.rpartition("/")[2] for file in files})
+    if known is not None and not said.files and len(kinds) > 1:
+        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
+        deep = "*/" if "/" in files[0] else ""
+        raise DataError(
+            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
+            f'data.files="{deep}{kinds[0]}"'
+        )
     return files
 
 
@@ -414,39 +393,18 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p[:18]), p) if i % 2 else (1, 0, p) for i, p in enumerate(parts) if p or i == 0]
 
 
-def _check_one_kind(
-    folder: Path, files: Sequence[str], said: DataMap, known: Published | None
-) -> None:
-    """Refuses fields of several kinds, of which one has to be chosen."""
-    if known is None or said.files:
-        return
-    kinds = sorted({file.rpartition("/")[2] for file in files})
-    if len(kinds) > 1:
-        shown = ", ".join(map(printable, kinds[:20])) + (", ..." if len(kinds) > 20 else "")
-        deep = "*/" if "/" in files[0] else ""
-        raise DataError(
-            f"{folder}: {known.name} with {len(kinds)} kinds of files: {shown}\n    choose one: "
-            f'data.files="{deep}{kinds[0]}"'
-        )
-
-
 def _check_alike(
-    folder: Path, files: Sequence[str], arrays: Sequence[StoredArray], stacked: bool
+    folder: Path, files: Sequence[str], arrays: Sequence[StoredArray], stacked: bool = False
 ) -> None:
     first = arrays[0]
     shape = first.shape[int(stacked) :]
     for file, array in zip(files, arrays, strict=True):
         if (array.shape[int(stacked) :], array.dtype) != (shape, first.dtype):
             raise DataError(
-                f"{folder / file}: is {array.dtype} {array.shape} but {files[0]} is {first.dtype} "
-                f"{first.shape}; all files of a data set are stored alike\n    choose some of them "
-                f"by data.files ({OWN_DATA})"
+                f"{folder / file}: is {np.dtype(array.dtype)} {array.shape} but {files[0]} is "
+                f"{np.dtype(first.dtype)} {first.shape}; all files of a data set are stored alike"
+                f"\n    choose some of them by data.files ({OWN_DATA})"
             )
-    if np.dtype(first.dtype).name not in SHOWN_AS:
-        raise DataError(
-            f"{folder / files[0]}: is {np.dtype(first.dtype)}; volumes are of one of "
-            f"{', '.join(SHOWN_AS)} ({OWN_DATA}, arrays)"
-        )
 
 
 def _names(

@@ -30,20 +30,17 @@ from hyperslab.formats.arrays.layouts import (
     HDF5_SUFFIXES,
     KEYS_OF_LAYOUTS,
     LBANN_PART_NAME,
-    catalog_of_layout,
+    catalog_of,
     lbann_of,
     read_header,
-    read_volume_header,
     recognise_published,
     scan_layouts,
-    storage_in,
 )
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
     Catalog,
     MpioReader,
-    StoredArray,
     kind_of_file,
     open_keyed,
     replica_of,
@@ -58,9 +55,9 @@ from hyperslab.formats.arrays.scan import (
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.files import STRICT, AccessPolicy, FileAccess, Refuse, naming
 from hyperslab.formats.source import OWN_DATA, Array, DataMap, Extras, ScanOptions, Source
-from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import LBANN_ORDER, Channels
-from hyperslab.formats.targets import SCAN_KEYS, Parameters, as_classes
+from hyperslab.formats.targets import SCAN_KEYS, as_classes
 from hyperslab.geometry import Box
 
 
@@ -97,14 +94,10 @@ class ArrayFolder(Source):
         stored = catalog.order.to_file(box)
         if row is not None:
             stored = Box((row, *stored.lo), (row + 1, *stored.hi))
-        found = self._stored(sample, catalog.volumes[number], stored)
+        found = self.reader.read(catalog, sample, catalog.volumes[number], stored)
         if row is not None:
             found = found[0]
         return catalog.order.to_volume(found.astype(found.dtype.newbyteorder("="), copy=False))
-
-    def _stored(self, sample: int, array: StoredArray, box: Box) -> Array:
-        """Reads a box of an array of the sample's file, along the dims of the file."""
-        return self.reader.read(self.catalog.request(sample, array, box))
 
     def target(self, sample: int) -> Array:
         return self.catalog.targets[sample]
@@ -115,7 +108,7 @@ class ArrayFolder(Source):
 
     def path(self, sample: int) -> Path:
         """Returns the file of a sample's volume."""
-        return self.catalog.folder / self.catalog.files[self.catalog.places[sample][0]]
+        return self.catalog.path(sample)
 
     def storage(self, sample: int) -> Storage | None:
         """Describes .npy and .npz, whose samples lie in one piece each; None for the others."""
@@ -141,6 +134,9 @@ class ArrayFolder(Source):
         self.reader.close()
 
 
+FORMAT_OF_LBANN = {True: "lbann", False: "hdf5", None: None}
+"""The format to ask for, by whether spatial dims are reversed; None where that is not known."""
+
 CARRIED_KEYS = ("physPar", "redshifts")
 """Arrays beside the volume and its target that a conversion takes along."""
 
@@ -156,7 +152,7 @@ class KeyedFolder(ArrayFolder):
             self.label_bytes *= catalog.labels[0].shape[0]
 
     @classmethod
-    def scan(
+    def scan(  # type: ignore[override]
         cls,
         path: str | Path,
         grid: Grid,
@@ -171,26 +167,21 @@ class KeyedFolder(ArrayFolder):
         Raises:
             DataError: as `scan_layouts`.
         """
-        options = ScanOptions(channels, refuse=refuse)
-        source = broadcast_from_main(lambda: cls.scanned(Path(path), options, lbann))
+        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann], refuse)
+        source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
         if source.remark:
             log_once(grid, source.remark)
         return source
 
     @classmethod
-    def scanned(cls, folder: Path, options: ScanOptions, lbann: bool | None) -> Self:
-        """Opens the folder as this process sees it; see `scan`."""
-        source = cls(scan_layouts(folder, options, lbann, cls.suffixes))
-        if source.order == LBANN_ORDER and lbann is None:
+    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
+        source = cls(scan_layouts(folder, options, cls.suffixes))
+        if source.order == LBANN_ORDER and lbann_of(options.format) is None:
             source.remark = (
                 f"{folder}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
                 'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
             )
         return source
-
-    @classmethod
-    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
-        return cls.scanned(folder, options, None)
 
     @classmethod
     def of_file(cls, folder: Path, file: str, options: ScanOptions) -> Self:
@@ -199,20 +190,10 @@ class KeyedFolder(ArrayFolder):
         Raises:
             DataError: it is not what it should be.
         """
-        stamps = stamps_of(folder, file, KEYS_OF_LAYOUTS)
-        reach = FileAccess(folder, options.allowed)
-        header = read_header(folder / file, options.channels, lbann_of(options.format), reach)
-        catalog = catalog_of_layout(
-            folder,
-            (file,),
-            header.layout,
-            stamps,
-            unit=np.array([header.unit]),
-            parameters=Parameters.normalised(header.layout.names),
-            redshifts=header.redshifts,
-            allowed=options.allowed,
-        )
-        return cls(catalog)
+        stamps = stamps_of(folder, file, KEYS_OF_LAYOUTS)  # before it is read
+        header = read_header(folder / file, options, FileAccess(folder, options.allowed))
+        alone = replace(header, physical=None)  # of one sample no range can be told
+        return cls(catalog_of(folder, [(file, alone)], stamps, options.allowed))
 
     @classmethod
     def of_volume(
@@ -225,27 +206,19 @@ class KeyedFolder(ArrayFolder):
     ) -> tuple[Self, Any]:
         """Opens one file that need not have a target; also returns its affine or ``None``.
 
-        ``allowed``: what it may do. For the other arguments and errors see `read_volume_header`.
+        ``allowed``: what it may do. For the other arguments and errors see `read_header`.
         """
         stamps = stamps_of(path.parent, path.name, KEYS_OF_LAYOUTS)  # before it is read
-        reach = FileAccess(path.parent, allowed)
-        layout, affine, redshifts = read_volume_header(path, like, channels, lbann, reach)
-        catalog = catalog_of_layout(
-            path.parent,
-            (path.name,),
-            layout,
-            stamps,
-            unit=np.empty((1, 0)),
-            parameters=Parameters.normalised(()),
-            redshifts=redshifts,
-            allowed=allowed,
-        )
-        return cls(catalog), affine
+        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann])
+        header = read_header(path, options, FileAccess(path.parent, allowed), like)
+        return cls(catalog_of(path.parent, [(path.name, header)], stamps, allowed)), header.affine
 
     def labels(self, sample: int, box: Box) -> Array:
         """Reads the box of the labels; errors as `read`, and labels that are no classes."""
         array = self.catalog.labels[sample]
-        stored = self._stored(sample, array, Box((0, *box.lo), (array.shape[0], *box.hi)))
+        stored = self.reader.read(
+            self.catalog, sample, array, Box((0, *box.lo), (array.shape[0], *box.hi))
+        )
         return as_classes(stored, f"{self.where(sample)}: {box}")
 
     def volume(self, sample: int) -> str:
@@ -258,8 +231,19 @@ class KeyedFolder(ArrayFolder):
         return f"{folder}{slash}{part[1]}" if part else name
 
     def storage(self, sample: int) -> Storage:
-        volume = self.catalog.volumes[sample]
-        return storage_in(self.path(sample), volume.key, self.catalog.order, self.catalog.reach)
+        path = self.path(sample)
+        with naming(path, kind_of_file(path)), open_keyed(path, self.catalog.reach) as file:
+            stored: Any = file.find(self.catalog.volumes[sample].key)
+            whole = Storage(self.catalog.order, stored.shape, stored.dtype.itemsize, stored.nbytes)
+            if file.zarr:
+                word = ", ".join(type(codec).__name__ for codec in stored.compressors)
+                chunk = tuple(stored.chunks)
+                return replace(whole, size=stored.nbytes_stored(), chunk=chunk, compression=word)
+            words = [stored.compression, "fletcher32" if stored.fletcher32 else None]
+            word = ", ".join(filter(None, words))
+            size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
+            whole = replace(whole, size=size, compression=word, buffer=HDF5_SIEVE)
+            return replace(whole, chunk=stored.chunks)
 
     def extras(self, sample: int) -> Extras:
         path = self.path(sample)
@@ -282,10 +266,6 @@ class KeyedFolder(ArrayFolder):
 class Hdf5Folder(KeyedFolder):
     """Shows HDF5 files of known layouts, read by this rank alone or by MPI-IO."""
 
-    @classmethod
-    def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
-        return cls.scanned(folder, options, lbann_of(options.format))
-
     def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:
         return Hdf5Folder(self.catalog, MpioReader(replica_of(grid)))
 
@@ -300,24 +280,6 @@ class NpyFolder(ArrayFolder):
     """Shows numpy's own files, with ``targets.csv`` or a ``{name}.target.npy`` for each."""
 
     suffixes = (".npy",)
-
-    @classmethod
-    def scan(
-        cls,
-        path: str | Path,
-        grid: Grid,
-        channels: Channels | None = None,
-        refuse: Refuse | None = None,
-    ) -> NpyFolder:
-        """Opens the folder as the main rank sees it. All ranks call this.
-
-        With ``refuse`` files that are not what they should be are left out.
-
-        Raises:
-            DataError: as `scan_npy`; or ``channels`` is ``None`` and the shape does not tell.
-        """
-        options = ScanOptions(channels, refuse=refuse)
-        return broadcast_from_main(lambda: cls.open_folder(Path(path), options))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
@@ -387,7 +349,7 @@ class MappedFolder(ArrayFolder):
         if len(array.shape) == 4:
             first = row or 0
             stored = Box((first, *box.lo), (first + 1, *box.hi))
-        found = self._stored(sample, array, stored).reshape(box.shape)
+        found = self.reader.read(self.catalog, sample, array, stored).reshape(box.shape)
         return as_labels(found, len(self.classes), f"{self.where(sample)}: {array.key!r}")
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import Published
-from hyperslab.formats.arrays.npy import read_vector
+from hyperslab.formats.arrays.open import read_vector
 from hyperslab.formats.files import Refuse, naming, sift
 from hyperslab.formats.source import OWN_DATA, Array, DataMap
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
@@ -233,7 +233,7 @@ def _numbers_in_name(table: TargetTable, names: Sequence[str]) -> list[int]:
     return found
 
 
-def physical_targets(
+def map_targets(
     folder: Path,
     names: Sequence[str],
     places: Sequence[tuple[int, int | None]],
@@ -241,13 +241,25 @@ def physical_targets(
     beside: Sequence[Sequence[Array]],
     said: DataMap,
     known: Published | None,
-    stacked: bool,
-) -> tuple[Floats, tuple[str, ...]]:
-    """Collects the targets (N, P) as they are written, and their names."""
+) -> tuple[Floats, Parameters, str]:
+    """Collects the targets (N, P) and scales them to -1 to 1, with the way back and words on it."""
+    stacked = places[0][1] is not None
     if table is not None:
-        values, columns = _of_table(folder, names, table, known, stacked)
+        if stacked and len(table.values) != len(names):
+            raise DataError(
+                f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
+                f"volumes; a row is needed for each ({OWN_DATA}, tables)"
+            )
+        rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
+        physical = table.values[rows]
+        columns = table.columns
+        if known is not None and len(known.priors) == physical.shape[1]:
+            columns = columns or tuple(known.priors)
+        if known is not None and known.parameters is not None:
+            physical = physical[:, : known.parameters]
+            columns = columns[: known.parameters]
     elif said.targets:
-        values = np.array(
+        physical = np.array(
             [
                 np.concatenate([np.ravel(n if row is None else n[row]) for n in beside[file]])
                 for file, row in places
@@ -260,57 +272,12 @@ def physical_targets(
             "data.table=params.txt, or data.keys.targets=[Header@Omega0] in the files themselves "
             f"({OWN_DATA}, tables, keys)"
         )
-    columns = said.columns or columns or numbered_names(values.shape[1])
-    if len(columns) != values.shape[1] or len(set(columns)) != len(columns):
+    columns = said.columns or columns or numbered_names(physical.shape[1])
+    if len(columns) != physical.shape[1] or len(set(columns)) != len(columns):
         raise DataError(
             f"data.columns names {len(columns)} targets ({', '.join(columns)}) but there are "
-            f"{values.shape[1]} columns; give as many different names"
+            f"{physical.shape[1]} columns; give as many different names"
         )
-    return values, columns
-
-
-def _of_table(
-    folder: Path,
-    names: Sequence[str],
-    table: TargetTable,
-    known: Published | None,
-    stacked: bool,
-) -> tuple[Floats, tuple[str, ...]]:
-    """Takes a row for each sample, with the names and parameters of a published set."""
-    if stacked and len(table.values) != len(names):
-        raise DataError(
-            f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
-            f"volumes; a row is needed for each ({OWN_DATA}, tables)"
-        )
-    rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
-    values = table.values[rows]
-    columns = table.columns
-    if known is not None and len(known.priors) == values.shape[1]:
-        columns = columns or tuple(known.priors)
-    if known is not None and known.parameters is not None:
-        values = values[:, : known.parameters]
-        columns = columns[: known.parameters]
-    return values, columns
-
-
-def _titles(words: Sequence[str], first: Sequence[Array], stacked: bool) -> tuple[str, ...]:
-    """Names targets after their paths: ``Header@Omega0`` is Omega0, a vector has as many."""
-    found: list[str] = []
-    for word, values in zip(words, first, strict=True):
-        name = printable(word.rpartition("@")[2].rpartition("/")[2])
-        size = values[0].size if stacked else values.size
-        found += [name] if size == 1 else [f"{name}_{i}" for i in range(size)]
-    return tuple(found)
-
-
-def scaled_targets(
-    physical: Floats,
-    columns: tuple[str, ...],
-    table: TargetTable | None,
-    said: DataMap,
-    known: Published | None,
-) -> tuple[Floats, Parameters, str]:
-    """Scales targets to -1 to 1, with the way back and words on it."""
     if unknown := sorted(set(said.ranges) - set(columns)):
         raise DataError(
             f"data.ranges has {', '.join(unknown)}, but the targets are {', '.join(columns)}"
@@ -328,6 +295,16 @@ def scaled_targets(
     words = ", ".join(f"{n} {lo:.4g}..{hi:.4g}" for n, (lo, hi) in parameters.ranges.items())
     origin = "their files" if table is None else table.path.name
     return unit, parameters, f"targets of {origin}; -1 and 1 are {words}"
+
+
+def _titles(words: Sequence[str], first: Sequence[Array], stacked: bool) -> tuple[str, ...]:
+    """Names targets after their paths: ``Header@Omega0`` is Omega0, a vector has as many."""
+    found: list[str] = []
+    for word, values in zip(words, first, strict=True):
+        name = printable(word.rpartition("@")[2].rpartition("/")[2])
+        size = values[0].size if stacked else values.size
+        found += [name] if size == 1 else [f"{name}_{i}" for i in range(size)]
+    return tuple(found)
 
 
 def npy_targets(

@@ -44,12 +44,28 @@ from hyperslab.util.atomic_files import append_whole, write_bytes
 
 @dataclass(frozen=True, slots=True)
 class ArrayToWrite:
-    """Describes the array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``."""
+    """Describes the array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``.
+
+    ``chunk``: the sides (d, h, w) of its chunks; ``None``: it is one.
+    """
 
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     order: StorageOrder
+    chunk: ChunkSides | None
+    compression: str
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Returns the shape in the file."""
+        return self.order.stored_shape(self.shape)
+
+    @property
+    def chunks(self) -> ChunkSides:
+        """Returns the sides of a chunk in the file, with all channels."""
+        chunk = (self.shape[0], *self.chunk) if self.chunk else self.shape
+        return self.order.stored_shape(chunk)
 
 
 class KeyedWriter(Writer):
@@ -73,10 +89,8 @@ class KeyedWriter(Writer):
 
     def _write_universe(self, file: Any, sample: SampleToWrite) -> None:
         extras = sample.extras
-        source = sample.source
         volume, target = self._keys(extras.keys)
-        whole = ArrayToWrite(volume, source.shape, source.dtype, self.order)
-        self._stream(file, whole, sample.values(), sample)
+        self._stream(file, volume, self.order, sample, sample.values())
         self._put(file, target, extras.target)
         for key, array in extras.arrays.items():
             self._put(file, key, array)
@@ -86,26 +100,31 @@ class KeyedWriter(Writer):
         self._describe(file, {**extras.attributes, "channels": order})
 
     def _write_scan(self, file: Any, sample: SampleToWrite) -> None:
-        source = sample.source
         extras = sample.extras
         volume, segmentation = SCAN_KEYS
-        whole = ArrayToWrite(volume, source.shape, source.dtype, CDHW)
-        self._stream(file, whole, sample.values(), sample)
-        shape = (1, *source.shape[1:])
-        classes = ArrayToWrite(segmentation, shape, np.dtype(np.uint8), CDHW)
+        self._stream(file, volume, CDHW, sample, sample.values())
         labels = ((lo, slab[None]) for lo, slab in sample.labels())
-        self._stream(file, classes, labels, sample)
+        self._stream(file, segmentation, CDHW, sample, labels, labels=True)
         affine = {} if extras.affine is None else {"affine": extras.affine}
-        self._describe(file, {**affine, **extras.attributes, "classes": list(source.classes)})
+        classes = list(sample.source.classes)
+        self._describe(file, {**affine, **extras.attributes, "classes": classes})
 
-    def _stream(self, file: Any, array: ArrayToWrite, slabs: Slabs, sample: SampleToWrite) -> None:
+    def _stream(
+        self,
+        file: Any,
+        key: str,
+        order: StorageOrder,
+        sample: SampleToWrite,
+        slabs: Slabs,
+        *,
+        labels: bool = False,
+    ) -> None:
         """Creates the array of which these are the slabs, and fills it."""
-        order = array.order
-        shape = array.shape
-        chunk = (shape[0], *sample.chunk) if sample.chunk else shape
-        stored = order.stored_shape(shape)
-        chunks = order.stored_shape(chunk)
-        dataset = self._create(file, array.key, stored, array.dtype, chunks, sample.compression)
+        source = sample.source
+        shape = (1, *source.shape[1:]) if labels else source.shape
+        dtype = np.dtype(np.uint8) if labels else source.dtype
+        array = ArrayToWrite(key, shape, dtype, order, sample.chunk, sample.compression)
+        dataset = self._create(file, array)
         for lo, slab in slabs:
             box = Box((0, lo, 0, 0), (shape[0], lo + slab.shape[1], *shape[2:]))
             where = order.to_file(box).slices()
@@ -120,15 +139,7 @@ class KeyedWriter(Writer):
         """Creates a new file."""
 
     @abstractmethod
-    def _create(
-        self,
-        file: Any,
-        key: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        chunks: ChunkSides,
-        compression: str,
-    ) -> Any:
+    def _create(self, file: Any, array: ArrayToWrite) -> Any:
         """Creates a data set to be filled."""
 
     def _check(self, file: Any) -> None:
@@ -163,18 +174,14 @@ class Hdf5Writer(KeyedWriter):
                 yield file
             sink.check()
 
-    def _create(
-        self,
-        file: Any,
-        key: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        chunks: ChunkSides,
-        compression: str,
-    ) -> Any:
-        filters = None if compression == "none" else compression
+    def _create(self, file: Any, array: ArrayToWrite) -> Any:
         return file.create_dataset(
-            key, shape, dtype, chunks=chunks, compression=filters, fletcher32=True
+            array.key,
+            array.stored,
+            array.dtype,
+            chunks=array.chunks,
+            compression=None if array.compression == "none" else array.compression,
+            fletcher32=True,
         )
 
     def _check(self, file: Any) -> None:
@@ -335,35 +342,27 @@ class ZarrWriter(KeyedWriter):
 
     @contextmanager
     def _created(self, path: Path) -> Iterator[Any]:
-        yield optional.zarr().create_group(path, zarr_format=3)
+        yield optional.library("zarr").create_group(path, zarr_format=3)
 
-    def _create(
-        self,
-        file: Any,
-        key: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        chunks: ChunkSides,
-        compression: str,
-    ) -> Any:
-        codecs = optional.zarr().codecs
+    def _create(self, file: Any, array: ArrayToWrite) -> Any:
+        codecs = optional.library("zarr").codecs
         kinds = {"none": None, "gzip": codecs.GzipCodec, "zstd": codecs.ZstdCodec}
-        codec = kinds[compression]
+        codec = kinds[array.compression]
         return file.create_array(
-            key,
-            shape=shape,
-            dtype=dtype,
-            chunks=chunks,
+            array.key,
+            shape=array.stored,
+            dtype=array.dtype,
+            chunks=array.chunks,
             compressors=[*([codec()] if codec else []), codecs.Crc32cCodec()],
             config=ALL_CHUNKS,
         )
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
-        sums = optional.zarr().codecs.Crc32cCodec()
+        sums = optional.library("zarr").codecs.Crc32cCodec()
         file.create_array(key, data=np.asarray(array), compressors=[sums], config=ALL_CHUNKS)
 
     def _put_names(self, file: Any, key: str, names: tuple[str, ...]) -> None:
-        sums = optional.zarr().codecs.Crc32cCodec()
+        sums = optional.library("zarr").codecs.Crc32cCodec()
         stored = file.create_array(key, shape=(len(names),), dtype=str, compressors=[sums])
         stored[:] = np.array(names, object)
 
@@ -394,15 +393,18 @@ class NpyWriter(Writer):
         return (f"{name}.npy",)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
-        shape = sample.source.shape
+        source = sample.source
+        shape = source.shape
         channels, depth, *plane = shape
         order, _ = order_to_write(shape)
         channels_last = order == DHWC
         # Plain writes: the pages of a mapping would count as this process's memory.
         with (folder / f"{name}.npy").open("xb") as file:
-            _write_npy_header(file, order.stored_shape(shape), sample.source.dtype)
+            stored = order.stored_shape(shape)
+            header = {"descr": source.dtype.str, "fortran_order": False, "shape": stored}
+            np.lib.format.write_array_header_1_0(file, header)
             start = file.tell()
-            layer = math.prod(plane) * sample.source.dtype.itemsize
+            layer = math.prod(plane) * source.dtype.itemsize
             for lo, slab in sample.values():
                 if channels_last:
                     file.seek(start + lo * layer * channels)
@@ -450,8 +452,3 @@ def _line(fields: list[Any]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(fields)
     return text.getvalue().encode()
-
-
-def _write_npy_header(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)

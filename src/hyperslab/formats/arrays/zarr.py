@@ -28,7 +28,12 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
     Raises:
         DataError: its chunks are too large, or links that leave the folder.
     """
-    _check_chunk(path, key, array)
+    size = math.prod(array.chunks) * max(1, array.dtype.itemsize)
+    if size > MOST_READ:
+        raise DataError(
+            f"{path}: {key!r} is stored in chunks of {size >> 20} MiB, and any box needs a whole "
+            f"one; at most {MOST_READ >> 20} MiB are read\n    write it anew in smaller ones"
+        )
     _check_links(path / key, path, key, reach)
 
 
@@ -40,15 +45,6 @@ def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
     """
     check_beside(path, key, array, reach)
     check_chunks(path, key, array, reach, [slice(0, extent) for extent in array.shape])
-
-
-def _check_chunk(path: Path, key: str, array: Any) -> None:
-    size = math.prod(array.chunks) * max(1, array.dtype.itemsize)
-    if size > MOST_READ:
-        raise DataError(
-            f"{path}: {key!r} is stored in chunks of {size >> 20} MiB, and any box needs a whole "
-            f"one; at most {MOST_READ >> 20} MiB are read\n    write it anew in smaller ones"
-        )
 
 
 def check_chunks(

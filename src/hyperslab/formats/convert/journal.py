@@ -19,7 +19,7 @@ from pathlib import Path
 import google_crc32c
 
 from hyperslab.errors import DataError
-from hyperslab.formats.files import file_checksum
+from hyperslab.formats.files import file_checksum, size_and_time
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, try_lock
 
@@ -64,7 +64,12 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_manifest(folder)
-        _check_complete(folder, entries, needed)
+        for entry in entries:  # what a run that goes on needs beyond what a reader does
+            if missing := [key for key in needed if key not in entry]:
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{entry['name']!r} has no {missing[0]})"
+                )
         try:
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
@@ -77,17 +82,6 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
                     f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
                 )
         yield Manifest(folder, entries)
-
-
-def _check_complete(folder: Path, entries: Sequence[Entry], needed: Sequence[str]) -> None:
-    """Looks for what a run that goes on needs beyond what a reader does."""
-    for entry in entries:
-        missing = [key for key in needed if key not in entry]
-        if missing:
-            raise DataError(
-                f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
-                f"{entry['name']!r} has no {missing[0]})"
-            )
 
 
 def _check_empty(folder: Path) -> None:
@@ -104,28 +98,29 @@ Shard = tuple[str, int, int]
 SHARD_DIGITS = 5
 
 
-def is_in_shard(folder: Path, entry: Entry) -> bool:
-    """Tells if a recorded sample is in its file.
+def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: bool) -> bool:
+    """Tells if a recorded sample is in its files; ``shared``: others may lie behind it.
 
     Raises:
-        DataError: the file is shorter than it was, or damaged.
+        DataError: a file is shorter or longer than it was, or damaged.
     """
-    file, start, end = entry["shard"]
-    path = folder / file
-    if not os.path.exists(path):  # False of names that no system takes
-        return False
-    size = path.stat().st_size
-    if size < end:
-        raise DataError(
-            f"{path}: has {size} bytes but had {end} when {entry['name']!r} was written: delete it "
-            "and run it again"
-        )
-    then = entry.get("sums", {}).get(file)
-    if then is not None and file_checksum(path, start, end) != then:
-        raise DataError(
-            f"{path}: is damaged: the checksum of {entry['name']!r} is not that of when it was "
-            "written: delete it and run it again"
-        )
+    name = entry["name"]
+    for file, start, end in places:
+        path = folder / file
+        if not os.path.exists(path):  # False of names that no system takes
+            return False
+        size = size_and_time(path)[0]
+        if size < end or (size != end and not shared):
+            raise DataError(
+                f"{path}: has {size} bytes but had {end} when {name!r} was written: delete it and "
+                "run it again"
+            )
+        then = entry.get("sums", {}).get(file)  # earlier versions noted none
+        if then is not None and file_checksum(path, start, end) != then:
+            raise DataError(
+                f"{path}: is damaged, its checksum of {name!r} is not that of when it was written: "
+                "delete it and run it again"
+            )
     return True
 
 

@@ -20,16 +20,14 @@ from hyperslab.formats.convert.journal import (
     Manifest,
     Shards,
     check_places,
-    is_in_shard,
+    is_written,
     lock_manifest,
 )
 from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
 from hyperslab.formats.files import (
     STRICT,
     AccessPolicy,
-    file_checksum,
     recorded_stamps,
-    size_and_time,
 )
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.registry import source_of
@@ -61,7 +59,13 @@ class Plan:
         self.source = source
         self.request = request
         self.samples = request.samples(source)
-        check_fit(request, self.samples)
+        if misfit := request.writer.misfit(self.samples):
+            writers = [(one.name, one.writer) for one in registry.formats() if one.writer]
+            others = [name for name, writer in writers if not writer.misfit(self.samples)]
+            raise DataError(
+                f"{self.samples.where(0)}: {request.format} cannot hold {misfit}; "
+                f"{', '.join(others)} can"
+            )
         self.names = request.writer.names(self.samples, root.resolve().name)
         self.per_volume = len(self.names) // len(source.names)
         name, count = Counter(self.names).most_common(1)[0]
@@ -175,34 +179,25 @@ class Plan:
             DataError: something of its name is not it.
         """
         entry = manifest.entries.get(name)
+        folder = manifest.folder
         if self.request.writer.per_file > 1:
-            return entry is not None and is_in_shard(manifest.folder, entry)
+            return entry is not None and is_written(folder, entry, [entry["shard"]], shared=True)
         files = self.request.writer.files(name, self.request.compression)
+        if entry is None:
+            for file in files:
+                if (folder / file).exists():
+                    raise DataError(
+                        f"{folder / file}: is of no conversion: take it away or {REMEDY}"
+                    )
+            return False
         for file in files:
-            path = manifest.folder / file
-            if not path.exists():
-                return False
-            if entry is None:
-                raise DataError(f"{path}: is of no conversion: take it away or {REMEDY}")
-            size = size_and_time(path)[0]
-            then = entry["files"].get(file)
-            if then is None:
+            if file not in entry["files"] and (folder / file).exists():
                 raise DataError(
-                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
                     f"{name!r} has no size of {file})"
                 )
-            if size != then:
-                raise DataError(
-                    f"{path}: has {size} bytes but had {then} when it was written: delete it and "
-                    "run it again"
-                )
-            then_sum = entry.get("sums", {}).get(file)  # earlier versions noted none
-            if then_sum is not None and file_checksum(path) != then_sum:
-                raise DataError(
-                    f"{path}: is damaged, its checksum is not that of when it was written: delete "
-                    "it and run it again"
-                )
-        return True
+        places = [(file, 0, entry["files"].get(file, 0)) for file in files]
+        return is_written(folder, entry, places, shared=False)
 
     def _check_names(self, manifest: Manifest) -> None:
         """Refuses a sample recorded by another name, which would be appended a second time."""
@@ -223,21 +218,6 @@ class Plan:
                         f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
                         f"which is not in {self.root}: {REMEDY}"
                     )
-
-
-def check_fit(request: Request, source: Source) -> None:
-    """Accepts samples that the format can hold.
-
-    Raises:
-        DataError: it cannot; named are the format, what does not fit, and the formats that can.
-    """
-    misfit = request.writer.misfit(source)
-    if misfit:
-        writers = {one.name: one.writer for one in registry.formats() if one.writer is not None}
-        others = [name for name, writer in writers.items() if not writer.misfit(source)]
-        raise DataError(
-            f"{source.where(0)}: {request.format} cannot hold {misfit}; {', '.join(others)} can"
-        )
 
 
 def convert(
@@ -292,8 +272,12 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
         with _writing(manifest.folder):
             make_scratch(scratch)  # of a run that was killed nothing stays
             names = plan.samples.parameters.names
-            plan.request.writer.begin(manifest.folder, names, finished)
-            shards = _shards(plan, manifest)
+            writer = plan.request.writer
+            writer.begin(manifest.folder, names, finished)
+            shards = None
+            if writer.per_file > 1:
+                entries = manifest.entries.values()
+                shards = Shards(manifest.folder, entries, writer.per_file, writer.suffix)
         with closing(map_tasks(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(manifest.folder):
@@ -304,15 +288,6 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
                     yield Outcome("converted" if result.job.todo else "kept")
     finally:
         remove_scratch(scratch)
-
-
-def _shards(plan: Plan, manifest: Manifest) -> Shards | None:
-    """Returns the files that samples share, in formats where they do."""
-    writer = plan.request.writer
-    if writer.per_file == 1:
-        return None
-    entries = manifest.entries.values()
-    return Shards(manifest.folder, entries, writer.per_file, writer.suffix)
 
 
 def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:

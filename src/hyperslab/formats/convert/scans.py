@@ -167,7 +167,7 @@ def convert_scans(
             the folder, or if it cannot be written.
         HyperslabError: if the extra ``medical`` is not installed, or a worker process dies.
     """
-    optional.nibabel()
+    optional.library("nibabel")
     if min(shape) < 1 or workers < 1:
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
     make_folder(folder)

@@ -16,12 +16,10 @@ import numpy as np
 from hyperslab.comm import Grid
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
-from hyperslab.formats import writer
-from hyperslab.formats import writer as slabs
 from hyperslab.formats.manifest import Entry, read_manifest
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.writer import SampleToWrite, Writer
+from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
 from hyperslab.geometry import Box, Cut, Partition, transfers
 
 RankShares = tuple[int, ...]
@@ -54,9 +52,6 @@ def _compare_written(
     source = wanted.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
-    step = slabs.slab_thickness(
-        source.shape, source.dtype.itemsize, wanted.chunk[0] if wanted.chunk else 1
-    )
     columns = _columns(source.shape, cut)
 
     def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
@@ -68,19 +63,16 @@ def _compare_written(
             whole[part.box.slices(slab)] = read(sample, part.box)
         return whole
 
-    def read(slab: Box) -> Array:
-        return boxes(slab, found.read, found.dtype)
-
-    def read_labels(slab: Box) -> Array:
-        return boxes(slab, found.labels, np.dtype(np.uint8))
-
-    tally = slabs.Checksum()
-    slabs.drain(slabs.value_slabs(found, sample, step, tally, read))
-    _same(where, "checksum", str(tally), str(wanted.tally))
+    tallies = checksums(
+        found,
+        sample,
+        wanted.step,
+        lambda slab: boxes(slab, found.read, found.dtype),
+        lambda slab: boxes(slab, found.labels, np.dtype(np.uint8)),
+    )
+    _same(where, "checksum", tallies["crc32c"], str(wanted.tally))
     if source.classes:
-        tally = slabs.Checksum()
-        slabs.drain(slabs.label_slabs(found, sample, step, tally, read_labels))
-        _same(where, "checksum of the labels", str(tally), str(wanted.label_tally))
+        _same(where, "checksum of the labels", tallies["labels_crc32c"], str(wanted.label_tally))
         return
     if writer.named:
         _same(where, "parameters", found.parameters.names, source.parameters.names)
@@ -137,16 +129,9 @@ def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
 def _verify_sample(source: Source, sample: int, entry: Entry | None) -> None:
     # In one slab, where a sum is over all of it.
     shape = source.shape_of(sample)
-    thin = writer.slab_thickness(shape, source.dtype.itemsize)
-    step = shape[1] if source.summed_whole else thin
-    tally = writer.Checksum()
-    writer.drain(writer.value_slabs(source, sample, step, tally))
-    found = {"crc32c": str(tally)}
-    if source.classes:
-        tally = writer.Checksum()
-        writer.drain(writer.label_slabs(source, sample, step, tally))
-        found["labels_crc32c"] = str(tally)
-    else:
+    step = shape[1] if source.summed_whole else slab_thickness(shape, source.dtype.itemsize)
+    found = checksums(source, sample, step)
+    if not source.classes:
         source.target(sample)
     for key, value in found.items():
         if entry is not None and entry.get(key, value) != value:

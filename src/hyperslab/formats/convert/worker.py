@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hyperslab.errors import DataError
-from hyperslab.formats import registry, writer
+from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
 from hyperslab.formats.convert.verify import verify_written
 from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
@@ -20,7 +20,7 @@ from hyperslab.formats.registry import Format
 from hyperslab.formats.source import Source
 from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.views import Subvolumes, selected
-from hyperslab.formats.writer import SampleToWrite, Writer
+from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +202,9 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
     Raises:
         DataError: it is not.
     """
-    step = writer.slab_thickness(source.shape, source.dtype.itemsize)
-    tally = writer.Checksum()
-    label_tally = writer.Checksum()
-    writer.drain(writer.value_slabs(source, number, step, tally))
-    found: Entry = {"crc32c": str(tally)}
-    if source.classes:
-        writer.drain(writer.label_slabs(source, number, step, label_tally))
-        found["labels_crc32c"] = str(label_tally)
-    else:
+    step = slab_thickness(source.shape, source.dtype.itemsize)
+    found: Entry = {**checksums(source, number, step)}
+    if not source.classes:
         found["target"] = source.target(number).tolist()
     for key, value in found.items():
         if entry[key] != value:

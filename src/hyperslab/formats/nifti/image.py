@@ -4,14 +4,16 @@ In memory a volume is (D, H, W): D grows from inferior to superior, H from poste
 W from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the file are permuted
 and flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its
 affine says so.
+
+A `NiftiFile` has what a header says and reads boxes; a `CtVolume` is the largest box, with what
+is needed to write a mask beside it.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,25 +23,23 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.files import ANY, check_gzip_size, naming, open_gzip_to_end
+from hyperslab.formats.files import (
+    ANY,
+    DEFLATE_RATIO,
+    FREE_OF_DOUBT,
+    check_gzip_size,
+    naming,
+    open_gzip_to_end,
+)
 from hyperslab.formats.nifti import resample
-from hyperslab.formats.nifti.lists import Pair
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats
+from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import created_aside
 
-
-@dataclass(frozen=True, slots=True)
-class NiftiHeader:
-    """Holds shape (C, D, H, W), type and voxels' size (D, H, W) [mm] of a scan; a label's bytes."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    voxel: tuple[float, ...]
-    label_bytes: int
-
-
 NIFTI = "NIfTI"
+
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 MILLIMETRES = {1: 1e3, 3: 1e-3}
 """Millimetres in the header's unit, which may be metres or microns (nifti1.h, `xyzt_units`)."""
@@ -48,63 +48,145 @@ OBLIQUE = 35.0
 """The largest angle [degrees] of an axis to the patient's: gantries tilt by up to 30."""
 
 
-def load_image(path: Path) -> Any:
-    """Loads the file's header and a proxy of its voxels.
+@dataclass(frozen=True, slots=True)
+class NiftiFile:
+    """Holds what the header of a file says, with nibabel's ``image``, and reads boxes of voxels.
+
+    ``order``: of the file's dims. ``affine`` (4, 4): (d, h, w, 1) to [mm] in RAS+.
+    """
+
+    path: Path
+    image: Any
+    order: StorageOrder
+    affine: Floats
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape (C, D, H, W) of the volume."""
+        return self.order.volume_shape(self.image.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Returns the size of a stored voxel [B]."""
+        return int(self.image.get_data_dtype().itemsize)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Returns int16 where the file's numbers are such and are not scaled, else float32."""
+        scaled = (self.image.dataobj.slope, self.image.dataobj.inter) != (1, 0)
+        exact = np.can_cast(self.image.get_data_dtype(), np.int16) and not scaled
+        return np.dtype(np.int16 if exact else np.float32)
+
+    @property
+    def packed(self) -> bool:
+        """Tells if the file is gzip, by its name, as nibabel does."""
+        return self.path.name.endswith(".gz")
+
+    def read(self, box: Box) -> NDArray[Any]:
+        """Reads a box (C, d, h, w) along the patient's axes, slope and intercept applied.
+
+        Raises:
+            DataError: the file has gone or is damaged.
+        """
+        with naming(self.path, NIFTI, ANY):
+            stored = self.order.to_file(box, self.image.shape)
+            place = stored.slices()
+            if self.packed and stored == Box.whole(self.image.shape):
+                # Only who reads all of it comes to the sum at gzip's end.
+                with open_gzip_to_end(self.path) as file:
+                    holder = optional.library("nibabel").FileHolder(fileobj=file)
+                    image = type(self.image).from_file_map({"image": holder}, mmap=False)
+                    values = np.asarray(image.dataobj[place], self.dtype)
+            else:
+                self._check_end()
+                values = np.asarray(self.image.dataobj[place], self.dtype)
+            return self.order.to_volume(values)
+
+    def _check_end(self) -> None:
+        """Accepts a file that has all of its voxels, before memory is taken for them.
+
+        Raises:
+            EOFError: it ends too early.
+        """
+        end = int(self.image.dataobj.offset) + math.prod(self.image.shape) * self.itemsize
+        found = self.path.stat().st_size
+        if not self.packed and found < end:
+            raise EOFError(f"it has {found} of {end} bytes")
+
+
+def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
+    """Reads the header of a file; with ``channels`` it may have a fourth dim, which they are along.
 
     Raises:
-        DataError: it is no NIfTI file; call it within `naming` for what the library raises.
+        DataError: it is no NIfTI file or cannot hold what it says, is not 3-D, has no voxels, is
+            oblique or does not say how it is oriented.
+        HyperslabError: the extra ``medical`` is not installed.
     """
-    nibabel = optional.nibabel()
-    image = nibabel.load(path, mmap=False)
-    if not isinstance(image, nibabel.Nifti1Image):
-        raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
-    if image.get_data_dtype().kind not in "iuf":
-        raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
-    if is_packed(path):
-        check_gzip_size(path, _end_of_voxels(image))
-    return image
+    nibabel = optional.library("nibabel")
+    with naming(path, NIFTI, ANY):
+        _check_claims(path)
+        image = nibabel.load(path, mmap=False)
+        if not isinstance(image, nibabel.Nifti1Image):
+            raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
+        if image.get_data_dtype().kind not in "iuf":
+            raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
+        turn = _orientation(path, image, channels)
+        dims = "".join("WHD"[int(axis)] for axis, _ in turn)
+        flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
+        order = StorageOrder(dims + "C" * (len(image.shape) - 3), flipped)
+        unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
+        back = nibabel.orientations.inv_ornt_aff(turn, image.shape[:3])
+        affine = np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
+        return NiftiFile(path, image, order, affine[:, [2, 1, 0, 3]])
 
 
-def _end_of_voxels(image: Any) -> int:
-    """Returns the place in the file where the voxels end [B]."""
-    size = math.prod(image.shape) * image.get_data_dtype().itemsize
-    return int(image.dataobj.offset) + size
-
-
-def is_packed(path: Path) -> bool:
-    """Tells by the name if a file is packed, as nibabel does."""
-    return path.name.endswith(".gz")
-
-
-@contextmanager
-def voxel_proxy(path: Path, image: Any) -> Iterator[Any]:
-    """Gives the proxy of all voxels of an image; afterwards the sum of gzip is compared.
+def _check_claims(path: Path) -> None:
+    """Compares what a header says with what its file can hold, before nibabel believes it.
 
     Raises:
-        DataError: see `open_gzip_to_end`.
-        EOFError: the file ends too early.
+        DataError: the header is longer than any, or says more than the file can hold.
+        ValueError: an extension ends behind it; or what nibabel raises of a header that is none.
     """
-    if not is_packed(path):
-        if path.stat().st_size < _end_of_voxels(image):
-            raise EOFError(f"it has {path.stat().st_size} of {_end_of_voxels(image)} bytes")
-        yield image.dataobj
-        return
-    with open_gzip_to_end(path) as file:
-        holder = optional.nibabel().FileHolder(fileobj=file)
-        yield type(image).from_file_map({"image": holder}, mmap=False).dataobj
+    nibabel = optional.library("nibabel")
+    packed = path.name.endswith(".gz")
+    with gzip.open(path) if packed else path.open("rb", buffering=0) as file:
+        block = file.read(nibabel.Nifti2Header.sizeof_hdr)
+        kinds = (nibabel.Nifti1Header, nibabel.Nifti2Header)
+        kind = next((kind for kind in kinds if kind.may_contain_header(block)), None)
+        if kind is None:
+            return  # of another format, which nibabel names
+        header = kind(block[: kind.sizeof_hdr], check=False)
+        start = int(header["vox_offset"])
+        if start > FREE_OF_DOUBT:
+            raise DataError(f"{path}: says that its header has {start} bytes, which none has")
+        file.seek(kind.sizeof_hdr)
+        _check_extensions(file.read(max(0, start - kind.sizeof_hdr)), header.endianness)
+    extents = [int(extent) for extent in header.get_data_shape()]
+    if any(extent < 0 for extent in extents):
+        raise DataError(f"{path}: says that it has {' x '.join(map(str, extents))} voxels")
+    size = start + math.prod(extents) * header.get_data_dtype().itemsize
+    if packed:
+        check_gzip_size(path, size)
+    elif size > path.stat().st_size * DEFLATE_RATIO:  # less may be cut short, which reading tells
+        raise DataError(f"{path}: has {path.stat().st_size} bytes and says that it has {size}")
 
 
-def dtype_of(image: Any) -> np.dtype[Any]:
-    """Returns int16 where the file's numbers are such and are not scaled, else float32."""
-    scaled = (image.dataobj.slope, image.dataobj.inter) != (1, 0)
-    exact = np.can_cast(image.get_data_dtype(), np.int16) and not scaled
-    return np.dtype(np.int16 if exact else np.float32)
+def _check_extensions(block: bytes, endianness: str) -> None:
+    """Accepts extensions that end before the voxels; nibabel reads as much as they say.
+
+    Raises:
+        ValueError: one does not.
+    """
+    place = 4 if block[:1] > b"\0" else len(block)
+    while place + 16 <= len(block):
+        size = int(np.frombuffer(block, f"{endianness}i4", 1, place)[0])
+        if not 8 <= size <= len(block) - place:
+            raise ValueError(f"an extension of its header has {size} bytes")
+        place += size
 
 
-def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray[Any]:
+def _orientation(path: Path, image: Any, channels: bool) -> NDArray[Any]:
     """Finds how the file's axes become RAS+, once it is clear that the file says so.
-
-    With ``channels`` it may have a fourth dim, which they are along.
 
     Raises:
         DataError: it does not, is not 3-D, has no voxels or is oblique.
@@ -121,7 +203,7 @@ def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray
     sizes = np.linalg.norm(image.affine[:3, :3], axis=0)
     if not (np.isfinite(image.affine).all() and (sizes > 0).all()):
         raise DataError(f"{path}: its affine has no inverse: {image.affine[:3].tolist()}")
-    found = optional.nibabel().io_orientation(image.affine)
+    found = optional.library("nibabel").io_orientation(image.affine)
     if not np.isnan(found).any():
         cosines = np.abs(image.affine[found[:, 0].astype(int), range(3)]) / sizes
         if cosines.min() >= math.cos(math.radians(OBLIQUE)):
@@ -131,93 +213,27 @@ def orientation_of(path: Path, image: Any, *, channels: bool = False) -> NDArray
     )
 
 
-def order_of(turn: NDArray[Any], ndim: int = 3) -> StorageOrder:
-    """Orders a file's dims (i, j, k), given how they become RAS+; a fourth is the channels'.
-
-    >>> order_of(np.array([[0, 1], [1, 1], [2, 1]]))  # x, y and z are W, H and D
-    StorageOrder(dims='WHD', flipped='')
-    """
-    dims = "".join("WHD"[int(axis)] for axis, _ in turn)
-    flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
-    return StorageOrder(dims + "C" * (ndim - 3), flipped)
-
-
-def shape_of(image: Any, turn: NDArray[Any]) -> tuple[int, ...]:
-    """Returns the shape (C, D, H, W) of the volume."""
-    return order_of(turn, len(image.shape)).volume_shape(image.shape)
-
-
-def affine_of(image: Any, turn: NDArray[Any]) -> NDArray[Any]:
-    """Maps (x, y, z, 1) of the turned file to [mm], which a file without a known unit has."""
-    unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
-    back = optional.nibabel().orientations.inv_ornt_aff(turn, image.shape[:3])
-    return np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
-
-
-def read_pair_header(pair: Pair) -> NiftiHeader:
-    """Reads what a source needs to know of a volume and its labels.
-
-    Raises:
-        DataError: a file is not what it should be, or they do not belong together.
-    """
-    shape, dtype, affine, _ = _read_header(pair.image)
-    for path in pair.channels:
-        other, kind, place, _ = _read_header(path)
-        if (shape[0], other[0]) != (1, 1):
-            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
-        _check_affines(path, other, place, pair.image, shape, affine)
-        dtype = np.promote_types(dtype, kind)
-    labels, _, place, label_bytes = _read_header(pair.labels)
-    if labels[0] != 1:
-        raise DataError(f"{pair.labels}: has {labels[0]} channels; needs one label a voxel")
-    _check_affines(pair.labels, labels, place, pair.image, shape, affine)
-    voxel = tuple(np.linalg.norm(affine[:3, 2::-1], axis=0).tolist())
-    return NiftiHeader((max(shape[0], len(pair.images)), *shape[1:]), dtype, voxel, label_bytes)
-
-
-def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], NDArray[Any], int]:
-    """Reads shape (C, D, H, W), type, affine of (x, y, z, 1), and the bytes of a stored voxel."""
-    with naming(path, NIFTI, ANY):
-        image = load_image(path)
-        turn = orientation_of(path, image, channels=True)
-        affine = affine_of(image, turn)
-        return shape_of(image, turn), dtype_of(image), affine, image.get_data_dtype().itemsize
-
-
-def _check_affines(
+def check_lattice(
     path: Path,
-    found: tuple[int, ...],
-    place: NDArray[Any],
-    like: Path,
-    shape: tuple[int, ...],
-    affine: NDArray[Any],
+    shape: Sequence[int],
+    affine: Floats,
+    like: NiftiFile | CtVolume,
+    wanted: Sequence[int],
 ) -> None:
-    """Accepts voxels of ``path`` that are where those of the file ``like`` are.
+    """Accepts voxels (D, H, W) of ``path`` that are where the ``wanted`` ones of ``like`` are.
 
     Raises:
-        DataError: they are others, or half a voxel away.
+        DataError: they are others, or the corners are more than half a voxel of ``like`` apart.
     """
-    if found[1:] != shape[1:]:
-        raise DataError(f"{path}: has {found[1:]} voxels (D, H, W) but {like.name} has {shape[1:]}")
-    _check_place(path, place, like, affine, shape[:0:-1])
-
-
-def _check_place(
-    path: Path, place: Floats, like: Path, affine: Floats, extents: Sequence[int]
-) -> None:
-    """Accepts an affine that puts voxels of these ``extents`` where that of ``like`` does.
-
-    Raises:
-        DataError: the corners are more than half a voxel of ``like`` apart.
-    """
-    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(extents) - 1)
+    if tuple(shape) != tuple(wanted):
+        ours, theirs = (tuple(extents) for extents in (shape, wanted))
+        raise DataError(f"{path}: has {ours} voxels (D, H, W) but {like.path.name} has {theirs}")
+    corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape) - 1)
     indices = np.c_[corners, np.ones(8)].T
-    off = float(np.abs(np.linalg.inv(affine) @ place @ indices - indices).max())
+    off = float(np.abs(np.linalg.inv(like.affine) @ affine @ indices - indices).max())
     if not off <= 0.5:
-        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.name}'s")
+        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
 
-
-NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 FASTEST = 1
 """The level of gzip that nibabel takes."""
@@ -250,20 +266,19 @@ class CtVolume:
     @property
     def orientation(self) -> str:
         """The directions of the file's axes i, j, k: ``"LPS"`` is left, posterior, superior."""
-        return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
+        return "".join(optional.library("nibabel").aff2axcodes(self.stored_affine))
 
 
 def read_volume(path: Path) -> CtVolume:
     """Reads a volume.
 
     Raises:
-        DataError: the file is no NIfTI file or damaged, is not 3-D, has no voxels, holds NaN or
-            infinite values or one and the same everywhere, or does not say how it is oriented.
-        HyperslabError: the extra ``medical`` is not installed.
+        DataError: as `open_nifti`; or the file is damaged, or holds NaN or infinite values or one
+            and the same everywhere.
     """
-    volume = _load(path)
+    volume = _load(path, channels=False)
     _check_values(volume)
-    return volume
+    return replace(volume, values=volume.values[0])
 
 
 def read_channels(paths: Sequence[Path]) -> CtVolume:
@@ -273,14 +288,15 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
         DataError: as `read_volume`, but a file may be 4-D; or the files differ in shape or place,
             or have several channels each.
     """
-    first, *others = [_load(path, channels=True) for path in paths]
+    first, *others = [_load(path) for path in paths]
     for path, other in zip(paths[1:], others, strict=True):
         if other.values.shape != first.values.shape or len(other.values) != 1:
             raise DataError(
                 f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
                 f"{first.values.shape}; each channel has a file, and all have one shape"
             )
-        _check_place(path, other.affine, first.path, first.affine, first.values.shape[-3:])
+        extents = first.values.shape[1:]
+        check_lattice(path, extents, other.affine, first, extents)
     if others:
         values = np.concatenate([volume.values for volume in (first, *others)])
         first = replace(first, values=values)
@@ -297,20 +313,47 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     Raises:
         DataError: as `read_volume`; or another shape or place than ``like``; or other numbers.
     """
-    labels = _load(path, channels=True)
-    if len(labels.values) != 1:
-        raise DataError(f"{path}: has {len(labels.values)} channels; needs one label a voxel")
-    labels = replace(labels, values=labels.values[0])
-    if labels.values.shape != like.values.shape:
-        ours, theirs = (" x ".join(map(str, v.values.shape)) for v in (labels, like))
+    found = _load(path)
+    if len(found.values) != 1:
+        raise DataError(f"{path}: has {len(found.values)} channels; needs one label a voxel")
+    labels = found.values[0]
+    wanted = like.values.shape[-3:]
+    if labels.shape != wanted:
+        ours, theirs = (" x ".join(map(str, extents)) for extents in (labels.shape, wanted))
         raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    _check_place(path, labels.affine, like.path, like.affine, like.values.shape[-3:])
-    whole = _whole(path, labels.values)
-    low = whole.min()
-    high = whole.max()
+    check_lattice(path, wanted, found.affine, like, wanted)
+    if labels.dtype.kind != "i":
+        whole = np.rint(labels)
+        if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
+            raise DataError(f"{path}: holds labels that are no whole numbers")
+        labels = whole
+    low = labels.min()
+    high = labels.max()
     if low < 0 or high >= classes:
         raise DataError(f"{path}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}")
-    return whole.astype(np.uint8)
+    return labels.astype(np.uint8)
+
+
+def _load(path: Path, *, channels: bool = True) -> CtVolume:
+    """Reads all of a file, as (C, D, H, W)."""
+    file = open_nifti(path, channels=channels)
+    values = file.read(Box.whole(file.shape))
+    image = file.image
+    return CtVolume(path, values, file.affine, image.header, image.shape, image.affine)
+
+
+def _check_values(volume: CtVolume) -> None:
+    """Refuses a volume that cannot be one.
+
+    Raises:
+        DataError: NaN or infinite values, or one and the same everywhere.
+    """
+    low = volume.values.min()
+    high = volume.values.max()
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise DataError(f"{volume.path}: holds NaN or infinite values")
+    if low == high:
+        raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
 
 
 def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
@@ -322,7 +365,7 @@ def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
     Raises:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
-    orientations = optional.nibabel().orientations
+    orientations = optional.library("nibabel").orientations
     mask = resample.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
     back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
     header = like.header.copy()
@@ -342,7 +385,7 @@ def save_image(
     Raises:
         DataError: see `write_mask`.
     """
-    nibabel = optional.nibabel()
+    nibabel = optional.library("nibabel")
     suffix = next((s for s in reversed(NIFTI_SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")
@@ -357,48 +400,3 @@ def save_image(
                 image.to_stream(pack)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _load(path: Path, *, channels: bool = False) -> CtVolume:
-    """Loads a volume (D, H, W), or with ``channels`` (C, D, H, W)."""
-    with naming(path, NIFTI, ANY):
-        image = load_image(path)
-        turned = orientation_of(path, image, channels=channels)
-        order = order_of(turned, len(image.shape))
-        with voxel_proxy(path, image) as proxy:
-            values = order.to_volume(_scaled_values(image, proxy))
-        affine = affine_of(image, turned)[:, [2, 1, 0, 3]]
-    if not channels:
-        (values,) = values
-    return CtVolume(path, values, affine, image.header, image.shape, image.affine)
-
-
-def _check_values(volume: CtVolume) -> None:
-    """Refuses a volume that cannot be one.
-
-    Raises:
-        DataError: NaN or infinite values, or one and the same everywhere.
-    """
-    low = volume.values.min()
-    high = volume.values.max()
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise DataError(f"{volume.path}: holds NaN or infinite values")
-    if low == high:
-        raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
-
-
-def _scaled_values(image: Any, proxy: Any) -> NDArray[Any]:
-    """Reads the numbers (i, j, k) of a proxy of the image, slope and intercept applied."""
-    dtype = dtype_of(image)
-    if (proxy.slope, proxy.inter) != (1, 0):
-        return np.asarray(proxy, dtype)
-    return proxy.get_unscaled().astype(dtype, copy=False)
-
-
-def _whole(path: Path, labels: NDArray[Any]) -> NDArray[Any]:
-    if labels.dtype.kind == "i":
-        return labels
-    whole = np.rint(labels)
-    if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
-        raise DataError(f"{path}: holds labels that are no whole numbers")
-    return whole

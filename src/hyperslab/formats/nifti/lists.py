@@ -28,7 +28,7 @@ import csv
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,7 @@ from typing import Any
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.files import ANY, FileAccess, naming
+from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
 
@@ -120,17 +121,25 @@ def _pair(files: dict[str, list[Path]]) -> Pair:
         return Pair(
             nifti_stem(one), one, one, f"{one}: a test volume, published without labels", True
         )
-    if not images:
-        return Pair(nifti_stem(one), one, one, f"{one}: labels without a volume")
-    if not labels:
-        return Pair(nifti_stem(one), one, one, f"{one}: has no labels")
+    if not (images and labels):
+        lacks = "has no labels" if images else "labels without a volume"
+        return Pair(nifti_stem(one), one, one, f"{one}: {lacks}")
     return Pair(nifti_stem(one), one, labels[0])
 
 
-NIFTI_ENDINGS = (".nii", ".nii.gz")
-
 LARGEST_LIST = 256 * 1024 * 1024
 """The largest list that is read [B]: millions of scans."""
+
+DATASET_JSON = "dataset.json"
+
+SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
+"""Splits by the keys of a list that deals out its scans; the Decathlon has the first alone."""
+
+SPLIT_WORDS = {"": "", "train": "train", "training": "train", "test": "test"} | dict.fromkeys(
+    ("validation", "val", "valid"), "validation"
+)
+
+CLASSES_COMMENT = "classes:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,38 +156,74 @@ class ScanList:
     splits: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def named_scans(folder: Path) -> ScanList:
-    """Finds the scans of a folder without a list, by their names; raises as `find_pairs`."""
-    return ScanList(tuple(find_pairs(folder)))
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Describes the entry ``what`` of a list; its paths are relative to that."""
+
+    what: str
+    images: Sequence[str]
+    labels: str
+    split: str = ""
+    name: str = ""  # of the scan, where it is not the first file's
 
 
-def scan_of(
-    where: Path,
-    images: Sequence[str],
-    labels: str,
-    reach: FileAccess,
-    what: str,
-) -> Pair:
-    """Returns the scan of an entry ``what`` of the list ``where``; paths are relative to the list.
+@dataclass(frozen=True, slots=True)
+class _Content:
+    classes: Sequence[str]
+    channels: tuple[str, ...]
+    entries: Sequence[_Entry]
+
+
+def read_list(path: Path, reach: FileAccess) -> ScanList:
+    """Returns the scans with labels that a .csv file or a `dataset.json` lists.
+
+    Raises:
+        DataError: it is no such list, an entry or the classes are not what they should be, a path
+            leaves the folder, or a file is not there; all errors name the list.
+    """
+    with naming(path, "a list of scans", ANY):
+        if path.stat().st_size > LARGEST_LIST:
+            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
+        text = path.read_text(encoding="utf-8-sig")
+        content = _of_csv(path, text) if path.suffix == ".csv" else _of_json(path, text)
+        pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in content.entries])
+    classes = tuple(content.classes)
+    if not 2 <= len(classes) <= MOST_CLASSES or len({*classes, ""}) != len(classes) + 1:
+        raise DataError(
+            f"{path}: the names of the classes are {', '.join(classes) or 'missing'}; needs 2 to "
+            f"{MOST_CLASSES} different ones, the background's first"
+        )
+    if not pairs:
+        raise DataError(f"{path}: lists no scan with labels")
+    parts = zip(pairs, content.entries, strict=True)
+    splits = {pair.name: entry.split for pair, entry in parts if entry.split}
+    if splits and len(splits) < len(pairs):
+        words = f"{len(splits)} of {len(pairs)} rows have a split"
+        raise DataError(f"{path}: {words}; give all of them one, or none")
+    return ScanList(pairs, classes, content.channels, splits)
+
+
+def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
+    """Finds the files of an entry.
 
     Raises:
         DataError: a path leaves the folder of the list, or is no NIfTI file that is there.
     """
-    paths = [where.parent / path for path in (*images, labels)]
-    for path in paths:
-        if not path.name.endswith(NIFTI_ENDINGS):
+    files = [path.parent / file for file in (*entry.images, entry.labels)]
+    for file in files:
+        if not file.name.endswith(NIFTI_SUFFIXES):
             raise DataError(
-                f"{where}: {what} refers to {path}, which is no NIfTI file: its name ends in "
-                f"neither {' nor '.join(NIFTI_ENDINGS)}"
+                f"{path}: {entry.what} refers to {file}, which is no NIfTI file: its name ends in "
+                f"neither {' nor '.join(NIFTI_SUFFIXES)}"
             )
-        if not path.exists():
-            raise DataError(f"{where}: {what} refers to {path}, which is not there")
-        reach.check(where, what, path)
-    first, *others, segmentation = paths
-    return Pair(nifti_stem(first), first, segmentation, channels=tuple(others))
+        if not file.exists():
+            raise DataError(f"{path}: {entry.what} refers to {file}, which is not there")
+        reach.check(path, entry.what, file)
+    first, *others, labels = files
+    return Pair(entry.name or nifti_stem(first), first, labels, channels=tuple(others))
 
 
-def distinct_names(where: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
+def _distinct(path: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Returns the pairs by names that differ: where those of files are alike, with their folders.
 
     Raises:
@@ -188,50 +233,24 @@ def distinct_names(where: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     renamed = []
     for pair in pairs:
         name = pair.name
-        if count[name] > 1 and pair.image.is_relative_to(where.parent):
-            name = (pair.image.relative_to(where.parent).parent / name).as_posix()
+        if count[name] > 1 and pair.image.is_relative_to(path.parent):
+            name = (pair.image.relative_to(path.parent).parent / name).as_posix()
         renamed.append(replace(pair, name=name))
     again = Counter(pair.name for pair in renamed).most_common(1)
     if again and again[0][1] > 1:
-        raise DataError(f"{where}: lists {again[0][0]} {again[0][1]} times")
+        raise DataError(f"{path}: lists {again[0][0]} {again[0][1]} times")
     return tuple(renamed)
 
 
-def check_class_names(where: Path, classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names of the classes, the background's first.
+def _of_csv(path: Path, text: str) -> _Content:
+    """Parses a CSV list.
 
     Raises:
-        DataError: they are not 2 to 256 different names.
+        DataError: it does not name the classes, has no columns image and label, or a row lacks one
+            of them or has another split.
     """
-    if not 2 <= len(classes) <= MOST_CLASSES or len({*classes, ""}) != len(classes) + 1:
-        raise DataError(
-            f"{where}: the names of the classes are {', '.join(classes) or 'missing'}; needs 2 to "
-            f"{MOST_CLASSES} different ones, the background's first"
-        )
-    return tuple(classes)
-
-
-CLASSES_COMMENT = "classes:"
-
-SPLIT_WORDS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
-    ("validation", "val", "valid"), "validation"
-)
-
-
-def read_csv_list(path: Path, reach: FileAccess) -> ScanList:
-    """Returns the scans that the file lists.
-
-    Raises:
-        DataError: it does not name the classes, has no columns image and label, a row lacks one of
-            them or has another split, a path leaves the folder, or a file is not there.
-    """
-    with naming(path, "a list of scans (CSV)", ANY):
-        if path.stat().st_size > LARGEST_LIST:
-            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    notes = [line.lstrip("# ").strip() for line in lines if line.startswith("#")]
-    with naming(path, "a list of scans (CSV)", ANY):
-        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    lines = text.splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     columns = [key for key in (rows[0] if rows else {}) if key is not None]
     images = [key for key in columns if key == "image" or key.startswith("image_")]
     if not images or "label" not in columns:
@@ -239,81 +258,135 @@ def read_csv_list(path: Path, reach: FileAccess) -> ScanList:
             f"{path}: has the columns {', '.join(columns) or '(none)'}; needs image (or one for "
             "each channel: image_T1, image_T2) and label, and may have split"
         )
-    pairs = []
-    parts = []
+    entries = []
     for number, row in enumerate(rows, 1):
         what = f"row {number}"
         values = [(row.get(key) or "").strip() for key in (*images, "label")]
         if not all(values) or None in row:
             raise DataError(f"{path}: {what} has {row}; needs a value in each column")
-        with naming(path, "a list of scans (CSV)", ANY):  # names of any length
-            pairs.append(scan_of(path, values[:-1], values[-1], reach, what))
-        parts.append(_split_in_csv(path, what, row))
-    named = distinct_names(path, pairs)
+        word = (row.get("split") or "").strip().lower()
+        if word not in SPLIT_WORDS:
+            raise DataError(f"{path}: {what} has the split {word!r}; use train, validation or test")
+        entries.append(_Entry(what, values[:-1], values[-1], SPLIT_WORDS[word]))
     channels = tuple(printable(key.removeprefix("image_")) for key in images) if images[1:] else ()
-    splits = {pair.name: part for pair, part in zip(named, parts, strict=True) if part}
-    if splits and len(splits) < len(named):
-        words = f"{len(splits)} of {len(named)} rows have a split"
-        raise DataError(f"{path}: {words}; give all of them one, or none")
-    return ScanList(named, _classes_in_csv(path, notes), channels, splits)
+    notes = (line.lstrip("# ").strip() for line in lines if line.startswith("#"))
+    note = next((note for note in notes if note.lower().startswith(CLASSES_COMMENT)), None)
+    if note is None:
+        raise DataError(
+            f"{path}: does not name the classes; put them first, as in: "
+            "# classes: background, liver, tumour"
+        )
+    names = note[len(CLASSES_COMMENT) :].split(",")
+    return _Content([printable(name.strip()) for name in names], channels, entries)
 
 
-def _split_in_csv(path: Path, what: str, row: dict[str, str]) -> str:
-    word = (row.get("split") or "").strip().lower()
-    if word and word not in SPLIT_WORDS:
-        raise DataError(f"{path}: {what} has the split {word!r}; use train, validation or test")
-    return SPLIT_WORDS.get(word, "")
-
-
-def _classes_in_csv(path: Path, notes: list[str]) -> tuple[str, ...]:
-    for note in notes:
-        if note.lower().startswith(CLASSES_COMMENT):
-            names = [printable(name.strip()) for name in note[len(CLASSES_COMMENT) :].split(",")]
-            return check_class_names(path, names)
-    raise DataError(
-        f"{path}: does not name the classes; put them first, as in: "
-        "# classes: background, liver, tumour"
-    )
-
-
-DATASET_JSON = "dataset.json"
-
-SPLIT_KEYS = {"training": "train", "validation": "validation", "testing": "test"}
-"""Splits by the keys of a list that deals out its scans; the Decathlon has the first alone."""
-
-JsonContent = Mapping[str, Any]
-
-
-def read_dataset_json(path: Path, reach: FileAccess) -> ScanList:
-    """Returns the scans with labels that the file lists.
+def _of_json(path: Path, text: str) -> _Content:
+    """Parses the Decathlon's list or nnU-Net's.
 
     Raises:
-        DataError: it is no JSON of one of the two kinds, its labels are not 0, 1, 2, ..., a path
-            leaves the folder, or a file is not there; all errors name the list.
+        DataError: it is neither, or its labels or channels are not 0, 1, 2, ...
     """
-    with naming(path, "a list of scans (JSON)", ANY):
-        if path.stat().st_size > LARGEST_LIST:
-            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
-        content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(text)
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, not a JSON object")
-    with naming(path, "a list of scans", ANY):
-        classes = _classes_in_json(path, content)
-        channels = _channels(path, content)
-    splits: dict[str, str] = {}
-    with naming(path, "a list of scans", ANY):
-        if "training" in content:
-            pairs, splits = _scans_of_decathlon(path, content, channels, reach)
-        elif "channel_names" in content or "file_ending" in content:
-            pairs = _scans_of_nnunet(path, content, channels, reach)
-        else:
+    classes = _classes_in_json(path, content)
+    channels = _channels(path, content)
+    if "training" in content:
+        entries = list(_entries_of_decathlon(path, content, len(channels)))
+        if {entry.split for entry in entries} == {"train"}:
+            entries = [replace(entry, split="") for entry in entries]
+    elif "channel_names" in content or "file_ending" in content:
+        entries = list(_entries_of_nnunet(path, content, max(1, len(channels))))
+    else:
+        raise DataError(
+            f"{path}: has neither training (Medical Segmentation Decathlon) nor channel_names "
+            "and file_ending (nnU-Net)"
+        )
+    return _Content(classes, channels, entries)
+
+
+def _classes_in_json(path: Path, content: Mapping[str, Any]) -> list[str]:
+    """Returns the names of 0, 1, 2, ...: from ``{"0": name}`` or ``{name: 0}``."""
+    labels = content.get("labels")
+    if not isinstance(labels, dict) or not labels:
+        raise DataError(f"{path}: has no labels, such as {{'0': 'background', '1': 'liver'}}")
+    by_number: dict[int, str] = {}
+    for key, value in labels.items():
+        number, name = (key, value) if str(key).isdecimal() else (value, key)
+        if isinstance(number, list) or name == "ignore":
             raise DataError(
-                f"{path}: has neither training (Medical Segmentation Decathlon) nor channel_names "
-                "and file_ending (nnU-Net)"
+                f"{path}: label {printable(str(name))!r} is {number}: regions of several labels "
+                "and voxels to be ignored are not supported; give every voxel one class"
             )
-    if not pairs:
-        raise DataError(f"{path}: lists no scan with labels")
-    return ScanList(pairs, classes, channels, splits)
+        by_number[int(number)] = printable(str(name))
+    if sorted(by_number) != list(range(len(labels))):
+        raise DataError(
+            f"{path}: its labels are the numbers {sorted(by_number)}; needs 0 to "
+            f"{len(labels) - 1}, each once: renumber them in the files of labels"
+        )
+    return [by_number[number] for number in sorted(by_number)]
+
+
+def _channels(path: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    found = content.get("channel_names", content.get("modality"))
+    if isinstance(found, str):  # some lists of one modality
+        return (printable(found),)
+    if not isinstance(found, dict):
+        if found is None:
+            return ()
+        raise DataError(f"{path}: its channels are {found!r}; needs names by number")
+    numbers = sorted(int(key) for key in found)
+    if numbers != list(range(len(numbers))):
+        raise DataError(f"{path}: its channels are the numbers {numbers}; needs 0, 1, 2, ...")
+    return tuple(printable(str(found[str(number)])) for number in numbers)
+
+
+def _entries_of_decathlon(
+    path: Path, content: Mapping[str, Any], channels: int
+) -> Iterator[_Entry]:
+    """Yields the Decathlon's scans; and MONAI's, which may be to validate or test on."""
+    for key, split in SPLIT_KEYS.items():
+        for number, entry in enumerate(content.get(key, [])):
+            what = f"{key}[{number}]"
+            if split == "test" and not (isinstance(entry, dict) and "label" in entry):
+                continue  # published without labels
+            if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
+                raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
+            images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
+            if len(images) == 1:
+                images = _suffixed(path.parent, str(images[0]), channels)
+            yield _Entry(what, list(map(str, images)), str(entry["label"]), split)
+
+
+def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
+    """Returns the files of an image: nnU-Net's first version lists them without their channels."""
+    if (folder / image).exists():
+        return [image]
+    ending = next((e for e in NIFTI_SUFFIXES[::-1] if image.endswith(e)), "")
+    base = image.removesuffix(ending)
+    found = [f"{base}_{channel:04}{ending}" for channel in range(max(1, channels))]
+    return found if (folder / found[0]).exists() else [image]
+
+
+def _entries_of_nnunet(path: Path, content: Mapping[str, Any], channels: int) -> Iterator[_Entry]:
+    """Yields nnU-Net's scans, listed or by the names in its folders."""
+    if isinstance(listed := content.get("dataset"), dict):
+        for case, entry in listed.items():
+            what = f"dataset[{case!r}]"
+            if not isinstance(entry, dict) or not {"images", "label"} <= entry.keys():
+                raise DataError(f"{path}: {what} is {entry!r}; needs images and label")
+            yield _Entry(what, list(entry["images"]), str(entry["label"]))
+        return
+    ending = str(content.get("file_ending", ".nii.gz"))
+    if ending not in NIFTI_SUFFIXES:
+        raise DataError(
+            f"{path}: its file_ending is {ending!r}; {' and '.join(NIFTI_SUFFIXES)} are read"
+        )
+    for file in sorted((path.parent / "labelsTr").glob(f"*{ending}")):
+        if not file.name.startswith("."):
+            case = nifti_stem(file)
+            images = [f"imagesTr/{case}_{channel:04}{ending}" for channel in range(channels)]
+            yield _Entry(f"the case {case!r}", images, f"labelsTr/{file.name}", name=case)
 
 
 def write_dataset_json(
@@ -352,102 +425,3 @@ def write_dataset_json(
 
 def _below(path: Path, file: Path) -> str:
     return f"./{file.relative_to(path.parent).as_posix()}"
-
-
-def _classes_in_json(path: Path, content: JsonContent) -> tuple[str, ...]:
-    """Returns the names of 0, 1, 2, ...: from ``{"0": name}`` or ``{name: 0}``."""
-    labels = content.get("labels")
-    if not isinstance(labels, dict) or not labels:
-        raise DataError(f"{path}: has no labels, such as {{'0': 'background', '1': 'liver'}}")
-    by_number: dict[int, str] = {}
-    for key, value in labels.items():
-        number, name = (key, value) if str(key).isdecimal() else (value, key)
-        if isinstance(number, list) or name == "ignore":
-            raise DataError(
-                f"{path}: label {printable(str(name))!r} is {number}: regions of several labels "
-                "and voxels to be ignored are not supported; give every voxel one class"
-            )
-        by_number[int(number)] = printable(str(name))
-    if sorted(by_number) != list(range(len(labels))):
-        raise DataError(
-            f"{path}: its labels are the numbers {sorted(by_number)}; needs 0 to "
-            f"{len(labels) - 1}, each once: renumber them in the files of labels"
-        )
-    return check_class_names(path, [by_number[number] for number in sorted(by_number)])
-
-
-def _channels(path: Path, content: JsonContent) -> tuple[str, ...]:
-    found = content.get("channel_names", content.get("modality"))
-    if isinstance(found, str):  # some lists of one modality
-        return (printable(found),)
-    if not isinstance(found, dict):
-        if found is None:
-            return ()
-        raise DataError(f"{path}: its channels are {found!r}; needs names by number")
-    numbers = sorted(int(key) for key in found)
-    if numbers != list(range(len(numbers))):
-        raise DataError(f"{path}: its channels are the numbers {numbers}; needs 0, 1, 2, ...")
-    return tuple(printable(str(found[str(number)])) for number in numbers)
-
-
-def _scans_of_decathlon(
-    path: Path, content: JsonContent, channels: tuple[str, ...], reach: FileAccess
-) -> tuple[tuple[Pair, ...], dict[str, str]]:
-    """Lists the Decathlon's scans; with ``validation`` or ``testing`` also the split of each."""
-    pairs: list[Pair] = []
-    parts: list[str] = []
-    for key, split in SPLIT_KEYS.items():
-        for number, entry in enumerate(content.get(key, [])):
-            what = f"{key}[{number}]"
-            if split == "test" and not (isinstance(entry, dict) and "label" in entry):
-                continue  # published without labels
-            if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
-                raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
-            images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
-            if len(images) == 1:
-                images = _suffixed(path.parent, str(images[0]), len(channels))
-            pairs.append(scan_of(path, list(map(str, images)), str(entry["label"]), reach, what))
-            parts.append(split)
-    named = distinct_names(path, pairs)
-    if set(parts) == {"train"}:
-        return named, {}
-    return named, {pair.name: part for pair, part in zip(named, parts, strict=True)}
-
-
-def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
-    """Returns the files of an image: nnU-Net's first version lists them without their channels."""
-    if (folder / image).exists():
-        return [image]
-    ending = next((e for e in NIFTI_ENDINGS[::-1] if image.endswith(e)), "")
-    base = image.removesuffix(ending)
-    found = [f"{base}_{channel:04}{ending}" for channel in range(max(1, channels))]
-    return found if (folder / found[0]).exists() else [image]
-
-
-def _scans_of_nnunet(
-    path: Path, content: JsonContent, channels: tuple[str, ...], reach: FileAccess
-) -> tuple[Pair, ...]:
-    """nnU-Net's, listed or by the names in its folders."""
-    if isinstance(listed := content.get("dataset"), dict):
-        pairs = []
-        for case, entry in listed.items():
-            what = f"dataset[{case!r}]"
-            if not isinstance(entry, dict) or not {"images", "label"} <= entry.keys():
-                raise DataError(f"{path}: {what} is {entry!r}; needs images and label")
-            pairs.append(scan_of(path, list(entry["images"]), str(entry["label"]), reach, what))
-        return distinct_names(path, pairs)
-    ending = str(content.get("file_ending", ".nii.gz"))
-    if ending not in NIFTI_ENDINGS:
-        raise DataError(
-            f"{path}: its file_ending is {ending!r}; {' and '.join(NIFTI_ENDINGS)} are read"
-        )
-    folder = path.parent / "labelsTr"
-    labels = sorted(p for p in folder.glob(f"*{ending}") if not p.name.startswith("."))
-    count = max(1, len(channels))
-    pairs = []
-    for file in labels:
-        case = nifti_stem(file)
-        images = [f"imagesTr/{case}_{channel:04}{ending}" for channel in range(count)]
-        pair = scan_of(path, images, f"labelsTr/{file.name}", reach, f"the case {case!r}")
-        pairs.append(Pair(case, pair.image, pair.labels, channels=pair.channels))
-    return tuple(pairs)

@@ -39,7 +39,7 @@ def blurred_linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.flo
     """
     if tuple(shape) == values.shape:
         return values.astype(np.float32, copy=False)
-    itk = optional.simple_itk()
+    itk = optional.library("SimpleITK")
     image = itk.GetImageFromArray(np.ascontiguousarray(values, np.float32))
     ratios = [old / new for old, new in zip(values.shape, shape, strict=True)][::-1]
     variances = [max(ratio**2 - 1, 0) / (8 * math.log(2)) for ratio in ratios]

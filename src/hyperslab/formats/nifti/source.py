@@ -12,16 +12,15 @@ Files are written with the names of LiTS or the Decathlon, along the patient's a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.formats.files import (
@@ -34,24 +33,14 @@ from hyperslab.formats.files import (
     sift,
     unchanged,
 )
-from hyperslab.formats.nifti.image import (
-    NIFTI,
-    NiftiHeader,
-    affine_of,
-    dtype_of,
-    load_image,
-    order_of,
-    orientation_of,
-    read_pair_header,
-    voxel_proxy,
-)
+from hyperslab.formats.nifti import resample
+from hyperslab.formats.nifti.image import NIFTI, NIFTI_SUFFIXES, check_lattice, open_nifti
 from hyperslab.formats.nifti.lists import (
     DATASET_JSON,
     Pair,
     ScanList,
-    named_scans,
-    read_csv_list,
-    read_dataset_json,
+    find_pairs,
+    read_list,
 )
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import FILE_BUFFER, Storage
@@ -87,34 +76,20 @@ class NiftiFolder(Source):
     such and need none, else float32.
     """
 
-    suffixes = (".nii", ".nii.gz")
+    suffixes = NIFTI_SUFFIXES
     lists = (".json", ".csv")
     summed_whole = True
 
     def __init__(self, scans: NiftiScans) -> None:
         self.scans = scans
         self.names = [pair.name for pair in scans.pairs]
-        self.shape = max(scans.shapes, key=lambda shape: int(np.prod(shape)))
+        self.shape = max(scans.shapes, key=math.prod)
         self.shapes = scans.shapes if len(set(scans.shapes)) > 1 else ()
         self.dtype = scans.dtype
         self.classes = scans.classes
         self.label_bytes = scans.label_bytes
         self.channel_names = scans.channels
         self.splits = scans.splits
-
-    @classmethod
-    def scan(cls, path: str | Path, grid: Grid, refuse: Refuse | None = None) -> NiftiFolder:
-        """Opens the folder as the main rank sees it. All ranks call this.
-
-        With ``refuse`` files that are not what they should be are left out.
-
-        Raises:
-            DataError: the folder is missing or holds no scan with labels; a file is damaged,
-                oblique or does not say how it is oriented; labels are missing or lie elsewhere
-                than their volume; volumes differ in their channels; or its list is no good.
-            HyperslabError: the extra ``medical`` is not installed.
-        """
-        return broadcast_from_main(lambda: cls.open_folder(Path(path), ScanOptions(refuse=refuse)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
@@ -146,9 +121,7 @@ class NiftiFolder(Source):
     def _values(self, sample: int, file: int, shape: tuple[int, ...], box: Box) -> Array:
         """Reads a box of the ``file``-th of the sample's files, which has ``shape``."""
         path = self.scans.pairs[sample].images[file]
-        name = self.names[sample]
-        with unchanged(path, name, self.scans.stamps[name][file]):
-            values = _read(path, shape, box)
+        values = self._read(sample, file, path, shape, box)
         if not np.can_cast(values.dtype, self.dtype):
             raise DataError(
                 f"{path}: is read as {values.dtype} but was {self.dtype} when the folder was "
@@ -156,35 +129,35 @@ class NiftiFolder(Source):
             )
         return values.astype(self.dtype, copy=False)
 
+    def _read(self, sample: int, file: int, path: Path, shape: tuple[int, ...], box: Box) -> Array:
+        name = self.names[sample]
+        with unchanged(path, name, self.scans.stamps[name][file]):
+            found = open_nifti(path)
+            if found.shape != shape:
+                raise DataError(
+                    f"{path}: has {found.shape[1:]} voxels but had {shape[1:]} when the folder "
+                    "was scanned"
+                )
+            return found.read(box)
+
     def labels(self, sample: int, box: Box) -> Array:
         """Reads the classes of one box; errors as `read`, and labels that are no classes."""
         path = self.scans.pairs[sample].labels
-        name = self.names[sample]
         shape = (1, *self.shape_of(sample)[1:])
-        with unchanged(path, name, self.scans.stamps[name][-1]):
-            values = _read(path, shape, Box((0, *box.lo), (1, *box.hi)))
+        values = self._read(sample, -1, path, shape, Box((0, *box.lo), (1, *box.hi)))
         return as_classes(values, f"{path}: {box}")
 
     def storage(self, sample: int) -> Storage:
         """Describes the first channel's file, where each has its own."""
-        path = self.scans.pairs[sample].image
-        with naming(path, NIFTI, ANY):
-            image = load_image(path)
-            turn = orientation_of(path, image, channels=True)
-            order = order_of(turn, len(image.shape)).reversed  # the file's first index is fastest
-            itemsize = image.get_data_dtype().itemsize
-        size = path.stat().st_size
-        packed = path.suffix == ".gz"
-        plain = Storage(order, image.shape[::-1], itemsize, size, buffer=FILE_BUFFER)
-        return replace(plain, compression="gzip", packed=True) if packed else plain
+        file = open_nifti(self.scans.pairs[sample].image)
+        order = file.order.reversed  # the file's first index is fastest
+        shape = file.image.shape[::-1]
+        size = file.path.stat().st_size
+        plain = Storage(order, shape, file.itemsize, size, buffer=FILE_BUFFER)
+        return replace(plain, compression="gzip", packed=True) if file.packed else plain
 
     def extras(self, sample: int) -> Extras:
-        path = self.scans.pairs[sample].image
-        with naming(path, NIFTI, ANY):
-            image = load_image(path)
-            turn = orientation_of(path, image, channels=True)
-            affine = affine_of(image, turn)[:, [2, 1, 0, 3]]
-        return Extras(SCAN_KEYS, affine=affine)
+        return Extras(SCAN_KEYS, affine=open_nifti(self.scans.pairs[sample].image).affine)
 
     def voxel_size(self, sample: int) -> tuple[float, ...]:
         return self.scans.voxels[sample]
@@ -202,23 +175,6 @@ class NiftiFolder(Source):
         )
 
 
-def _read(path: Path, shape: tuple[int, ...], box: Box) -> Array:
-    """Reads the box (c, d, h, w) of a file, along the patient's axes."""
-    with naming(path, NIFTI, ANY):
-        image = load_image(path)
-        order = order_of(orientation_of(path, image, channels=True), len(image.shape))
-        found = order.volume_shape(image.shape)
-        if found != shape:
-            raise DataError(
-                f"{path}: has {found[1:]} voxels but had {shape[1:]} when the folder was scanned"
-            )
-        stored = order.to_file(box, image.shape)
-        if stored == Box.whole(image.shape):
-            with voxel_proxy(path, image) as whole:
-                return order.to_volume(np.asarray(whole[stored.slices()], dtype_of(image)))
-        return order.to_volume(np.asarray(image.dataobj[stored.slices()], dtype_of(image)))
-
-
 def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
     """Lists the scans of a list, or of a folder with or without one.
 
@@ -227,9 +183,42 @@ def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
     """
     path = folder / DATASET_JSON if folder.is_dir() else folder
     if folder.is_dir() and not path.is_file():
-        return named_scans(folder)
-    read = read_csv_list if path.suffix == ".csv" else read_dataset_json
-    return read(path, FileAccess(path.parent, allowed))
+        return ScanList(tuple(find_pairs(folder)))
+    return read_list(path, FileAccess(path.parent, allowed))
+
+
+@dataclass(frozen=True, slots=True)
+class _PairHeader:
+    """Holds what a source needs to know of a volume (C, D, H, W) and its labels."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    voxel: tuple[float, ...]  # (D, H, W) [mm]
+    label_bytes: int
+
+
+def _pair_header(pair: Pair) -> _PairHeader:
+    """Reads the headers of a pair.
+
+    Raises:
+        DataError: a file is not what it should be, or they do not belong together.
+    """
+    first = open_nifti(pair.image)
+    channels, *extents = first.shape
+    dtype = first.dtype
+    for path in pair.channels:
+        other = open_nifti(path)
+        if (channels, other.shape[0]) != (1, 1):
+            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
+        check_lattice(path, other.shape[1:], other.affine, first, extents)
+        dtype = np.promote_types(dtype, other.dtype)
+    labels = open_nifti(pair.labels)
+    if labels.shape[0] != 1:
+        raise DataError(f"{pair.labels}: has {labels.shape[0]} channels; needs one label a voxel")
+    check_lattice(pair.labels, labels.shape[1:], labels.affine, first, extents)
+    voxel = tuple(resample.spacing(first.affine).tolist())
+    shape = (max(channels, len(pair.images)), *extents)
+    return _PairHeader(shape, dtype, voxel, labels.itemsize)
 
 
 def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
@@ -238,17 +227,17 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
     stamps: dict[str, tuple[Stamp, ...]] = {}
 
-    def header(pair: Pair) -> NiftiHeader:
+    def header(pair: Pair) -> _PairHeader:
         if pair.problem:
             raise DataError(pair.problem)
         # before they are read, so that later changes are noticed
         stamps[pair.name] = tuple(_stamp(path) for path in (*pair.images, pair.labels))
-        return read_pair_header(pair)
+        return _pair_header(pair)
 
     found = sift(pairs, header, refuse)
     channels = len(listed.channels) or found[0][1].shape[0]
 
-    def alike(entry: tuple[Pair, NiftiHeader]) -> None:
+    def alike(entry: tuple[Pair, _PairHeader]) -> None:
         pair, header = entry
         if header.shape[0] != channels:
             words = ", ".join(listed.channels) or f"{found[0][0].image.name} has {channels}"
@@ -316,27 +305,19 @@ class NiftiWriter(Writer):
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         labels, volume = (folder / file for file in self.files(name, sample.compression))
-        shape = sample.source.shape[1:]
         affine = sample.extras.affine
+        xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
+        header = optional.library("nibabel").Nifti1Header()
+        header.set_data_shape(sample.source.shape[:0:-1])
+        header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
+        header.set_sform(xyz, code="scanner")
+        header.set_xyzt_units("mm")
         for path, dtype, slabs in (
             (volume, sample.source.dtype, sample.values()),
             (labels, np.dtype(np.uint8), sample.labels()),
         ):
             with open_gzip_writer(path, sample.compression) as file:
-                _write_nifti_header(file, shape, dtype, affine)
+                header.set_data_dtype(dtype)
+                header.write_to(file)
                 for _, slab in slabs:  # (x, y, z), x fastest, is (D, H, W) in the order of C
                     file.write(np.ascontiguousarray(slab).tobytes())
-
-
-def _write_nifti_header(
-    file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], affine: Array | None
-) -> None:
-    """Writes the header of voxels along (x, y, z); ``affine`` is of (d, h, w)."""
-    header = optional.nibabel().Nifti1Header()
-    header.set_data_dtype(dtype)
-    header.set_data_shape(shape[::-1])
-    xyz = np.eye(4) if affine is None else np.asarray(affine)[:, [2, 1, 0, 3]]
-    header.set_zooms(np.linalg.norm(xyz[:3, :3], axis=0))
-    header.set_sform(xyz, code="scanner")
-    header.set_xyzt_units("mm")
-    header.write_to(file)

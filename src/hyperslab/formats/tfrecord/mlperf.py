@@ -76,7 +76,7 @@ class TfRecordFolder(Source):
         return TfRecordFolder, (self.catalog,)
 
     @classmethod
-    def scan(
+    def scan(  # type: ignore[override]
         cls,
         path: str | Path,
         grid: Grid,
@@ -160,16 +160,13 @@ class TfRecordFolder(Source):
                 yield self._kept[sample]
                 return
             with records.opened_example(path) as example:
-                self._remember(sample, example)
+                if sample not in self._targets:
+                    self._targets[sample] = _target(example, self.catalog.targets)
+                if example.unpacked:
+                    self._kept[sample] = example
+                    while len(self._kept) > KEPT:
+                        self._kept.popitem(last=False)
                 yield example
-
-    def _remember(self, sample: int, example: records.Example) -> None:
-        if sample not in self._targets:
-            self._targets[sample] = _target(example, self.catalog.targets)
-        if example.unpacked:
-            self._kept[sample] = example
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
 
 
 def _is_sc18(folder: Path) -> bool:

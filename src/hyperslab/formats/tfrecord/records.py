@@ -229,10 +229,7 @@ def record_length(path: Path) -> int:
         check_gzip_size(path, length + FRAME, most=COUNTS_RATIO)
     size = path.stat().st_size
     if not packed and size != length + FRAME:
-        raise DataError(
-            f"{path}: has {size} bytes but its first record takes {length + FRAME}; needs one "
-            "whole record"
-        )
+        raise _not_one(path, f"{size} bytes", length)
     return length
 
 
@@ -302,23 +299,24 @@ def opened_examples(path: Path) -> Iterator[Iterator[Example]]:
     Raises:
         DataError: it is not what it should be; or the system's own errors.
     """
+
+    def examples() -> Iterator[Example]:
+        end = os.fstat(file.fileno()).st_size
+        place = 0
+        while place < end or place == 0:
+            head = FileBytes(file.fileno(), place, min(place + 12, end))
+            length = _length(path, bytes(head))
+            after = place + length + FRAME
+            if after > end:
+                raise DataError(
+                    f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
+                )
+            body = head.after(length)
+            yield Example(path, _features(body), body)
+            place = after
+
     with path.open("rb") as file:
-        yield _examples(path, file.fileno())
-
-
-def _examples(path: Path, file: int) -> Iterator[Example]:
-    end = os.fstat(file).st_size
-    place = 0
-    while place < end or place == 0:
-        length = _length(path, bytes(FileBytes(file, place, min(place + 12, end))))
-        after = place + length + FRAME
-        if after > end:
-            raise DataError(
-                f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
-            )
-        body = FileBytes(file, place + 12, place + 12 + length)
-        yield Example(path, _features(body), body)
-        place = after
+        yield examples()
 
 
 def _length(path: Path, head: bytes) -> int:

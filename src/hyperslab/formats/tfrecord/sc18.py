@@ -205,7 +205,12 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
 
     good = sift(found, alike, refuse)
     files = tuple(file for (file, _), _ in good)
-    names = tuple(name for (file, held), _ in good for name in _names(file, len(held)))
+    stems = [(file.rpartition(".")[0], len(held)) for (file, held), _ in good]
+    names = tuple(
+        stem if count == 1 else f"{stem}_{number:03}"
+        for stem, count in stems
+        for number in range(count)
+    )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
@@ -262,8 +267,3 @@ def _labels(path: Path, data: bytes, dtype: str) -> Floats:
     if not np.isfinite(labels).all():
         raise DataError(f"{path}: {LABEL_KEY!r} is {labels.tolist()}; needs finite numbers")
     return labels
-
-
-def _names(file: str, count: int) -> list[str]:
-    stem = file.rpartition(".")[0]
-    return [stem] if count == 1 else [f"{stem}_{number:03}" for number in range(count)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 import google_crc32c
 import numpy as np
 
-from hyperslab.formats.source import Array, Extras, Source
+from hyperslab.formats.source import Array, Extras, Source, SourceView
 from hyperslab.formats.storage_order import DHWC
 from hyperslab.formats.tfrecord.mlperf import CHANNELS
 from hyperslab.formats.tfrecord.records import MESSAGE_LIMIT, masked_crc
@@ -68,36 +69,34 @@ class TfRecordWriter(Writer):
         return (f"{name}.tfrecord",)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
-        path = folder / f"{name}.tfrecord"
         size = 2 * math.prod(sample.source.shape)
-        x = feature_head(b"x", size, 1)
-        y = np.asarray(sample.target, "<f4").tobytes()
-        y = feature_head(b"y", len(y), 2) + y
-        features = field_head(1, len(x) + size + len(y))  # Example.features
-        with open_gzip_writer(path, sample.compression) as file:
-            record = FramedRecord(file, len(features) + len(x) + size + len(y))
-            record.write(features + x)
-            for _, slab in sample.values():
-                record.write(np.ascontiguousarray(DHWC.from_volume(slab), "<i2").tobytes())
-            record.write(y)
-            record.end()
+        target = np.asarray(sample.target, "<f4").tobytes()
+        after = feature_head(b"y", len(target), 2) + target
+        pieces = (
+            np.ascontiguousarray(DHWC.from_volume(slab), "<i2").tobytes()
+            for _, slab in sample.values()
+        )
+        with open_gzip_writer(folder / f"{name}.tfrecord", sample.compression) as file:
+            write_example(file, b"", feature_head(b"x", size, 1), size, pieces, after)
 
 
-class FramedRecord:
-    """Writes a record of ``length`` bytes in TensorFlow's framing."""
+def write_example(
+    file: IO[bytes], before: bytes, head: bytes, size: int, pieces: Iterable[bytes], after: bytes
+) -> None:
+    """Writes one example in TensorFlow's framing.
 
-    def __init__(self, file: IO[bytes], length: int) -> None:
-        self._file = file
-        self._sum = 0
-        head = struct.pack("<Q", length)
-        file.write(head + struct.pack("<I", masked_crc(google_crc32c.value(head))))
-
-    def write(self, data: bytes) -> None:
-        self._sum = google_crc32c.extend(self._sum, data)
-        self._file.write(data)
-
-    def end(self) -> None:
-        self._file.write(struct.pack("<I", masked_crc(self._sum)))
+    Its features: ``before``, one of ``size`` bytes, which has a ``head`` and comes in pieces, and
+    ``after``.
+    """
+    rest = len(before) + len(head) + size + len(after)
+    features = field_head(1, rest)  # Example.features
+    length = struct.pack("<Q", len(features) + rest)
+    file.write(length + struct.pack("<I", masked_crc(google_crc32c.value(length))))
+    summed = 0
+    for piece in itertools.chain([features + before + head], pieces, [after]):
+        summed = google_crc32c.extend(summed, piece)
+        file.write(piece)
+    file.write(struct.pack("<I", masked_crc(summed)))
 
 
 def feature_head(name: bytes, size: int, kind: int) -> bytes:
@@ -162,26 +161,22 @@ class Sc18Writer(Writer):
         size = 8 * math.prod(sample.source.shape)
         physical = np.asarray(sample.extras.arrays["physPar"], "<f8").tobytes()
         label = feature_head(LABEL_KEY.encode(), len(physical), 1) + physical
-        data = feature_head(DATA_KEY.encode(), size, 1)
-        features = field_head(1, len(label) + len(data) + size)  # Example.features
+        head = feature_head(DATA_KEY.encode(), size, 1)
+        pieces = (np.ascontiguousarray(slab, "<f8").tobytes() for _, slab in sample.values())
         with (folder / f"{name}{self.suffix}").open("xb") as file:
-            record = FramedRecord(file, len(features) + len(label) + len(data) + size)
-            record.write(features + label + data)
-            for _, slab in sample.values():
-                record.write(np.ascontiguousarray(slab, "<f8").tobytes())
-            record.end()
+            write_example(file, label, head, size, pieces, b"")
 
 
-class Sc18View(Source):
+class Sc18View(SourceView):
     """A source as the format gives it back: float32 values, targets of the format's own ranges."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
+        self.take_after(source)
         self.names = source.names
         self.shape = source.shape
         self.dtype = np.dtype(np.float32)
         self.parameters = sc18_parameters(len(source.parameters.names))
-        self.redshifts = source.redshifts
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(sample, box).astype(np.float32)
@@ -198,12 +193,3 @@ class Sc18View(Source):
     def extras(self, sample: int) -> Extras:
         physical = {"physPar": self._physical(sample)}
         return Extras(names=self.parameters.names, target=self.target(sample), arrays=physical)
-
-    def volume(self, sample: int) -> str:
-        return self.source.volume(sample)
-
-    def where(self, sample: int) -> str:
-        return self.source.where(sample)
-
-    def close(self) -> None:
-        self.source.close()

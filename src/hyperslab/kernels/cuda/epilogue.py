@@ -7,8 +7,6 @@ same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +18,6 @@ from hyperslab.kernels.cuda.tiles import (
     activation,
     before_pooling,
     dense_block,
-    dense_like,
     first_of,
     hands_on,
     normalised,
@@ -31,6 +28,7 @@ from hyperslab.kernels.cuda.tiles import (
     pointer,
 )
 from hyperslab.kernels.memory_format import (
+    as_dense,
     bit_bytes,
     check_norm,
     memory_format_by_strides,
@@ -38,20 +36,14 @@ from hyperslab.kernels.memory_format import (
     shape_or_none,
     winner_bytes,
 )
+from hyperslab.kernels.registry import Operands
 
 PACKED = 4096  # elements whose bits one program packs
 
 
-def triton_chain_forward(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    mark: bool,
-    dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_chain_forward(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the operator in Triton. Bits that no tile has side by side take another pass over x."""
+    x, norm, slope, pool, maximum, mark, dtype = given
     check_norm(x.shape, shape_or_none(norm))
     memory_format = memory_format_by_strides(x)
     x = dense_block(x)
@@ -197,26 +189,16 @@ def _pack(x, bits, count, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):  # type
     tl.store(bits + bytes_, packed, mask=bytes_ * 8 < count)
 
 
-def triton_chain_backward(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor | None,
-    norm: torch.Tensor | None,
-    through: torch.Tensor | None,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def triton_chain_backward(given: Operands) -> torch.Tensor:
     """Runs the operator in Triton."""
+    g, marks, x, norm, through, slope, pool, maximum, shape, dtype = given
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
     dx = torch.empty(list(shape), dtype=dtype, device=g.device, memory_format=memory_format)
     if dx.numel() == 0:
         return dx
-    g = dense_like(g, memory_format)
-    x = x if x is None else dense_like(x, memory_format)
+    g = as_dense(g, memory_format)
+    x = x if x is None else as_dense(x, memory_format)
     tiles = Tiles.of(shape, pool, memory_format)
     winners = winner_bytes(shape, pool, maximum)
     _backward[(tiles.programs,)](
@@ -360,9 +342,10 @@ def _backward(  # type: ignore[no-untyped-def]
 PROGRAMS = 2048  # at most: several for each multiprocessor of any device
 
 
-def triton_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+def triton_channel_sums(given: Operands) -> torch.Tensor:
     """Runs the operator in Triton."""
-    x = dense_block(x)
+    x = dense_block(given.x)
+    groups = given.groups
     tiles = Tiles.of(x.shape, (), memory_format_by_strides(x))
     parts, shares = _room_for_sums(x, tiles, 3)
     if x.numel():
@@ -375,16 +358,9 @@ def triton_channel_sums(x: torch.Tensor, groups: int) -> torch.Tensor:
     return sums.unflatten(2, (groups, -1)).sum(3).flatten(1)
 
 
-def triton_chain_backward_sums(
-    g: torch.Tensor,
-    marks: torch.Tensor,
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    slope: float,
-    pool: Sequence[int],
-    maximum: bool,
-) -> torch.Tensor:
+def triton_chain_backward_sums(given: Operands) -> torch.Tensor:
     """Runs the operator in Triton."""
+    g, marks, x, norm, slope, pool, maximum = given
     check_norm(x.shape, norm.shape)
     x = dense_block(x)
     memory_format = memory_format_by_strides(x)
@@ -393,7 +369,7 @@ def triton_chain_backward_sums(
     winners = winner_bytes(x.shape, pool, maximum)
     if x.numel():
         _backward_sums[(shares * tiles.samples * tiles.channel_blocks,)](
-            dense_like(g, memory_format),
+            as_dense(g, memory_format),
             marks[len(marks) - winners :],
             x,
             *numbers_of(norm, 3, x),

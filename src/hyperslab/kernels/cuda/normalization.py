@@ -12,20 +12,14 @@ import triton.language as tl
 
 from hyperslab.kernels.cuda.tiles import OPTIONS, pointer
 from hyperslab.kernels.normalization import LEFT_BY_ROUNDING
+from hyperslab.kernels.registry import Operands
 
 AT_ONCE = 128  # elements or groups of a program
 
 
-def triton_normalisation(
-    sums: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    count: int,
-    eps: float,
-    channels: int,
-    pool: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_normalisation(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the operator in Triton."""
+    sums, weight, bias, count, eps, channels, pool = given
     sums = sums.contiguous()
     rows = sums.shape[1] * pool // channels
     norm = sums.new_empty((3, rows, channels), dtype=torch.float32)
@@ -51,10 +45,9 @@ def triton_normalisation(
     return norm, moments
 
 
-def triton_parameter_gradients(
-    sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_parameter_gradients(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
     """Runs the operator in Triton."""
+    sums, norm, moments, pool = given
     sums = sums.contiguous()
     _, rows, channels = sums.shape
     size = rows * channels
@@ -69,10 +62,9 @@ def triton_parameter_gradients(
     return parameters, shared
 
 
-def triton_through_statistics(
-    shared: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, count: int, pool: int
-) -> torch.Tensor:
+def triton_through_statistics(given: Operands) -> torch.Tensor:
     """Runs the operator in Triton."""
+    shared, norm, moments, count, pool = given
     through = norm.new_empty((2, *norm.shape[1:]))
     size = norm[0].numel()
     _through_statistics[(triton.cdiv(size, AT_ONCE),)](

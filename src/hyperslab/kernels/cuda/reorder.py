@@ -10,13 +10,15 @@ import triton.language as tl
 
 from hyperslab.kernels.cuda.tiles import NARROW, OPTIONS, dense_block, first_of, offset
 from hyperslab.kernels.memory_format import memory_format_by_strides
+from hyperslab.kernels.registry import Operands
 from hyperslab.kernels.reorder import wanted_format
 
 SIDE = 64  # of a tile that is transposed; of fewer channels more voxels
 
 
-def triton_reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
+def triton_reorder(given: Operands) -> torch.Tensor:
     """Runs the operator in Triton."""
+    x, channels_last, dtype = given
     wanted = wanted_format(x, channels_last)
     y = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=wanted)
     if x.is_contiguous(memory_format=wanted):

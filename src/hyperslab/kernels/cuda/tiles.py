@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from hyperslab.kernels.memory_format import memory_format_by_strides
+from hyperslab.kernels.memory_format import as_dense, memory_format_by_strides
 
 TILE = 2048  # elements that one program works on at a time
 MOST_CHANNELS = 128  # of a tile
@@ -113,15 +113,9 @@ def pointer(given: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     return other if given is None else given
 
 
-def dense_like(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Returns ``x`` in this memory format; a copy where it is not."""
-    same = x.is_contiguous(memory_format=memory_format)
-    return x if same else x.contiguous(memory_format=memory_format)
-
-
 def dense_block(x: torch.Tensor) -> torch.Tensor:
     """Returns ``x`` without gaps in memory, in the format that its operator takes it for."""
-    return dense_like(x, memory_format_by_strides(x))
+    return as_dense(x, memory_format_by_strides(x))
 
 
 @triton.jit

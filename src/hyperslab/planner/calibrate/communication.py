@@ -22,6 +22,7 @@ from hyperslab.planner.calibrate.timing import Clock
 from hyperslab.planner.machine.links import (
     LINKS,
     AllReduceFits,
+    AnyFit,
     FitResidual,
     HiddenShares,
     LinearFit,
@@ -65,8 +66,12 @@ def residual_of(fit: Callable[[float], float], points: Sequence[TimedBytes]) -> 
     return FitResidual(median=statistics.median(shares), worst=max(shares))
 
 
-def message_sizes(first: int, last: int, factor: int = 4) -> list[int]:
-    """Doubles sizes [B] from ``first`` to ``last``, both included."""
+def geometric_series(first: int, last: int, factor: int = 4) -> list[int]:
+    """Multiplies ``first`` until ``last``, both included.
+
+    >>> geometric_series(64, 1000)
+    [64, 256, 1000]
+    """
     found = [first]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)
@@ -83,79 +88,49 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
 
     All ranks talk with a partner at once; one for whom there is none waits.
     """
+    shared = shared_channels()
+    ends = [] if shared is None else [shared.slot]
     found: dict[LinkClass, tuple[LinearFit, ...]] = {}
     for name in LINKS:
-        if any(placement.partner(rank, name) is not None for rank in range(clock.grid.size)):
-            found[name] = _measure_link(clock, placement.partner(clock.grid.rank, name))
+        partners = [placement.partner(rank, name) for rank in range(clock.grid.size)]
+        mine = partners[clock.grid.rank]
+
+        def seconds(nbytes: int, mine: int | None = mine) -> float:
+            messages = [] if mine is None else [(mine, nbytes)]
+            return clock.exchange_seconds(messages, messages)
+
+        if partners.count(None) < len(partners):
+            found[name] = _fit_pieces(fit_line, seconds, ends, LARGEST_MESSAGE)
     return found
 
 
 def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[AllReduceFits, ...]:
     """Times all-reduces over 2, 4, 8 ... ranks of a node, all such groups at once."""
-    grid = clock.grid
-    counts = [n for n in _doubling(ranks_per_node) if grid.size % n == 0]
-    return tuple(_measure_sums(clock, ranks) for ranks in counts)
+    ends = [] if shared_channels() is None else [SMALL_SUM, LARGEST_SLOT]
+    found = []
+    for ranks in geometric_series(2, ranks_per_node, 2):
+        if ranks <= ranks_per_node and clock.grid.size % ranks == 0:
+            group = Grid(data=clock.grid.size // ranks, depth=ranks).group(("depth",))
+            assert group is not None
+            seconds = partial(clock.sum_seconds, group)
+            pieces = _fit_pieces(fit_power, seconds, ends, LARGEST_SUM)
+            found.append(AllReduceFits(ranks=ranks, pieces=pieces))
+    return tuple(found)
 
 
-def _measure_link(clock: Clock, partner: int | None) -> tuple[LinearFit, ...]:
-    slot = _largest_shared_message()
+def _fit_pieces(
+    fit: Callable[[Sequence[TimedBytes], int | None], AnyFit],
+    seconds: Callable[[int], float],
+    ends: Sequence[int],
+    last: int,
+) -> tuple[AnyFit, ...]:
+    """Fits a piece for each way in which sizes up to ``last`` travel; they change at ``ends``."""
+    firsts = [SMALLEST_MESSAGE, *(end + 4096 for end in ends)]
     pieces = []
-    for first, last, up_to in _fit_ranges([slot], LARGEST_MESSAGE):
-        points = [(n, _exchange_seconds(clock, partner, n)) for n in message_sizes(first, last)]
-        pieces.append(fit_line(points, up_to))
+    for first, end in zip(firsts, [*ends, None], strict=True):
+        sizes = geometric_series(first, end or last)
+        pieces.append(fit([(nbytes, seconds(nbytes)) for nbytes in sizes], end))
     return tuple(pieces)
-
-
-def _exchange_seconds(clock: Clock, partner: int | None, nbytes: int) -> float:
-    halos = clock.grid.halos
-    mine = torch.ones(nbytes // 4, device=clock.grid.device)
-
-    def exchange() -> None:
-        if partner is not None:
-            buffer = torch.empty_like(mine)
-            halos.exchange([(partner, mine)], [(partner, buffer)], "a measurement").wait()
-
-    return clock.seconds(exchange)
-
-
-def _measure_sums(clock: Clock, ranks: int) -> AllReduceFits:
-    grid = Grid(data=clock.grid.size // ranks, depth=ranks)
-    group = grid.group(("depth",))
-    assert group is not None
-    pieces = []
-    for first, last, up_to in _fit_ranges([SMALL_SUM, LARGEST_SLOT], LARGEST_SUM):
-        points: list[TimedBytes] = []
-        for nbytes in message_sizes(first, last):
-            x = torch.ones(nbytes // 4, device=grid.device)
-            seconds = clock.seconds(
-                partial(group.sum_in_place, x, "a measurement"), before=partial(x.fill_, 1)
-            )
-            points.append((nbytes, seconds))
-        pieces.append(fit_power(points, up_to))
-    return AllReduceFits(ranks=ranks, pieces=tuple(pieces))
-
-
-def _largest_shared_message() -> int | None:
-    """Returns the largest message [B] that goes through shared memory; None without any."""
-    shared = shared_channels()
-    return None if shared is None else shared.slot
-
-
-def _fit_ranges(bounds: Sequence[int | None], last: int) -> list[tuple[int, int, int | None]]:
-    """Lists the first and last size of each piece of a fit, and the bound that the file has."""
-    inner = [bound for bound in bounds if bound is not None] if _largest_shared_message() else []
-    edges = [SMALLEST_MESSAGE, *inner, last]
-    firsts = [SMALLEST_MESSAGE, *(bound + 4096 for bound in inner)]
-    return list(zip(firsts, edges[1:], [*inner, None], strict=True))
-
-
-def _doubling(most: int) -> list[int]:
-    counts = []
-    n = 2
-    while n < most:
-        counts.append(n)
-        n *= 2
-    return [*counts, most] if most > 1 else []
 
 
 HALO_BYTES = (64 << 10, 256 << 10, 4 << 20)  # [B]
@@ -178,7 +153,7 @@ def hidden_share(apart: float, together: float, work: float) -> float:
 def _hidden_halos(clock: Clock, placement: Placement) -> float:
     """Measures the median share that a convolution hides, over sizes of messages."""
     halos = clock.grid.halos
-    partner = placement.partner(clock.grid.rank, placement.nearest)
+    partner = placement.partner(clock.grid.rank, placement.link(0, 1))
     x = torch.rand(1, 16, 16, 32, 32, device=clock.grid.device)
     weight = torch.rand(16, 16, 3, 3, 3, device=clock.grid.device)
     shares = []

@@ -13,7 +13,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -27,6 +27,7 @@ from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner.calibrate.communication import measure_hidden, measure_links, measure_sums
 from hyperslab.planner.calibrate.timing import (
     Clock,
+    ProgressCallback,
     distinct_operators,
     measure_operators,
     measure_overhead,
@@ -39,6 +40,7 @@ from hyperslab.planner.machine.schema import same_minor
 from hyperslab.planner.trace import LocalOperator, positions, trace_step
 from hyperslab.planner.trace.step import Device
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.trust import trust_of
 from hyperslab.util.optional_libraries import current_versions
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -159,11 +161,15 @@ def _timed_read(path: Path, size: int) -> tuple[float, bool]:
 
 
 def operators_of_recipes(
-    recipes: Sequence[Path], overrides: Sequence[str], ranks: int, device: Device
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    ranks: int,
+    device: Device,
+    trusted: Sequence[str] = (),
 ) -> list[LocalOperator]:
     """Traces a step on each grid of so many ranks, of one rank for each kind of position.
 
-    Grids on which a recipe cannot run are left out.
+    Grids on which a recipe cannot run are left out. ``trusted`` are modules, see `trust_of`.
 
     Raises:
         RecipeError: a recipe cannot be read or holds a bad value.
@@ -172,7 +178,7 @@ def operators_of_recipes(
     """
     found: list[LocalOperator] = []
     for path in recipes:
-        job = job_of(load_recipe(path, overrides))
+        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
         operators = list(_operators_of_job(job, ranks, device))
         if not operators:
             reasons = [refusal(grid, job) for grid in grids(ranks)]
@@ -188,14 +194,10 @@ def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[Loca
             continue
         extents = grid.model_dump()
         try:
-            for rank in positions(extents).values():
+            for rank in positions(extents):
                 yield from trace_step(workload, extents, rank, device).operators
         except LayoutError:  # some layer inside cannot be cut so
             continue
-
-
-ProgressCallback = Callable[[int, int], None]
-"""Receives the number of operators done and the number of all."""
 
 
 @dataclass(frozen=True)
@@ -231,31 +233,23 @@ def calibrate(grid: Grid, measurement: Measurement, progress: ProgressCallback) 
         MachineError: the machine before was measured with other versions or on another processor.
     """
     clock = Clock(grid, measurement.budget)
-    before = measurement.before
-    together = ranks_of_node()
-    if before is not None:
-        check_same(before, measurement.name)
-    setting = None if before is None else before.at(together)
-    if before is None or setting is None:
-        machine, setting = _measure_all(clock, measurement, together)
-    else:
-        machine = before
-    check_threads(setting, measurement.name)
+    machine = measurement.before
+    hosts = all_gather(socket.gethostname())
+    together = hosts.count(hosts[0])
+    if machine is not None:
+        _check_same(machine, measurement.name)
+    if machine is None or machine.at(together) is None:
+        machine = _measure_all(clock, measurement, together)
+    setting = machine.setting(together)
+    _check_threads(setting, measurement.name)
     operators = itertools.chain(*all_gather(list(measurement.operators)))  # the same on all ranks
     wanted = distinct_operators(operators, setting.measured)
-    count = 0
-
-    def done() -> None:
-        nonlocal count
-        count += 1
-        progress(count, len(wanted))
-
-    entries, failed = measure_operators(wanted, clock, done)
+    entries, failed = measure_operators(wanted, clock, progress)
     setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})
     return Calibration(machine.with_setting(setting), len(entries), failed)
 
 
-def check_same(before: Machine, name: str) -> None:
+def _check_same(before: Machine, name: str) -> None:
     """Refuses to mix the numbers of two machines in one file.
 
     Raises:
@@ -275,7 +269,7 @@ def check_same(before: Machine, name: str) -> None:
         )
 
 
-def check_threads(setting: Setting, name: str) -> None:
+def _check_threads(setting: Setting, name: str) -> None:
     """Refuses to mix two numbers of threads in one setting.
 
     Raises:
@@ -289,16 +283,9 @@ def check_threads(setting: Setting, name: str) -> None:
         )
 
 
-def ranks_of_node() -> int:
-    """Counts the ranks on the node of the first one; all ranks call this."""
-    names = all_gather(socket.gethostname())
-    return names.count(names[0])
-
-
-def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple[Machine, Setting]:
-    """Measures all that does not depend on a network."""
+def _measure_all(clock: Clock, measurement: Measurement, together: int) -> Machine:
+    """Measures all that does not depend on a network; adds it to what was measured before."""
     grid = clock.grid
-    before = measurement.before
     per_socket = max(1, together // sockets(grid.device))
     placement = Placement(grid.size, together, per_socket)
     setting = Setting(
@@ -328,6 +315,5 @@ def _measure_all(clock: Clock, measurement: Measurement, together: int) -> tuple
             "hidden": measure_hidden(clock, placement),
         }
         machine = machine.model_copy(update=communication)
-    if before is not None:
-        machine = before.joined(machine)
-    return machine, setting
+    before = measurement.before
+    return machine if before is None else before.joined(machine)

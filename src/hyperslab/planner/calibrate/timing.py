@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Communicator, Grid
 from hyperslab.comm.agreement import all_gather
 from hyperslab.parallel import parallelize
 from hyperslab.planner.machine import Measured, Overhead, measurable_passes
@@ -32,6 +33,9 @@ from hyperslab.planner.trace.records import Call, Exchange, LocalOperator, Tenso
 from hyperslab.planner.trace.step import Device, Workload, trace_step
 from hyperslab.tensor import shard
 from hyperslab.util.torch_internals import OpOverload
+
+RankedBytes = Sequence[tuple[int, int]]
+"""Pairs ranks with sizes [B] of messages."""
 
 REPETITIONS = (5, 100)  # at least and at most
 
@@ -50,27 +54,43 @@ class Clock:
     def seconds(
         self, work: Callable[[], object], before: Callable[[], object] | None = None
     ) -> float:
-        """Times ``work`` [s], the mean over ranks.
+        """Times ``work`` [s] after warming up, the mean over ranks.
 
         All ranks call this. ``before`` runs before each repetition and is not counted.
         """
-        return statistics.fmean(all_gather(self.of(self.times(work, before))))
+        self._once(work, before)
+        longest = max(all_gather(self._once(work, before)))
+        fewest, most = REPETITIONS
+        count = int(min(max(self.budget / longest, fewest), most))
+        self.grid.barrier()
+        mine = self.of([self._once(work, before) for _ in range(count)])
+        return statistics.fmean(all_gather(mine))
 
     @property
     def least(self) -> Clock:
         """Returns a clock that takes the least time, which other processes disturb least."""
         return replace(self, of=min)
 
-    def times(
-        self, work: Callable[[], object], before: Callable[[], object] | None = None
-    ) -> list[float]:
-        """Times each repetition on this rank [s], after warming up."""
-        self._once(work, before)
-        longest = max(all_gather(self._once(work, before)))
-        fewest, most = REPETITIONS
-        count = int(min(max(self.budget / longest, fewest), most))
-        self.grid.barrier()
-        return [self._once(work, before) for _ in range(count)]
+    def exchange_seconds(self, sends: RankedBytes, receives: RankedBytes) -> float:
+        """Times messages of these sizes, alone; all ranks call this, also those without any."""
+        device = self.grid.device
+        pieces = [(peer, torch.ones(n, dtype=torch.uint8, device=device)) for peer, n in sends]
+
+        def exchange() -> None:
+            if pieces or receives:
+                buffers = [
+                    (p, torch.empty(n, dtype=torch.uint8, device=device)) for p, n in receives
+                ]
+                self.grid.halos.exchange(pieces, buffers, "a measurement").wait()
+
+        return self.seconds(exchange)
+
+    def sum_seconds(self, group: Communicator, nbytes: int) -> float:
+        """Times an all-reduce of so many bytes."""
+        x = torch.ones(nbytes // 4, device=self.grid.device)
+        return self.seconds(
+            partial(group.sum_in_place, x, "a measurement"), before=partial(x.fill_, 1)
+        )
 
     def _once(self, work: Callable[[], object], before: Callable[[], object] | None) -> float:
         if before is not None:
@@ -106,19 +126,19 @@ class Replay:
         self.operator = operator_of(call.name)
         self._device = device
         self._library = library
-        nbytes = sum(spec.nbytes for spec in call.tensors())
-        count = int(min(max(ROTATED_BYTES / max(nbytes, 1), 1), MOST_SETS))
+        self._writes = self.operator._schema.is_mutable
+        self._filled: list[torch.Tensor] = []
+        count = int(min(max(ROTATED_BYTES / max(call.nbytes, 1), 1), MOST_SETS))
         self._sets = [self._operands(call) for _ in range(count)]
         self._kept: deque[object] = deque(maxlen=count)
-        self._writes = self.operator._schema.is_mutable
         self._turn = 0
 
     def refresh(self) -> None:
         """Takes the next operands; those written to must not fade to zeros, which are slower."""
         self._turn += 1
         if self._writes and self._turn % (WRITES_BEFORE_REFILL * len(self._sets)) == 0:
-            for args, kwargs in self._sets:
-                _fill_all((args, kwargs))
+            for flat in self._filled:
+                _fill(flat)
 
     def __call__(self) -> None:
         args, kwargs = self._sets[self._turn % len(self._sets)]
@@ -132,7 +152,10 @@ class Replay:
 
     def _value(self, value: object) -> Any:
         if isinstance(value, TensorSpec):
-            return tensor_of(value, self._device)
+            flat = flat_tensor(value, self._device)
+            if self._writes:
+                self._filled.append(flat)
+            return flat.as_strided(value.shape, value.strides)
         if isinstance(value, tuple):
             return [self._value(part) for part in value]
         if isinstance(value, torch.device):
@@ -157,13 +180,13 @@ def operator_of(name: str) -> OpOverload:
     return at
 
 
-def tensor_of(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Makes a tensor of this form, with values that no kernel handles as a special case."""
+def flat_tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """Makes a tensor that holds one of this form, which no kernel handles as a special case."""
     steps = zip(spec.shape, spec.strides, strict=True)
     extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * stride for n, stride in steps)
     flat = torch.empty(extent, dtype=spec.dtype, device=device)
     _fill(flat)
-    return flat.as_strided(spec.shape, spec.strides)
+    return flat
 
 
 def _fill(flat: torch.Tensor) -> None:
@@ -174,20 +197,8 @@ def _fill(flat: torch.Tensor) -> None:
         flat.zero_()  # also a valid index, and a valid class
 
 
-def _fill_all(operands: object) -> None:
-    if isinstance(operands, torch.Tensor):
-        if operands.layout == torch.strided and operands.is_floating_point():
-            operands.as_strided((_storage_extent(operands),), (1,)).fill_(0.5)
-    elif isinstance(operands, (list, tuple)):
-        for part in operands:
-            _fill_all(part)
-    elif isinstance(operands, dict):
-        _fill_all(list(operands.values()))
-
-
-def _storage_extent(x: torch.Tensor) -> int:
-    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-
+ProgressCallback = Callable[[int, int], None]
+"""Receives the number of operators done and the number of all."""
 
 TO_LIBRARY = "aten.to_mkldnn.default"
 
@@ -223,21 +234,21 @@ def distinct_operators(
 
 
 def measure_operators(
-    wanted: Sequence[OperatorToTime], clock: Clock, done: Callable[[], None]
+    wanted: Sequence[OperatorToTime], clock: Clock, progress: ProgressCallback
 ) -> tuple[list[Measured], dict[str, str]]:
     """Times each operator, and collects why others could not be run, by name.
 
-    All ranks call this with the same operators; ``done`` is called after each.
+    All ranks call this with the same operators; ``progress`` is called after each.
     """
     entries = []
     failed = {}
-    for each in wanted:
+    for count, each in enumerate(wanted, 1):
         seconds, reason = _measure_call(each, clock)
         if reason:
             failed[each.operator.call.name] = reason
         else:
             entries.append(entry_of(each.operator, seconds))
-        done()
+        progress(count, len(wanted))
     return entries, failed
 
 
@@ -263,14 +274,6 @@ NETWORK_WIDTH = 8  # voxels: so few that Python's share is most of the step
 NETWORK_OUTPUTS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _OverheadPoint:
-    """Pairs a step's number of operators with the time [s] that is not theirs."""
-
-    operators: int
-    beside: float
-
-
 def measure_overhead(clock: Clock) -> Overhead:
     """Fits the overhead of an operator and of a step to small networks of several depths.
 
@@ -279,8 +282,7 @@ def measure_overhead(clock: Clock) -> Overhead:
     """
     clock = clock.least  # a small difference of large numbers
     points = [_measure_depth(blocks, clock) for blocks in NETWORK_DEPTHS]
-    counts = np.array([point.operators for point in points], float)
-    beside = np.array([point.beside for point in points])
+    counts, beside = np.array(points, float).T
     each, once = np.polyfit(counts, beside, 1)
     each = max(float(each), 0.0)
     once = max(float(once), 0.0)
@@ -289,7 +291,8 @@ def measure_overhead(clock: Clock) -> Overhead:
     return Overhead(operator=each, step=once, residual=residual)
 
 
-def _measure_depth(blocks: int, clock: Clock) -> _OverheadPoint:
+def _measure_depth(blocks: int, clock: Clock) -> tuple[int, float]:
+    """Counts a step's operators, and times [s] what is not theirs."""
     grid = Grid(depth=clock.grid.size)
     shape = (1, FEATURE_MAPS, NETWORK_WIDTH * grid.size, NETWORK_WIDTH, NETWORK_WIDTH)
     workload = Workload(
@@ -303,24 +306,16 @@ def _measure_depth(blocks: int, clock: Clock) -> _OverheadPoint:
     traces = [trace_step(workload, grid.extents, rank, device) for rank in range(grid.size)]
     mine = traces[grid.rank]
     every = [operator for trace in traces for operator in trace.operators]
-    entries, _ = measure_operators(distinct_operators(every), clock, lambda: None)
+    entries, _ = measure_operators(distinct_operators(every), clock, lambda *_: None)
     times = {entry.parsed: entry.seconds for entry in entries}
     compute = sum(times.get(operator.call, 0.0) for operator in mine.operators)
-    exchanges = [event for event in mine.events if isinstance(event, Exchange)]
-    messages = sum(_exchange_seconds(event, grid, clock) for event in exchanges)
+    messages = sum(
+        clock.exchange_seconds(event.sends, event.receives)
+        for event in mine.events
+        if isinstance(event, Exchange)
+    )
     step = _step_seconds(blocks, shape, grid, clock)
-    return _OverheadPoint(len(mine.operators), step - compute - messages)
-
-
-def _exchange_seconds(event: Exchange, grid: Grid, clock: Clock) -> float:
-    """Sends a step's messages alone; every rank has as many."""
-    sends = [
-        (peer, torch.zeros(n, dtype=torch.uint8, device=grid.device)) for peer, n in event.sends
-    ]
-    buffers = [
-        (peer, torch.empty(n, dtype=torch.uint8, device=grid.device)) for peer, n in event.receives
-    ]
-    return clock.seconds(lambda: grid.halos.exchange(sends, buffers, "a measurement").wait())
+    return len(mine.operators), step - compute - messages
 
 
 def _step_seconds(blocks: int, shape: tuple[int, ...], grid: Grid, clock: Clock) -> float:
@@ -335,14 +330,11 @@ def _step_seconds(blocks: int, shape: tuple[int, ...], grid: Grid, clock: Clock)
         optimizer.step()
         optimizer.zero_grad()
 
-    return clock.seconds(step) - _sum_seconds(model, grid, clock)
-
-
-def _sum_seconds(model: nn.Module, grid: Grid, clock: Clock) -> float:
-    if grid.size == 1:
-        return 0.0
-    gradients = torch.zeros(sum(p.numel() for p in model.parameters()), device=grid.device)
-    return clock.seconds(lambda: grid.gradients.sum_in_place(gradients, "a measurement"))
+    seconds = clock.seconds(step)
+    if grid.size > 1:
+        nbytes = sum(p.nbytes for p in model.parameters())
+        seconds -= clock.sum_seconds(grid.gradients, nbytes)
+    return seconds
 
 
 def _small_network(blocks: int, ranks: int) -> nn.Module:

@@ -14,24 +14,16 @@ machine.hidden.halos                         # the share of a halo's time that w
 setting.overhead.operator, .step             # [s] of Python and launch, beside the operators
 """
 
-from hyperslab.planner.machine.links import LINKS, LinkClass
 from hyperslab.planner.machine.operator_times import (
-    Estimate,
-    How,
     Measured,
     Overhead,
     Setting,
     measurable_passes,
     only_pass,
-    roofline,
 )
 from hyperslab.planner.machine.schema import Machine, load_machine, save_machine, shipped_machines
 
 __all__ = [
-    "LINKS",
-    "Estimate",
-    "How",
-    "LinkClass",
     "Machine",
     "Measured",
     "Overhead",
@@ -39,7 +31,6 @@ __all__ = [
     "load_machine",
     "measurable_passes",
     "only_pass",
-    "roofline",
     "save_machine",
     "shipped_machines",
 ]

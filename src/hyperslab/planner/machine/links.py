@@ -144,8 +144,3 @@ class Placement:
         far = {"device": 1, "node": self.per_socket, "network": self.per_node}[link]
         peer = rank + far if rank // far % 2 == 0 else rank - far
         return peer if peer < self.ranks and self.link(rank, peer) == link else None
-
-    @property
-    def nearest(self) -> LinkClass:
-        """Returns the class of link of rank 0 to its nearest peer."""
-        return self.link(0, 1) if self.ranks > 1 else LINKS[0]

@@ -20,18 +20,26 @@ of convolutions, else the roofline.
 from __future__ import annotations
 
 import ast
+import heapq
+import itertools
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import AfterValidator, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from hyperslab.planner.machine.links import FitResidual, MachineSection
-from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec
+from hyperslab.planner.trace.records import (
+    Call,
+    LocalOperator,
+    Pass,
+    TensorSpec,
+    contiguous_strides,
+)
 
 _DTYPE_NAMES = {
     torch.float64: "f64",
@@ -80,16 +88,6 @@ def read_call(text: str) -> Call:
         raise ValueError(f"{text!r} is no call")
     options = tuple((str(keyword.arg), _read_argument(keyword.value)) for keyword in node.keywords)
     return Call(name, tuple(map(_read_argument, node.args)), options)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides [elements] that torch gives to a new tensor of this shape."""
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 def _write_argument(value: object) -> str:
@@ -169,18 +167,12 @@ class Estimate:
     how: How
 
 
-@dataclass(frozen=True, slots=True)
-class TimedCall:
-    """Holds a measured call, its time [s] and its roofline [s]."""
+class TimedCall(NamedTuple):
+    """Holds a measured call as `interpolated_seconds` compares it with others of its kind."""
 
-    call: Call
+    features: list[float]
     seconds: float
     roofline: float
-
-
-def roofline(flops: float, nbytes: float, peak: float, bandwidth: float) -> float:
-    """Computes the least time [s] from peak [flop/s] and memory bandwidth [B/s]."""
-    return max(flops / peak, nbytes / bandwidth)
 
 
 def call_kind(call: Call) -> tuple[object, ...]:
@@ -201,15 +193,12 @@ def interpolated_seconds(call: Call, least: float, known: Sequence[TimedCall]) -
     their distance in the logarithms of time and of extents.
     """
     here = _call_features(call, least)
-    near = sorted(
-        (_feature_distance(here, _call_features(k.call, k.roofline)), i)
-        for i, k in enumerate(known)
-    )
+    distances = [_feature_distance(here, one.features) for one in known]
     total = 0.0
     weights = 0.0
-    for distance, i in near[:_NEIGHBOURS]:
-        weight = 1 / max(distance, _LEAST_DISTANCE) ** 2
-        total += weight * math.log(known[i].seconds / known[i].roofline)
+    for at in heapq.nsmallest(_NEIGHBOURS, range(len(known)), key=distances.__getitem__):
+        weight = 1 / max(distances[at], _LEAST_DISTANCE) ** 2
+        total += weight * math.log(known[at].seconds / known[at].roofline)
         weights += weight
     return least * math.exp(total / weights)
 
@@ -229,7 +218,7 @@ def only_pass(operator: LocalOperator, name: Pass) -> LocalOperator:
     assert isinstance(mask, tuple)
     wanted = (name == "backward-data", name == "backward-filter", False)
     alone = tuple(bool(asked) and one for asked, one in zip(mask, wanted, strict=True))
-    gradient, x, weight = (_nbytes(value) for value in rest[:3])
+    gradient, x, weight = (spec.nbytes for spec in itertools.islice(operator.call.tensors(), 3))
     call = replace(operator.call, arguments=(*rest, alone))
     read = gradient + (weight if name == "backward-data" else x)
     written = x if name == "backward-data" else weight
@@ -243,21 +232,13 @@ def measurable_passes(operator: LocalOperator) -> list[LocalOperator]:
     return [operator, *(only_pass(operator, name) for name, _ in operator.flops)]
 
 
-def _nbytes(value: object) -> int:
-    return value.nbytes if isinstance(value, TensorSpec) else 0
-
-
 def _call_features(call: Call, least: float) -> list[float]:
     """Lists a call's features; the roofline is doubled, so that it counts most."""
     features = [2 * math.log(max(least, 1e-12))]
     for spec in call.tensors():
         features += [math.log(max(extent, 1)) / 2 for extent in spec.shape]
-        features.append(float(_channels_last(spec)))
+        features.append(float(spec.channels_last))
     return features
-
-
-def _channels_last(spec: TensorSpec) -> bool:
-    return len(spec.shape) > 3 and spec.shape[1] > 1 and spec.strides[1] == 1
 
 
 def _feature_distance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -383,7 +364,8 @@ class Setting(MachineSection):
         kinds: dict[tuple[object, ...], list[TimedCall]] = {}
         for call, entry in self.measured.items():
             least = self._least(call, entry.flops, entry.bytes)
-            kinds.setdefault(call_kind(call), []).append(TimedCall(call, entry.seconds, least))
+            timed = TimedCall(_call_features(call, least), entry.seconds, least)
+            kinds.setdefault(call_kind(call), []).append(timed)
         return kinds
 
     def _estimate(self, operator: LocalOperator) -> Estimate:
@@ -401,11 +383,9 @@ class Setting(MachineSection):
 
     def _least(self, call: Call, flops: float, nbytes: float) -> float:
         dtype = next((spec.dtype for spec in call.tensors()), torch.float32)
-        return self.launch + roofline(flops, nbytes, self._peak(dtype), self.bandwidth)
-
-    def _peak(self, dtype: torch.dtype) -> float:
-        """Returns the peak [flop/s], that of float32 where the file has none of that dtype."""
-        return self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
+        # A file need not have the peak of each dtype; it has that of float32.
+        peak = self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
+        return self.launch + max(flops / peak, nbytes / self.bandwidth)
 
 
 def entry_of(operator: LocalOperator, seconds: float) -> Measured:

@@ -1,17 +1,17 @@
 """Records every operator of a step instead of running it, by a torch dispatch mode.
 
 In reading order: `Layers` finds the submodule that an operator or a node of the backward pass
-belongs to; calls and tensor specs of operators; meta implementations where torch has none, or
-a wrong one; FLOPs of a call, by pass, from torch's own formulas; `TraceMode` puts them together.
+belongs to; `Journal` collects events; forms of tensors; meta implementations where torch has
+none, or a wrong one; FLOPs of a call, by pass, from torch's own formulas; `TraceMode` puts them
+together.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
-from hyperslab.planner.trace.records import Call, LocalOperator, Pass, TensorSpec, Trace
+from hyperslab.planner.trace.records import Call, Event, LocalOperator, Pass, TensorSpec, Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory, scratch_of
 from hyperslab.train.flops import WEIGHT_GRADIENTS, flop_formulas
 from hyperslab.train.profile import Stage
@@ -87,13 +87,29 @@ class Layers:
         return self._names[at] if 0 <= at < len(self._names) else ""
 
 
-def call_of(operator: OpOverload, args: Any, kwargs: Any) -> Call:
-    """Describes an operator's call by the forms of its arguments."""
-    return Call(
-        str(operator),
-        specs_of(args),
-        tuple((name, specs_of(value)) for name, value in kwargs.items()),
-    )
+class Journal:
+    """Collects the events of a step; while ``trace`` is None they are forgotten.
+
+    ``notes`` is what the rules log.
+    """
+
+    def __init__(self) -> None:
+        self.layers = Layers()
+        self.trace: Trace | None = None
+        self.notes: list[str] = []
+        self.optimizing = False
+
+    @property
+    def place(self) -> tuple[str, Stage]:
+        """Returns the layer and the stage that the step is in."""
+        if self.optimizing:
+            return self.layers.current, "optimizer"
+        return self.layers.current, "forward" if graph_task() == -1 else "backward"
+
+    def add(self, event: Event) -> None:
+        """Records an event."""
+        if self.trace is not None:
+            self.trace.events.append(event)
 
 
 def specs_of(value: Any) -> Any:
@@ -105,11 +121,9 @@ def specs_of(value: Any) -> Any:
     return value
 
 
-# The methods of `torch.Tensor` itself: those of a `Sharded` speak globally.
-
-
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
     """Returns the form of a tensor's own block."""
+    # The methods of `torch.Tensor` itself: those of a `Sharded` speak globally.
     shape = tuple(torch.Tensor.size(tensor))
     return TensorSpec(shape, torch.Tensor.stride(tensor), tensor.dtype)
 
@@ -120,19 +134,14 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
 
 
-def zeros_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Makes zeros of the same shape and type."""
-    return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
-
-
-def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Sums the sizes of tensors in bytes."""
-    return sum(spec_of(tensor).nbytes for tensor in tensors)
-
-
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Finds tensors in nested lists, tuples and dicts."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_in(forms: Any) -> int:
+    """Sums the sizes of the forms in nested lists and tuples [B]."""
+    return sum(leaf.nbytes for leaf in tree_leaves(forms) if isinstance(leaf, TensorSpec))
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> str:
@@ -140,84 +149,58 @@ def shapes_of(tensors: list[torch.Tensor]) -> str:
     return ", ".join(str(spec_of(tensor).shape) for tensor in tensors)
 
 
-def written_operands(
-    operator: OpOverload, args: Any, kwargs: Any
-) -> list[tuple[frozenset[str], Any]]:
-    """Lists the operands into which an operator writes, by their alias sets in the schema."""
-    names = (argument.name for argument in operator._schema.arguments)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    return [
-        (frozenset(argument.alias_info.before_set), given.get(argument.name))
-        for argument in operator._schema.arguments
+def written_operands(operator: OpOverload, args: Any, kwargs: Any) -> dict[frozenset[str], Any]:
+    """Finds the operands into which an operator writes, by their alias sets in the schema."""
+    arguments = operator._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    return {
+        frozenset(argument.alias_info.before_set): given.get(argument.name)
+        for argument in arguments
         if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-
-
-def aliased_operand(alias: Any, written: list[tuple[frozenset[str], Any]]) -> Any:
-    """Returns the operand that a result aliases; None: a new tensor."""
-    if alias is None:
-        return None
-    return next((value for names, value in written if names == alias.before_set), None)
+    }
 
 
 _aten = torch.ops.aten
 
 
-def _convolution_meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    extra: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    """Mends torch's meta form (2.13), which is contiguous whatever the operands are."""
-    y = _aten.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
-    formats = {memory_format_of(x), memory_format_of(weight)}
-    if formats == {torch.contiguous_format}:
+def _convolution_meta(operator: OpOverload, args: Sequence[Any]) -> torch.Tensor:
+    """Mends torch's meta form (2.13), which is contiguous whatever the operands are.
+
+    OneDNN's own convolutions have none: theirs is that of aten's with the same options.
+    """
+    x, weight, bias, *options = args
+    names = (argument.name for argument in operator._schema.arguments[3:])
+    given = dict(zip(names, options, strict=False))
+    y = _aten.convolution(
+        x,
+        weight,
+        bias,
+        given["stride"],
+        given["padding"],
+        given["dilation"],
+        given.get("transposed", operator.overloadpacket is onednn_transposed_convolution()),
+        given.get("output_padding", [0] * len(given["padding"])),
+        given["groups"],
+    )
+    if {memory_format_of(x), memory_format_of(weight)} == {torch.contiguous_format}:
         return y
     return torch.empty_like(y, memory_format=CHANNELS_LAST[x.dim()])
 
 
-def _mkldnn_convolution_meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    zero = [0] * len(padding)
-    return _convolution_meta(x, weight, bias, stride, padding, dilation, False, zero, groups)
+def _meta_result(operator: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Runs an operator on the meta device, those that torch has none or a wrong form for in ours.
 
-
-def _convolution_transpose_meta(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding: Sequence[int],
-    extra: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: object,
-) -> torch.Tensor:
-    return _convolution_meta(x, weight, bias, stride, padding, dilation, True, extra, groups)
-
-
-META_IMPLEMENTATIONS: dict[Any, Callable[..., Any]] = {
-    _aten.convolution: _convolution_meta,
-    _aten.mkldnn_convolution: _mkldnn_convolution_meta,
-    onednn_transposed_convolution(): _convolution_transpose_meta,
-    _aten.to_mkldnn: lambda x, *_: torch.empty_like(x),
-}
-
-
-GRADIENT_PASSES: tuple[Pass, Pass] = ("backward-data", "backward-filter")
+    Raises:
+        RuntimeError: it has no meta form.
+    """
+    packet = operator.overloadpacket
+    options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
+    metas, options = tree_map_only(torch.Tensor, meta_of, (args, options))
+    if packet is _aten.to_mkldnn:
+        return torch.empty_like(metas[0])
+    if packet in (_aten.convolution, _aten.mkldnn_convolution, onednn_transposed_convolution()):
+        return _convolution_meta(operator, metas)
+    return operator(*metas, **options)
 
 
 def flops_of(
@@ -228,27 +211,27 @@ def flops_of(
     ``result`` is the form of what it returns.
     """
     packet = operator.overloadpacket
-    arguments = [_shapes_in_specs(value) for value in call.arguments]
-    if packet is _aten.convolution_backward:
-        return _convolution_backward_flops(arguments, _shapes_in_specs(result))
     formula = flop_formulas().get(packet)
     if formula is None:
         return ()
+    arguments = [_shapes_in_specs(value) for value in call.arguments]
     options = {name: _shapes_in_specs(value) for name, value in call.options}
-    count = int(formula(*arguments, **options, out_val=_shapes_in_specs(result)))
+    returned = _shapes_in_specs(result)
+    if packet is _aten.convolution_backward:
+        # Torch adds both gradients up: it is asked for each alone.
+        *operands, (data, weight, _) = arguments
+        alone: list[tuple[Pass, list[bool]]] = []
+        if data:
+            alone.append(("backward-data", [True, False, False]))
+        if weight:
+            alone.append(("backward-filter", [False, True, False]))
+        return tuple(
+            (name, int(formula(*operands, mask, out_val=returned))) for name, mask in alone
+        )
+    count = int(formula(*arguments, **options, out_val=returned))
     if packet in WEIGHT_GRADIENTS:
         return (("backward-filter", count),)
     return (("forward" if stage == "forward" else "backward-data", count),)
-
-
-def _convolution_backward_flops(arguments: list[Any], result: Any) -> tuple[tuple[Pass, int], ...]:
-    formula = flop_formulas()[_aten.convolution_backward]
-    counts: list[tuple[Pass, int]] = []
-    for which, name in enumerate(GRADIENT_PASSES):
-        if arguments[10][which]:
-            mask = [which == 0, which == 1, False]
-            counts.append((name, int(formula(*arguments[:10], mask, out_val=result))))
-    return tuple(counts)
 
 
 def _shapes_in_specs(value: object) -> Any:
@@ -282,42 +265,22 @@ NO_META_IMPLEMENTATION = ("'Meta' backend", "expects CPU tensor", "no fake impl"
 """Quotes torch's errors about operators that do not run on its meta device."""
 
 
-@dataclass(slots=True)
-class CallCosts:
-    """Keeps what equal calls share: the form of the result, and the costs."""
-
-    result: Any
-    read: int
-    written: int
-    traced: bool
-    flops: dict[Stage, Any]
-
-
 class TraceMode(TorchDispatchMode):
-    """Makes torch's operators return tensors without memory, and records them.
+    """Makes torch's operators return tensors without memory, and records them in ``journal``.
 
     Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
-    While ``trace`` is None nothing is recorded: a network is built so.
     """
 
-    def __init__(self, memory: UnbackedMemory, layers: Layers, *, scratch: bool) -> None:
+    def __init__(self, memory: UnbackedMemory, journal: Journal, *, scratch: bool) -> None:
         """Counts, with ``scratch``, also what the CPU's convolutions take while they run."""
         super().__init__()
         self.memory = memory
-        self.layers = layers
+        self.journal = journal
         self.scratch = scratch
         self._for_onednn: torch.Tensor | None = None  # the last one in its format
-        self.trace: Trace | None = None
-        self.optimizing = False
-        self._known: dict[Call, CallCosts] = {}
+        self._results: dict[Call, Any] = {}  # what equal calls return: forms
+        self._without_meta: set[Call] = set()
         self._overwritten: list[torch.UntypedStorage] = []  # with values, which are wrong now
-
-    @property
-    def stage(self) -> Stage:
-        """Tells the stage that the step is in."""
-        if self.optimizing:
-            return "optimizer"
-        return "forward" if graph_task() == -1 else "backward"
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -331,13 +294,14 @@ class TraceMode(TorchDispatchMode):
             if operator.overloadpacket in (_aten._unsafe_view, _aten.set_):
                 return operator(*args, **kwargs)
             tensors = tensors_in((args, kwargs))
+            call = Call(str(operator), specs_of(args), specs_of(list(kwargs.items())))
             if tensors and all(map(self._has_values, tensors)):
-                return self._run(operator, args, kwargs, tensors)
+                return self._run(operator, call, args, kwargs)
             if torch.Tag.data_dependent_output in operator.tags:
-                raise UnsupportedOp(_reads_values(operator, tensors, self.layers.current))
+                raise self._reads_values(operator, tensors)
             if operator._schema.is_mutable:
-                return self._write(operator, args, kwargs, tensors)
-            return self._compute(operator, args, kwargs, tensors)
+                return self._write(operator, call, args, kwargs)
+            return self._compute(operator, call, args, kwargs)
 
     def _has_values(self, tensor: torch.Tensor) -> bool:
         if self.memory.has(tensor):
@@ -345,132 +309,109 @@ class TraceMode(TorchDispatchMode):
         address = storage_address(tensor.untyped_storage())
         return all(storage_address(storage) != address for storage in self._overwritten)
 
-    def _compute(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+    def _compute(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Records an operator that returns new tensors."""
-        call = call_of(operator, args, kwargs)
-        known = self._known.get(call)
-        if known is None:
-            known = self._known[call] = self._look_up(operator, args, kwargs, tensors)
-        forms = [v for v in tree_leaves(known.result) if isinstance(v, TensorSpec)]
-        if not tensors and sum(math.prod(form.shape) for form in forms) <= MOST_WITH_VALUES:
-            return self._run(operator, args, kwargs, tensors)
-        self._note(operator, call, known)
-        result = tree_map_only(TensorSpec, self._new, known.result)
+        forms = self._result_of(operator, call, args, kwargs)
+        elements = sum(math.prod(v.shape) for v in tree_leaves(forms) if isinstance(v, TensorSpec))
+        if elements <= MOST_WITH_VALUES and not any(call.tensors()):
+            return self._run(operator, call, args, kwargs)
+        self._note(operator, call, forms, call.nbytes, bytes_in(forms))
+        result = tree_map_only(TensorSpec, self._new, forms)
         if self.scratch:
-            self._borrow(operator, call, args, result)
+            # What the operator needs while it runs.
+            if operator.overloadpacket is _aten.to_mkldnn:
+                self._for_onednn = result
+            elif "convolution" in call.name:
+                to_onednn = args[1] is self._for_onednn
+                self.memory.borrow(scratch_of(call, forms, to_onednn=to_onednn))
+                self._for_onednn = None
         return result
 
-    def _borrow(self, operator: OpOverload, call: Call, args: Any, result: Any) -> None:
-        """Takes the memory that the operator needs while it runs."""
-        if operator.overloadpacket is _aten.to_mkldnn:
-            self._for_onednn = result
-        elif "convolution" in call.name:
-            self.memory.borrow(scratch_of(call, to_onednn=args[1] is self._for_onednn))
-            self._for_onednn = None
-
-    def _run(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+    def _run(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Runs an operator on small tensors with values."""
         result = operator(*args, **kwargs)
-        if self.trace is not None:
-            forms = tree_map_only(torch.Tensor, spec_of, result)
-            read = total_bytes(tensors)
-            known = CallCosts(forms, read, total_bytes(tensors_in(result)), True, {})
-            self._note(operator, call_of(operator, args, kwargs), known)
+        forms = tree_map_only(torch.Tensor, spec_of, result)
+        self._note(operator, call, forms, call.nbytes, bytes_in(forms))
         return result
 
-    def _write(self, operator: OpOverload, args: Any, kwargs: Any, tensors: Any) -> Any:
+    def _write(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Records an operator that writes into its operands; nothing is written."""
-        call = call_of(operator, args, kwargs)
         written = written_operands(operator, args, kwargs)
-        for tensor in tensors_in([value for _, value in written]):
+        targets = tensors_in(list(written.values()))
+        for tensor in targets:
             if not self.memory.has(tensor):
                 self._overwritten.append(tensor.untyped_storage())
-        known = self._known.get(call)
+        # Results that are no operand are new: batch norm writes statistics and returns a map.
         results = [
-            aliased_operand(result.alias_info, written) for result in operator._schema.returns
+            None if one.alias_info is None else written.get(frozenset(one.alias_info.before_set))
+            for one in operator._schema.returns
         ]
-        if known is None:
-            new = None
-            if any(result is None for result in results):
-                new = self._look_up(operator, args, kwargs, tensors).result
-            nbytes = total_bytes(tensors_in([value for _, value in written]))
-            read = total_bytes(tensors) - (nbytes if operator.namespace == FILLING_NAMESPACE else 0)
-            nbytes += sum(v.nbytes for v in tree_leaves(new) if isinstance(v, TensorSpec))
-            known = self._known[call] = CallCosts(new, read, nbytes, True, {})
-        self._note(operator, call, known)
-        if None in results:
-            made = known.result if len(results) > 1 else [known.result]
-            pairs = zip(results, made, strict=True)
+        forms = None
+        if any(result is None for result in results):
+            forms = self._result_of(operator, call, args, kwargs)
+        nbytes = sum(spec_of(tensor).nbytes for tensor in targets)
+        read = call.nbytes - (nbytes if operator.namespace == FILLING_NAMESPACE else 0)
+        self._note(operator, call, forms, read, nbytes + bytes_in(forms))
+        if forms is not None:
+            made = forms if len(results) > 1 else [forms]
             results = [
                 tree_map_only(TensorSpec, self._new, form) if found is None else found
-                for found, form in pairs
+                for found, form in zip(results, made, strict=True)
             ]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
-    def _look_up(
-        self, operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]
-    ) -> CallCosts:
+    def _result_of(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Finds the form of an operator's result, by its meta form or else on zeros."""
-        form: Any = META_IMPLEMENTATIONS.get(operator.overloadpacket, operator)
-        traced = True
-        options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
-        try:
-            metas = tree_map_only(torch.Tensor, meta_of, (args, options))
-            result = form(*metas[0], **metas[1])
-        except RuntimeError as error:  # NotImplementedError is one
-            if torch.Tag.dynamic_output_shape in operator.tags:
-                words = _reads_values(operator, tensors, self.layers.current)
-                raise UnsupportedOp(words) from error
-            if not any(words in str(error) for words in NO_META_IMPLEMENTATION):
-                raise
-            traced = False
-            result = _on_zeros(operator, args, kwargs, tensors)
-        forms = tree_map_only(torch.Tensor, spec_of, result)
-        new = [v for v in tree_leaves(forms) if isinstance(v, TensorSpec)]
-        return CallCosts(forms, total_bytes(tensors), sum(v.nbytes for v in new), traced, {})
+        if call not in self._results:
+            try:
+                result = _meta_result(operator, args, kwargs)
+            except RuntimeError as error:  # NotImplementedError is one
+                tensors = tensors_in((args, kwargs))
+                if torch.Tag.dynamic_output_shape in operator.tags:
+                    raise self._reads_values(operator, tensors) from error
+                if not any(words in str(error) for words in NO_META_IMPLEMENTATION):
+                    raise
+                self._without_meta.add(call)
+                result = _on_zeros(operator, args, kwargs, tensors)
+            self._results[call] = tree_map_only(torch.Tensor, spec_of, result)
+        return self._results[call]
 
     def _new(self, form: TensorSpec) -> torch.Tensor:
         return self.memory.empty(form.shape, form.strides, form.dtype)
 
-    def _note(self, operator: OpOverload, call: Call, known: CallCosts) -> None:
-        trace = self.trace
+    def _note(self, operator: OpOverload, call: Call, result: Any, read: int, written: int) -> None:
+        trace = self.journal.trace
         if trace is None or operator.overloadpacket in ALLOCATING_OPERATORS:
             return
-        if not known.read and not known.written:  # it asks for a type, say
+        if not read and not written:  # it asks for a type, say
             return
-        stage = self.stage
-        if stage not in known.flops:
-            known.flops[stage] = flops_of(operator, call, known.result, stage)
-        if not known.traced:
+        if call in self._without_meta:
             trace.not_traced[call.name] = trace.not_traced.get(call.name, 0) + 1
-        trace.events.append(
-            LocalOperator(
-                call=call,
-                layer=self.layers.current,
-                stage=stage,
-                flops=known.flops[stage],
-                read=known.read,
-                written=known.written,
-            )
+        layer, stage = self.journal.place
+        flops = flops_of(operator, call, result, stage)
+        self.journal.add(LocalOperator(call, layer, stage, flops, read, written))
+
+    def _reads_values(self, operator: OpOverload, tensors: list[torch.Tensor]) -> UnsupportedOp:
+        layer = self.journal.layers.current
+        where = f" in {layer}" if layer else ""
+        return UnsupportedOp(
+            f"{operator} of {shapes_of(tensors)}{where} reads values, and a step that is traced "
+            "has none\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be "
+            "planned: leave it out of the network that is traced"
         )
 
 
 def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
-    taken = total_bytes(tensors)
+    taken = sum(spec_of(tensor).nbytes for tensor in tensors)
     if taken > LARGEST_ZEROS:
         raise UnsupportedOp(
             f"{operator} has no meta form, so what it returns for {shapes_of(tensors)} is not "
             f"known without running it on {taken / 2**30:.1f} GiB\n    register one "
             "(torch.library.register_fake), or trace smaller volumes"
         )
-    zeros = tree_map_only(torch.Tensor, zeros_of, (args, kwargs))
-    return operator(*zeros[0], **zeros[1])
 
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(torch.Tensor.size(tensor), dtype=tensor.dtype)
 
-def _reads_values(operator: OpOverload, tensors: list[torch.Tensor], layer: str) -> str:
-    where = f" in {layer}" if layer else ""
-    return (
-        f"{operator} of {shapes_of(tensors)}{where} reads values, and a step that is traced has "
-        "none\n    what depends on values (.item(), an if on a tensor, nonzero) cannot be planned: "
-        "leave it out of the network that is traced"
-    )
+    zero_args, zero_kwargs = tree_map_only(torch.Tensor, zeros, (args, kwargs))
+    return operator(*zero_args, **zero_kwargs)

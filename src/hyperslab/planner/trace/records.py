@@ -7,7 +7,9 @@ Machines, costs and calibration read traces and import nothing else from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,7 +35,22 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Computes the size of all elements [B]."""
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def channels_last(self) -> bool:
+        """Tells if the channels of a place lie beside each other, as convolutions can have them."""
+        return len(self.shape) > 3 and self.shape[1] > 1 and self.strides[1] == 1
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the strides [elements] that torch gives to a new tensor of this shape."""
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,11 @@ class Call:
     name: str
     arguments: tuple[object, ...]
     options: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Sums the sizes of its tensors [B]."""
+        return sum(spec.nbytes for spec in self.tensors())
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Finds the tensors among the call's arguments."""
@@ -89,6 +111,15 @@ class Exchange:
     what: str
     sends: tuple[tuple[int, int], ...]
     receives: tuple[tuple[int, int], ...]
+
+    @property
+    def by_peer(self) -> dict[int, int]:
+        """Returns the bytes to each peer, or from it if they are more: both travel at once."""
+        sent, received = Counter[int](), Counter[int]()
+        for total, messages in ((sent, self.sends), (received, self.receives)):
+            for peer, nbytes in messages:
+                total[peer] += nbytes
+        return {peer: max(sent[peer], received[peer]) for peer in sorted({*sent, *received})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ the optimizer on tensors without memory, under the rules of a real step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,10 +17,10 @@ from torch import nn
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.parallelize import prepare
-from hyperslab.planner.trace.recorder import Layers, TraceMode
+from hyperslab.planner.trace.recorder import Journal, TraceMode
 from hyperslab.planner.trace.records import Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory
-from hyperslab.planner.trace.virtual_grid import GradientBuckets, MessageJournal, VirtualGrid
+from hyperslab.planner.trace.virtual_grid import GradientBuckets, VirtualGrid
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import DisableTorchFunctionSubclass
@@ -51,7 +51,6 @@ class Workload:
     precision: torch.dtype | None = None
     batch_norm: str = "grid"
     until: tuple[str, ...] = ()
-    train: bool = True
 
 
 def trace_step(
@@ -68,27 +67,22 @@ def trace_step(
         LayoutError: the grid does not go with the shapes.
         UnsupportedOp: an operator has no rule for cut tensors, or reads values.
     """
-    memory = UnbackedMemory()
-    layers = Layers()
-    recorder = TraceMode(memory, layers, scratch=device == "cpu")
-    journal = MessageJournal(layers, lambda: recorder.stage)
-    grid = VirtualGrid(extents, rank, journal)
+    journal = Journal()
+    step = _Step(workload, VirtualGrid(extents, rank, journal), UnbackedMemory())
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(recorder)
+        stack.enter_context(TraceMode(step.memory, journal, scratch=device == "cpu"))
         stack.enter_context(choose_as_if_on(device))
-        step = _Step(workload, grid, memory, layers)
         step.build(stack)
         first = Trace(rank)
         if device == "cpu":
-            step.run(first, recorder)  # which cuts the C library's heap into holes, too
+            step.run(first)  # which cuts the C library's heap into holes, too
         else:
-            step.fill_gradients()
-            step.update(first, recorder)
-        trace = Trace(rank, optimizer_state=first.optimizer_state)
-        recorder.trace = trace
-        journal.trace = trace
-        step.run(trace, recorder)
+            for parameter in step.trainable:
+                parameter.grad = torch.empty_like(parameter)
+            step.update(first)
+        trace = journal.trace = Trace(rank, optimizer_state=first.optimizer_state)
+        step.run(trace)
         trace.notes = journal.notes
     return trace
 
@@ -96,19 +90,18 @@ def trace_step(
 class _Step:
     """Holds a network on a virtual grid, with its input and its target."""
 
-    def __init__(
-        self, workload: Workload, grid: VirtualGrid, memory: UnbackedMemory, layers: Layers
-    ) -> None:
+    def __init__(self, workload: Workload, grid: VirtualGrid, memory: UnbackedMemory) -> None:
         self.workload = workload
         self.grid = grid
         self.memory = memory
-        self.layers = layers
 
     def build(self, stack: ExitStack) -> None:
         """Builds what is there before the step begins: network, optimizer, input and target."""
         work = self.workload
-        self.model = work.build().train(work.train)
-        self._forget_values()
+        self.model = work.build().train()
+        for tensor in self._own():
+            if not self.memory.has(tensor):  # a small one with values, with which operators run
+                tensor.data = self._empty(tensor.shape, tensor.dtype)
         self.policy = prepare(
             self.model,
             self.grid,
@@ -118,60 +111,52 @@ class _Step:
         )
         if self.policy.scope is not None:
             stack.enter_context(self.policy.scope.running())
-        stack.enter_context(self.layers.following(self.model))
-        parameters = self.model.parameters
-        self.optimizer = None if work.optimizer is None else work.optimizer(parameters())
+        stack.enter_context(self.grid.journal.layers.following(self.model))
+        self.trainable = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = None
+        if work.optimizer is not None:
+            self.optimizer = work.optimizer(self.model.parameters())
         self.buckets = None
         if self.grid.size > 1:
-            self.buckets = GradientBuckets(self.model, self.grid.size, self.grid.journal)
+            self.buckets = GradientBuckets(self.trainable, self.grid.size, self.grid.journal)
             self.buckets.watch(stack)
         self.x = self._cut(work.inputs, torch.float32)
         self.y = None
         if work.target is not None:
             self.y = self._cut(work.target, work.target_dtype, channels=work.target_channels)
 
-    def _forget_values(self) -> None:
-        """Takes the values of small parameters away, with which operators would run."""
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if not self.memory.has(tensor):
-                tensor.data = self._empty(tensor.shape, tensor.dtype)
+    def _own(self) -> list[torch.Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def _cut(self, shape: tuple[int, ...], dtype: torch.dtype, *, channels: bool = True) -> Sharded:
         partition = self.grid.partition(shape, channels=channels)
-        box = partition.box(self.grid.coords)
-        block = self._empty(box.shape, dtype)
+        block = self._empty(partition.box(self.grid.coords).shape, dtype)
         return Sharded.from_local(block, partition, self.grid, self.policy)
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         form = torch.empty(shape, dtype=dtype, device="meta")
-        return self.memory.empty(tuple(shape), form.stride(), dtype)
+        return self.memory.empty(shape, form.stride(), dtype)
 
-    def run(self, trace: Trace, recorder: TraceMode) -> None:
+    def run(self, trace: Trace) -> None:
         """Runs forward, backward and update."""
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
         trace.parameters = sum(p.nbytes for p in self.model.parameters())
-        trace.gradients = sum(p.nbytes for p in trainable)
-        with counting_saved((*self.model.parameters(), *self.model.buffers()), trace):
+        trace.gradients = sum(p.nbytes for p in self.trainable)
+        with _saved_storages(self._own()) as saved:
             loss = self._forward()
+        trace.saved = sum(saved.values())
         if loss.requires_grad:
             loss.backward()
         if self.buckets is not None:
             self.buckets.finish()
-        self.update(trace, recorder)
+        self.update(trace)
         trace.peak = self.memory.peak
-        trace.heap = self.memory.heap.expected
+        trace.heap = self.memory.heap
 
-    def fill_gradients(self) -> None:
-        """Fills gradients as after a backward pass, so that the optimizer makes its state."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.empty_like(parameter)
-
-    def update(self, trace: Trace, recorder: TraceMode) -> None:
+    def update(self, trace: Trace) -> None:
         """Runs the optimizer's part of the step."""
         if self.optimizer is not None:
             before = self.memory.live
-            recorder.optimizing = True
+            self.grid.journal.optimizing = True
             try:
                 self.optimizer.step()
             except UnsupportedOp as error:
@@ -180,7 +165,7 @@ class _Step:
                     "and a step that is traced has none\n    plan with another one: AdamW, SGD, ..."
                 ) from error
             finally:
-                recorder.optimizing = False
+                self.grid.journal.optimizing = False
             trace.optimizer_state += self.memory.live - before
         self.model.zero_grad()
 
@@ -196,8 +181,8 @@ class _Step:
 
 
 @contextmanager
-def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator[None]:
-    """Counts what autograd keeps: each storage once, but for the ``excluded`` tensors'."""
+def _saved_storages(excluded: Sequence[torch.Tensor]) -> Iterator[dict[int, int]]:
+    """Collects what autograd keeps, sizes [B] by address, but for the ``excluded`` tensors'."""
     skip = {tensor.untyped_storage().data_ptr() for tensor in excluded}
     kept: dict[int, int] = {}
 
@@ -209,5 +194,4 @@ def counting_saved(excluded: tuple[torch.Tensor, ...], trace: Trace) -> Iterator
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield
-    trace.saved = sum(kept.values())
+        yield kept

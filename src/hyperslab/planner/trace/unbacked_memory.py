@@ -10,7 +10,7 @@ ever grown, holes included. glibc takes the smallest hole into which a block and
 fit, joins a hole with those beside it, and grows where there is none. What alignment leaves
 over at both ends of a block becomes a small chunk; where such a chunk was given to a small
 object, two holes cannot be joined. How often that happens depends on everything else that the
-process allocates, so `HeapBounds` keeps two bounds: always joined, and never.
+process allocates, so there are two heaps that bound it: always joined, and never.
 
 `scratch_of` says what torch's convolutions take on the CPU while they run. oneDNN computes in
 an order of its own, channels in groups of 16, and copies what is contiguous into it: forward
@@ -103,88 +103,46 @@ class Heap:
         del self._size_before[begin + size]
 
 
-class HeapBounds:
-    """Simulates one heap whose holes are always joined, and one where they never are."""
-
-    def __init__(self) -> None:
-        self.joined = Heap()
-        self.apart = Heap(joining=False)
-
-    def take(self, nbytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Takes a block in both heaps; the first one's address is used."""
-        return self.joined.take(nbytes), self.apart.take(nbytes)
-
-    def give(self, blocks: tuple[tuple[int, int], tuple[int, int]]) -> None:
-        """Frees the block in both heaps."""
-        self.joined.give(*blocks[0])
-        self.apart.give(*blocks[1])
-
-    @property
-    def expected(self) -> int:
-        """Returns the harmonic mean of the two heights [B].
-
-        Of the memory of 32 measured steps (`benchmarks/model.py`: CosmoFlow and the U-Net, on one
-        rank and on two) the median is 3 % off, the worst 16 %.
-        """
-        both = self.joined.top + self.apart.top
-        return 2 * self.joined.top * self.apart.top // both if both else 0
-
-
 _ONEDNN_GROUP = 16  # channels
 _BACKWARD = "aten.convolution_backward.default"
 _FORWARD = ("aten.convolution.default", "aten.mkldnn_convolution.default")
 
 
-def scratch_of(call: Call, *, to_onednn: bool) -> int:
-    """Computes a call's scratch memory [B]; ``to_onednn``: oneDNN is asked for by name."""
+def scratch_of(call: Call, result: object, *, to_onednn: bool) -> int:
+    """Computes a call's scratch memory [B]; ``to_onednn``: oneDNN is asked for by name.
+
+    ``result`` is the form of what the call returns.
+    """
     if call.name == _BACKWARD:
-        gradient, x, weight = call.arguments[:3]
+        gradient, x, weight, *_ = call.tensors()
         mask = call.arguments[10]
         assert isinstance(mask, tuple)
-        return _backward_scratch(_as_spec(gradient), _as_spec(x), _as_spec(weight), mask, to_onednn)
+        if not to_onednn and _uses_im2col(x):
+            return sum(map(bool, mask[:2])) * _im2col_bytes(x, weight, gradient)
+        if x.channels_last:
+            return 0
+        filled = x.nbytes * _padded_channels(x.shape[1]) // x.shape[1]
+        of_data = gradient.nbytes + filled - x.nbytes if mask[0] else 0
+        of_weight = gradient.nbytes + x.nbytes if mask[1] and _reordered_bytes(x) else 0
+        return max(of_data, of_weight)
     if call.name in _FORWARD:
-        x, weight = map(_as_spec, call.arguments[:2])
-        out = math.prod(_result_extents(call, x, weight))
-        if not (to_onednn or call.name == _FORWARD[1]) and _uses_im2col(x):
-            return _im2col_bytes(x, weight, out)
-        result = x.shape[0] * _result_channels(call, weight) * out * x.dtype.itemsize
-        return 0 if _channels_last(x) else result + _reordered_bytes(x)
+        x, weight, *_ = call.tensors()
+        assert isinstance(result, TensorSpec)
+        if not to_onednn and call.name == _FORWARD[0] and _uses_im2col(x):
+            return _im2col_bytes(x, weight, result)
+        return 0 if x.channels_last else result.nbytes + _reordered_bytes(x)
     return 0
-
-
-def _backward_scratch(
-    gradient: TensorSpec,
-    x: TensorSpec,
-    weight: TensorSpec,
-    mask: tuple[object, ...],
-    to_onednn: bool,
-) -> int:
-    if not to_onednn and _uses_im2col(x):
-        return sum(map(bool, mask[:2])) * _im2col_bytes(x, weight, math.prod(gradient.shape[2:]))
-    if _channels_last(x):
-        return 0
-    padded = x.nbytes * _padded_channels(x.shape[1]) // x.shape[1]
-    of_data = gradient.nbytes + padded - x.nbytes if mask[0] else 0
-    of_weight = gradient.nbytes + x.nbytes if mask[1] and _reordered_bytes(x) else 0
-    return max(of_data, of_weight)
-
-
-def _result_channels(call: Call, weight: TensorSpec) -> int:
-    """Counts the channels of the result."""
-    transposed = call.name == _FORWARD[0] and call.arguments[6]
-    groups = call.arguments[8] if transposed else 1
-    assert isinstance(groups, int)
-    return weight.shape[1] * groups if transposed else weight.shape[0]
 
 
 def _uses_im2col(x: TensorSpec) -> bool:
     small = len(x.shape) == 5 and math.prod(x.shape[:4]) <= IM2COL
-    return small and x.dtype == torch.float32 and not _channels_last(x)
+    return small and x.dtype == torch.float32 and not x.channels_last
 
 
-def _im2col_bytes(x: TensorSpec, weight: TensorSpec, out: int) -> int:
+def _im2col_bytes(x: TensorSpec, weight: TensorSpec, out: TensorSpec) -> int:
     taps = math.prod(weight.shape[2:])
-    return 0 if taps == 1 else x.shape[0] * x.shape[1] * taps * out * x.dtype.itemsize
+    columns = x.shape[0] * x.shape[1] * taps * math.prod(out.shape[2:])
+    return 0 if taps == 1 else columns * x.dtype.itemsize
 
 
 def _reordered_bytes(x: TensorSpec) -> int:
@@ -193,31 +151,6 @@ def _reordered_bytes(x: TensorSpec) -> int:
 
 def _padded_channels(channels: int) -> int:
     return -(-channels // _ONEDNN_GROUP) * _ONEDNN_GROUP
-
-
-def _channels_last(x: TensorSpec) -> bool:
-    return x.shape[1] > 1 and x.strides[1] == 1
-
-
-def _result_extents(call: Call, x: TensorSpec, weight: TensorSpec) -> list[int]:
-    """Computes the spatial extents of the result."""
-    if call.name == _FORWARD[1]:
-        padding, stride, dilation = call.arguments[3:6]
-        transposed: object = False
-    else:
-        stride, padding, dilation, transposed = call.arguments[3:7]
-    assert isinstance(stride, tuple)
-    assert isinstance(padding, tuple)
-    assert isinstance(dilation, tuple)
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    if transposed:
-        return [(e - 1) * s - 2 * p + d * (k - 1) + 1 for e, k, s, p, d in sizes]
-    return [(e + 2 * p - d * (k - 1) - 1) // s + 1 for e, k, s, p, d in sizes]
-
-
-def _as_spec(value: object) -> TensorSpec:
-    assert isinstance(value, TensorSpec)
-    return value
 
 
 MOST_ADDRESSES = 1 << 44  # [B] of addresses; an operating system may give less
@@ -229,16 +162,28 @@ class UnbackedMemory:
     """Makes tensors from addresses without memory, and counts their bytes.
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
-    most that it has been. ``heap`` says how far the C library's heap would have grown.
+    most that it has been.
     """
 
     def __init__(self) -> None:
         self._memory, self.size = _reserve_addresses()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
-        self.heap = HeapBounds()
+        self._joined = Heap()
+        self._apart = Heap(joining=False)
         self.live = 0
         self.peak = 0
+
+    @property
+    def heap(self) -> int:
+        """Estimates how far the C library's heap would have grown [B].
+
+        It is the harmonic mean of both bounds: of the memory of 32 measured steps
+        (`benchmarks/model.py`: CosmoFlow and the U-Net, on one rank and on two) the median is 3 %
+        off, the worst 16 %.
+        """
+        both = self._joined.top + self._apart.top
+        return 2 * self._joined.top * self._apart.top // both if both else 0
 
     def empty(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -270,17 +215,19 @@ class UnbackedMemory:
                 f"more than {self.size / 2**30:.0f} GiB of addresses\n    trace where the limit of "
                 "its address space is higher (ulimit -v)"
             )
-        blocks = self.heap.take(nbytes)
+        joined = self._joined.take(nbytes)
+        apart = self._apart.take(nbytes)
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        at = blocks[0][0] % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
+        at = joined[0] % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
         buffer = self._view[at : at + nbytes]  # some may overlap: nobody reads or writes them
-        weakref.finalize(buffer, self._freed, nbytes, blocks).atexit = False
+        weakref.finalize(buffer, self._freed, nbytes, joined, apart).atexit = False
         return buffer
 
-    def _freed(self, nbytes: int, blocks: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    def _freed(self, nbytes: int, joined: tuple[int, int], apart: tuple[int, int]) -> None:
         self.live -= nbytes
-        self.heap.give(blocks)
+        self._joined.give(*joined)
+        self._apart.give(*apart)
 
 
 def _reserve_addresses() -> tuple[mmap.mmap, int]:

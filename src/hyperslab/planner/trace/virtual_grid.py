@@ -1,66 +1,33 @@
 """Stands in for a grid of ranks that are not there: any number of them, seen by one.
 
-`VirtualGrid` and its communicators write messages and sums into a `MessageJournal` instead of
-sending them; `GradientBuckets` says when gradients would travel, as DistributedDataParallel's
-buckets do; `positions` and `busiest` choose the ranks that stand for all others.
+`VirtualGrid` and its communicators write messages and sums into a `Journal` instead of sending
+them; `GradientBuckets` says when gradients would travel, as DistributedDataParallel's buckets do;
+`positions` and `busiest` choose the ranks that stand for all others.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+import numpy as np
 import torch
 from torch import nn
 
 from hyperslab.comm import AXES, Communicator, Grid
 from hyperslab.comm.communicator import PeerTensor
-from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import LayoutError
-from hyperslab.planner.trace.recorder import Layers
-from hyperslab.planner.trace.records import Exchange, Purpose, Sum, Trace, Wait
-from hyperslab.train.profile import Stage
+from hyperslab.planner.trace.recorder import Journal
+from hyperslab.planner.trace.records import Exchange, Sum, Wait
 from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES
-
-
-class MessageJournal:
-    """Records messages and sums; before ``trace`` is set they are forgotten."""
-
-    def __init__(self, layers: Layers, stage: Callable[[], Stage]) -> None:
-        self.layers = layers
-        self.stage = stage
-        self.trace: Trace | None = None
-        self.notes: list[str] = []
-
-    def exchange(
-        self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
-    ) -> Exchange:
-        """Records messages that begin to travel."""
-        event = Exchange(
-            self.layers.current, self.stage(), what, _bytes_by_peer(sends), _bytes_by_peer(receives)
-        )
-        if self.trace is not None:
-            self.trace.events.append(event)
-        return event
-
-    def wait(self, exchange: Exchange) -> None:
-        """Records the wait for an exchange."""
-        if self.trace is not None:
-            self.trace.events.append(Wait(exchange))
-
-    def sum(self, ranks: tuple[int, ...], nbytes: int, purpose: Purpose, what: str) -> None:
-        """Records an all-reduce."""
-        if self.trace is not None:
-            layer = self.layers.current
-            self.trace.events.append(Sum(layer, self.stage(), what, purpose, ranks, nbytes))
 
 
 class VirtualCommunicator:
     """Stands in for a communicator: what ranks would send is recorded."""
 
-    def __init__(self, ranks: tuple[int, ...], rank: int, journal: MessageJournal) -> None:
+    def __init__(self, ranks: tuple[int, ...], rank: int, journal: Journal) -> None:
         self.ranks = ranks
         self._rank = rank
         self._journal = journal
@@ -77,7 +44,7 @@ class VirtualCommunicator:
         return _RecordedExchange(self._journal, sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
-        self._journal.sum(self.ranks, x.nbytes, "statistics", what)
+        self._journal.add(Sum(*self._journal.place, what, "statistics", self.ranks, x.nbytes))
         return x
 
 
@@ -86,7 +53,7 @@ class _RecordedExchange:
 
     def __init__(
         self,
-        journal: MessageJournal,
+        journal: Journal,
         sends: Sequence[PeerTensor],
         receives: Sequence[PeerTensor],
         what: str,
@@ -95,10 +62,15 @@ class _RecordedExchange:
         self._receives = receives
         # As a real exchange does it: gloo and NCCL want contiguous memory.
         self._sent = [piece.contiguous() for _, piece in sends]
-        self._event = journal.exchange(sends, receives, what)
+        sent, received = (
+            tuple((rank, tensor.nbytes) for rank, tensor in messages)
+            for messages in (sends, receives)
+        )
+        self._event = Exchange(*journal.place, what, sent, received)
+        journal.add(self._event)
 
     def wait(self) -> list[torch.Tensor]:
-        self._journal.wait(self._event)
+        self._journal.add(Wait(self._event))
         self._sent.clear()
         return [buffer for _, buffer in self._receives]
 
@@ -112,7 +84,9 @@ class VirtualGrid(Grid):
 
     has_values = False
 
-    def __init__(self, extents: Mapping[str, int], rank: int, journal: MessageJournal) -> None:
+    def __init__(
+        self, extents: Mapping[str, int], rank: int = 0, journal: Journal | None = None
+    ) -> None:
         self.extents = {axis: extents.get(axis, 1) for axis in AXES}
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
@@ -121,9 +95,9 @@ class VirtualGrid(Grid):
         self.rank = rank
         self.device = torch.device("cpu")
         self.coords = self.coords_of(rank)
-        self.journal = journal
+        self.journal = Journal() if journal is None else journal
         self._groups = {}
-        self._everybody = VirtualCommunicator(tuple(range(self.size)), rank, journal)
+        self._everybody = VirtualCommunicator(tuple(range(self.size)), rank, self.journal)
 
     @property
     def halos(self) -> Communicator:
@@ -141,15 +115,10 @@ class VirtualGrid(Grid):
     def _make_group(self, axes: tuple[str, ...]) -> Communicator | None:
         if not axes:
             return None
-        ranks = (r for r in range(self.size) if self._differs_only(self.coords_of(r), axes))
+        # Those that differ from this rank along the axes only.
+        places = itertools.product(*(range(self.extents[axis]) for axis in axes))
+        ranks = [self.rank_of(self.coords | dict(zip(axes, at, strict=True))) for at in places]
         return VirtualCommunicator(tuple(ranks), self.rank, self.journal)
-
-    def _differs_only(self, coords: Mapping[str, int], axes: Sequence[str]) -> bool:
-        return all(coords[axis] == self.coords[axis] for axis in AXES if axis not in axes)
-
-
-def _bytes_by_peer(messages: Sequence[PeerTensor]) -> tuple[tuple[int, int], ...]:
-    return tuple((rank, tensor.nbytes) for rank, tensor in messages)
 
 
 BUCKET_BYTES = 25 << 20  # [B] of DistributedDataParallel's buckets, but for the first one
@@ -162,13 +131,13 @@ class GradientBuckets:
     the first step), and a full one leaves. They are always there: gradients are views of them.
     """
 
-    def __init__(self, module: nn.Module, ranks: int, journal: MessageJournal) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], ranks: int, journal: Journal) -> None:
         self.ranks = tuple(range(ranks))
         self.journal = journal
         self.filled = 0
         self.limit = FIRST_BUCKET_BYTES
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
-        self.views = {id(p): torch.empty_like(p) for p in self.parameters}
+        self.parameters = parameters
+        self.views = {id(p): torch.empty_like(p) for p in parameters}
 
     def watch(self, stack: ExitStack) -> None:
         """Counts gradients as they become ready, until ``stack`` is closed."""
@@ -178,12 +147,14 @@ class GradientBuckets:
 
     def finish(self) -> None:
         """Sends the last bucket, as it is, at the end of a backward pass."""
-        self._leave()
+        if self.filled:
+            self._leave()
         self.limit = FIRST_BUCKET_BYTES
 
     def _leave(self) -> None:
-        if self.filled:
-            self.journal.sum(self.ranks, self.filled, "gradients", "the average of the gradients")
+        what = "the average of the gradients"
+        place = self.journal.place
+        self.journal.add(Sum(*place, what, "gradients", self.ranks, self.filled))
         self.filled = 0
         self.limit = BUCKET_BYTES
 
@@ -198,43 +169,30 @@ class GradientBuckets:
             self._leave()
 
 
-POSITIONS_ON_AXIS = ("first", "inside", "last")
+def positions(extents: Mapping[str, int]) -> list[int]:
+    """Lists one rank for each kind of position: first, inside or last along each axis that cuts.
 
+    A rank has no neighbour on one side or has both, along each axis; those of one kind do the same
+    work but for shards that are one element smaller: the first ranks of an axis have the larger
+    ones. All are of the first replica.
 
-def positions(extents: Mapping[str, int]) -> dict[str, int]:
-    """Lists one rank for each kind of position, such as "depth first, width inside".
-
-    A rank has no neighbour on one side (first, last) or has both (inside), along each axis that
-    cuts; those with equal words do the same work but for shards that are one element smaller: the
-    first ranks of an axis have the larger ones. All are of the first replica.
-
-    >>> positions({"depth": 3, "width": 2})
-    {'depth first, width first': 0, 'depth first, width last': 1, 'depth inside, width first': 2,\
- 'depth inside, width last': 3, 'depth last, width first': 4, 'depth last, width last': 5}
+    >>> positions({"data": 2, "depth": 5, "width": 2})
+    [0, 1, 2, 3, 8, 9]
     """
-    cut = [axis for axis in SPATIAL_AXES if extents.get(axis, 1) > 1]
-    found = {}
-    for at in itertools.product(*(_axis_positions(extents[axis]) for axis in cut)):
-        words = ", ".join(f"{axis} {place}" for axis, (place, _) in zip(cut, at, strict=True))
-        coords = {axis: index for axis, (_, index) in zip(cut, at, strict=True)}
-        found[words or "alone"] = _rank_at(extents, coords)
-    return found
+    _, *spatial = _shape_of(extents)
+    places = [sorted({0, min(1, extent - 1), extent - 1}) for extent in spatial]
+    return [_rank_at((0, *at), extents) for at in itertools.product(*places)]
 
 
 def busiest(extents: Mapping[str, int]) -> int:
     """Finds the first rank of those with most neighbours and, among them, largest shards."""
-    inside = {axis: 1 for axis in SPATIAL_AXES if extents.get(axis, 1) > 2}
-    return _rank_at(extents, inside)
+    _, *spatial = _shape_of(extents)
+    return _rank_at((0, *(int(extent > 2) for extent in spatial)), extents)
 
 
-def _axis_positions(extent: int) -> list[tuple[str, int]]:
-    if extent == 2:
-        return [("first", 0), ("last", 1)]
-    return list(zip(POSITIONS_ON_AXIS, (0, 1, extent - 1), strict=True))
+def _shape_of(extents: Mapping[str, int]) -> list[int]:
+    return [extents.get(axis, 1) for axis in AXES]
 
 
-def _rank_at(extents: Mapping[str, int], coords: Mapping[str, int]) -> int:
-    rank = 0
-    for axis in AXES:
-        rank = rank * extents.get(axis, 1) + coords.get(axis, 0)
-    return rank
+def _rank_at(place: Sequence[int], extents: Mapping[str, int]) -> int:
+    return int(np.ravel_multi_index(place, _shape_of(extents)))

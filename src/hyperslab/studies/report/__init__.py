@@ -1,30 +1,33 @@
-"""Reports a run as one HTML page that needs nothing else: no server, no network, no scripts.
+"""Reports a run, or several, as one HTML page that needs nothing else: no server, no network.
 
-`CHAPTERS` has the chapters of the page in their order; a new one is a function and a line here.
+`CHAPTERS` has the chapters of a run's page in their order; a new one is a function and a line here.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, reason
+from hyperslab.studies.report.accuracy import accuracy
 from hyperslab.studies.report.canvas import FigureFormat, figures_beside, write_figures
-from hyperslab.studies.report.chapters import accuracy, key_numbers, lede, losses, provenance, speed
+from hyperslab.studies.report.chapters import key_numbers, lede, losses, provenance, speed
 from hyperslab.studies.report.comparison import (
     class_chapter,
     comparison_chapters,
+    comparison_numbers,
     two_runs,
-    write_comparison,
+    what_differs,
 )
-from hyperslab.studies.report.configurations import read_comparison
+from hyperslab.studies.report.configurations import Comparison, named_runs, read_comparison
 from hyperslab.studies.report.html import Chapter, Page, render_page
-from hyperslab.studies.report.segmentation import volumes
 from hyperslab.studies.report.timelines import timelines
-from hyperslab.studies.run_folder import Run, check_distinct, read_run
-from hyperslab.util.atomic_files import write_text
+from hyperslab.studies.report.volumes import volumes
+from hyperslab.studies.run_folder import Run, check_distinct, folder_names, read_run
+from hyperslab.util.atomic_files import write_json, write_text
 
 CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (
     accuracy,
@@ -72,6 +75,26 @@ def write_report(
     return target
 
 
+def render(run: Run) -> str:
+    """Renders the page of a run as text."""
+    return render_page(page_of(run))
+
+
+def page_of(run: Run) -> Page:
+    """Composes the page of a run as values."""
+    return Page(
+        title=run.path.resolve().name,
+        lede=lede(run),
+        tiles=list(key_numbers(run)),
+        chapters=[*(chapter(run) for chapter in CHAPTERS), *_compared(run)],
+        made=_made(),
+    )
+
+
+def _made() -> str:
+    return f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
+
+
 def _compared(run: Run) -> list[Chapter]:
     if run.beside is None:
         return []
@@ -85,18 +108,63 @@ def _compared(run: Run) -> list[Chapter]:
     return [two_runs(run, run.beside), *comparison_chapters(comparison)]
 
 
-def render(run: Run) -> str:
-    """Renders the page of a run as text."""
-    return render_page(page_of(run))
+def write_comparison(
+    paths: Sequence[Path],
+    controls: Sequence[tuple[str, Path]] = (),
+    *,
+    output: Path | None = None,
+    numbers: Path | None = None,
+    figures: Sequence[FigureFormat] = (),
+) -> Path:
+    """Writes one page on several runs, or on sweeps, and returns its path.
 
+    By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
+    that all runs are in. ``numbers``: a JSON file for the numbers of its tables. ``figures``: the
+    formats in which its figures are written, too, as `figures_beside` says.
 
-def page_of(run: Run) -> Page:
-    """Composes the page of a run as values."""
-    made = f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}."
-    return Page(
-        title=run.path.resolve().name,
-        lede=lede(run),
-        tiles=key_numbers(run),
-        chapters=[*(chapter(run) for chapter in CHAPTERS), *_compared(run)],
-        made=made,
+    Raises:
+        DataError: as `read_comparison`, or a file cannot be written.
+    """
+    of_classes = class_chapter(paths)
+    if of_classes is not None and (controls or numbers is not None):
+        raise DataError("controls and --numbers go with predicted numbers; these runs give classes")
+    comparison = None if of_classes is not None else read_comparison(paths, controls)
+    chapters = _recipes(paths)
+    chapters += [of_classes] if of_classes is not None else []
+    chapters += comparison_chapters(comparison) if comparison is not None else []
+    if output is None and len(paths) == 1:
+        output = paths[0] / "report.html"
+    elif output is None:
+        output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
+    page = Page(
+        title=output.resolve().parent.name,
+        lede=_comparison_lede(comparison) if comparison is not None else "",
+        chapters=chapters,
+        made=_made(),
+        kind="comparison of runs",
     )
+    try:
+        write_text(output, render_page(page), concurrent=True)
+        if numbers is not None and comparison is not None:
+            write_json(numbers, comparison_numbers(comparison))
+    except OSError as error:
+        raise DataError(f"the comparison cannot be written: {reason(error)}") from error
+    write_figures(page.pictures, figures_beside(output), figures)
+    return output
+
+
+def _recipes(paths: Sequence[Path]) -> list[Chapter]:
+    """Shows what differs in configurations that are called by their folders."""
+    named = named_runs(paths)
+    folders = folder_names([runs[0].path for _, runs in named]) if named else []
+    if len(named) < 2 or [name for name, _ in named] != folders:
+        return []
+    table = what_differs([runs[0] for _, runs in named], folders)
+    return [Chapter("recipes", "Recipes", [table])]
+
+
+def _comparison_lede(comparison: Comparison) -> str:
+    runs = sum(len(one.runs) for one in comparison.configurations)
+    names = ", ".join(one.name for one in comparison.configurations)
+    volumes = len(comparison.reference.volumes)
+    return f"{runs} runs of {names}; {volumes} test volumes"

@@ -1,14 +1,13 @@
 """Writes the chapters of a run's page on learning, speed and provenance, and its key numbers.
 
 Each chapter is a function that takes the run; where something is missing the chapter says which
-command makes it. Those on volumes and on timelines have modules of their own.
+command makes it. Those on accuracy, on volumes and on timelines have modules of their own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import yaml
@@ -16,208 +15,51 @@ import yaml
 from hyperslab.errors import DataError
 from hyperslab.studies.number_format import (
     DASH,
-    MINUS,
-    UNITS,
     counted,
     duration,
-    interval_words,
     label,
     number,
+    scale_of,
     size,
     times,
 )
-from hyperslab.studies.report import plots
-from hyperslab.studies.report.configurations import read_scored
-from hyperslab.studies.report.html import (
-    Block,
-    Chapter,
-    Details,
-    FactList,
-    Figures,
-    Heading,
-    Notice,
-    Paragraph,
-    Tile,
+from hyperslab.studies.report.accuracy import dice_of, evenly, learnt_parameters, ratios_of
+from hyperslab.studies.report.canvas import (
+    FEW_POINTS,
+    FIRST,
+    MUTED,
+    SECOND,
+    SERIES,
+    THIRD,
+    Canvas,
+    Picture,
 )
-from hyperslab.studies.report.plots import (
-    FEWEST_VOLUMES,
-    LOSS_NAMES,
-    dice_by_epoch,
-    loss_by_epoch,
-    loss_by_step,
-    reach_of,
-    residuals,
-    scatter_plot,
-)
-from hyperslab.studies.report.segmentation import class_scores, dice_of
-from hyperslab.studies.run_folder import Run
-from hyperslab.studies.table import Table, TableCell, TableRow, bar_cell
+from hyperslab.studies.report.html import Block, Chapter, Details, FactList, Figures, Notice, Tile
+from hyperslab.studies.run_folder import Columns, Run
+from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.history import CHANGES
-from hyperslab.train.metrics import ConfidenceInterval
+from hyperslab.train.metrics import FloatArray
 from hyperslab.util.atomic_files import read_json_lines
 
-Ratios = Mapping[str, ConfidenceInterval]
-
-
-def ratios_of(run: Run) -> Ratios:
-    """Computes by parameter the error over that of predicting the training split's mean.
-
-    With 95 % intervals, by a bootstrap over volumes. Empty where the evaluation does not say which
-    volumes its samples are of, or what the mean is, and where there are too few.
-    """
-    if not run.errors or not isinstance(run.evaluation.get("training_mean"), dict):
-        return {}
-    try:
-        scored, _ = read_scored(run.path.name, [run.path / "evaluation"])
-    except DataError:  # evaluated by an earlier version
-        return {}
-    if len(scored.volumes) < FEWEST_VOLUMES:
-        return {}
-    return {name: scored.ratio(name) for name in scored.parameters}
-
-
-def learnt_parameters(ratios: Ratios) -> list[str]:
-    """Lists the parameters whose whole interval is better than predicting the mean."""
-    return [name for name, ratio in ratios.items() if ratio.upper < 1]
-
-
-def learnt_words(ratios: Ratios) -> str:
-    """Says what was learnt and what was not; empty where nothing can be said."""
-    if not ratios:
-        return ""
-    better = learnt_parameters(ratios)
-    worse = [name for name, ratio in ratios.items() if ratio.lower > 1]
-    none = [name for name, ratio in ratios.items() if not math.isfinite(ratio.value)]
-    open_ones = [name for name in ratios if name not in (*better, *worse, *none)]
-    told = (
-        ("Learnt, with less error than predicting the mean: ", better),
-        ("Not told apart from predicting the mean: ", open_ones),
-        ("Worse than predicting the mean: ", worse),
-        ("Predicted by what is no finite number: ", none),
-    )
-    words = [f"{start}{_each(names, ratios)}." for start, names in told if names]
-    return f"{' '.join(words)} In brackets: 95 % intervals, by a bootstrap over volumes."
-
-
-def _each(names: Sequence[str], ratios: Ratios) -> str:
-    return ", ".join(f"{label(name)} {interval_words(ratios[name])}" for name in names)
-
-
-NORMALISED_ERRORS = {
-    "ratio": "ratio",
-    "mse": "MSE",
-    "mse_of_mean": "MSE of the mean",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "bias": "bias",
-    "r2": "R²",
-    "correlation": "correlation",
+LOSS_NAMES = {
+    "mse": "mean squared error",
+    "l1": "mean absolute error",
+    "cross_entropy": "cross-entropy",
+    "dice": "Dice loss",
+    "generalised_dice": "generalised Dice loss",
+    "focal": "focal loss",
+    "dice_cross_entropy": "Dice loss + cross-entropy",
 }
-PHYSICAL_ERRORS = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
-RELATIVE_ERRORS = {
-    "relative_error": "relative error",
-    "relative_error_sc18": "by SC18's formula",
-    "relative_error_sc18_of_mean": "of the mean",
-}
-"""Heads the relative errors; Mathuriya et al. 2018, section VII-A, divide by the prediction."""
+"""Names the losses of a recipe in words."""
 
-Errors = dict[str, float | None]
-
-
-def accuracy(run: Run) -> Chapter:
-    """Shows tables and figures of the evaluation, or says how to make it."""
-    if not run.evaluation:
-        notice = Notice(
-            "This run has not been evaluated yet. The evaluation predicts the test split, which "
-            "the network never saw:",
-            f"hyperslab evaluate {run.path}",
-        )
-        return Chapter("accuracy", "Accuracy", [notice])
-    if run.scores:
-        return class_scores(run)
-    ratios = ratios_of(run)
-    words = learnt_words(ratios)
-    sentence = [Paragraph(words)] if words else []
-    blocks = [*sentence, *_error_tables(run), *_prediction_figures(run, ratios)]
-    return Chapter("accuracy", "Accuracy", blocks)
-
-
-def _error_tables(run: Run) -> list[Block]:
-    errors = run.errors
-    of = run.evaluation
-    about = (
-        f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
-        f"{of.get('checkpoint', DASH)}. The ratio is the mean squared error over that of always "
-        "predicting the mean of the training split: 1 means nothing was learnt, 0 is perfect."
-    )
-    normalised = Table(
-        f"Normalised parameters, in [{MINUS}1, 1]",
-        ["parameter", *NORMALISED_ERRORS.values()],
-        [
-            [_name_cell(name), *(_error_cell(key, row) for key in NORMALISED_ERRORS)]
-            for name, row in errors.items()
-        ],
-    )
-    physical = Table(
-        "Physical parameters, each in its own unit",
-        ["parameter", *PHYSICAL_ERRORS.values(), *RELATIVE_ERRORS.values()],
-        [
-            [
-                _name_cell(name, unit=True),
-                *(_error_cell(key, row) for key in PHYSICAL_ERRORS),
-                *(_percent(key, row) for key in RELATIVE_ERRORS),
-            ]
-            for name, row in errors.items()
-        ],
-    )
-    return [Paragraph(about), normalised, physical]
-
-
-def _prediction_figures(run: Run, ratios: Ratios) -> list[Block]:
-    errors = run.errors
-    if not run.predictions:
-        return [
-            Notice(
-                "evaluation/predictions.csv is not there, so predictions cannot be drawn:",
-                f"hyperslab evaluate {run.path}",
-            )
-        ]
-    reach = reach_of(errors, run.predictions)
-    return [
-        Heading("True against predicted"),
-        Paragraph(
-            "Normalised parameters of the test samples; a point on the dashed line is exact."
-        ),
-        Figures(
-            [scatter_plot(n, run.predictions, errors[n], ratios.get(n)) for n in errors], "small"
-        ),
-        Heading("Residuals"),
-        Figures([residuals(n, run.predictions, errors[n], reach=reach) for n in errors], "small"),
-    ]
-
-
-def _name_cell(name: str, *, unit: bool = False) -> TableCell:
-    symbol = label(name)
-    remark = UNITS.get(name, "") if unit else name if symbol != name else ""
-    return TableCell(symbol, f"[{remark}]" if unit and remark else remark)
-
-
-def _error_cell(key: str, row: Errors) -> TableCell | str:
-    value = row.get(key)
-    if key == "ratio" and value is not None:
-        return bar_cell(value, number(value))
-    return number(value)
-
-
-def _percent(key: str, row: Errors) -> str:
-    value = row.get(key)
-    return f"{number(100 * value)} %" if value is not None else number(None)
+DICE_COLUMN = "validation_dice_"
+"""Precedes a class's name in the history's columns."""
 
 
 def losses(run: Run) -> Chapter:
     """Shows loss curves, and says what is left to train."""
     blocks: list[Block] = []
-    wanted = run.epochs_wanted
+    wanted = run.whole("epochs")
     done = len(run.epochs.get("epoch", ()))
     if wanted is not None and done < wanted:
         blocks.append(
@@ -230,72 +72,213 @@ def losses(run: Run) -> Chapter:
     pictures = []
     measure = LOSS_NAMES.get(str(run.setting("loss")), "loss")
     if run.epochs:
-        pictures.append(loss_by_epoch(run.epochs, measure=measure, of_mean=_loss_of_mean(run)))
-        pictures += dice_by_epoch(run)
+        pictures.append(_loss_by_epoch(run, measure))
+        pictures += _dice_by_epoch(run)
     if run.steps:
         pictures.append(loss_by_step(run.steps, measure=measure))
-    blocks.append(Figures(pictures) if pictures else Paragraph("No step is done yet."))
+    blocks.append(Figures(pictures) if pictures else "No step is done yet.")
     return Chapter("losses", "Losses", blocks)
 
 
-def _not_finite(run: Run) -> list[Block]:
+def _not_finite(run: Run) -> Iterator[Notice]:
     """Warns about losses that are NaN or infinite, which figures leave out."""
-    found: list[Block] = []
-    for table, column, what in (
-        (run.steps, "step", "loss"),
-        (run.epochs, "epoch", "train_loss"),
-    ):
+    for table, column, what in ((run.steps, "step", "loss"), (run.epochs, "epoch", "train_loss")):
         bad = np.flatnonzero(~np.isfinite(table.get(what, np.array([]))))
-        if not len(bad):
-            continue
-        first = int(table[column][bad[0]]) + (column == "epoch")
-        found.append(
-            Notice(
+        if len(bad):
+            first = int(table[column][bad[0]]) + (column == "epoch")
+            yield Notice(
                 f"The training loss of {len(bad)} of {counted(len(table[column]), column)} is not "
                 f"a finite number, first in {column} {first}; the figures leave them out."
             )
-        )
-    return found
 
 
-def _loss_of_mean(run: Run) -> float | None:
-    """Returns the squared error of predicting the mean, where the loss is one too."""
+def _loss_by_epoch(run: Run, measure: str) -> Picture:
+    """Draws training and validation loss by epoch (Oyama et al. 2020, figure 9).
+
+    Where the loss is a squared error, so is that of always predicting the training mean.
+    """
+    canvas = Canvas("loss-epoch")
+    epochs = run.epochs
+    epoch = epochs["epoch"] + 1
+    for name, colour, style in (("train", FIRST, "-"), ("validation", SECOND, "--")):
+        values = epochs[f"{name}_loss"]
+        if np.isfinite(values).any():
+            canvas.curve(epoch, values, label=name, color=colour, linestyle=style)
     found = [row.get("mse_of_mean") for row in run.errors.values()]
-    values = [value for value in found if value is not None]
-    return float(np.mean(values)) if values and run.setting("loss") == "mse" else None
+    of_mean = [value for value in found if value is not None]
+    dotted = ""
+    if of_mean and run.setting("loss") == "mse":
+        level = float(np.mean(of_mean))
+        canvas.axes.axhline(level, color=MUTED, linestyle=":", label="predicting the mean")
+        dotted = " Dotted: always predicting the training mean (test split)."
+    canvas.log_if_wide(epochs["train_loss"], epochs["validation_loss"])
+    canvas.whole_ticks()
+    canvas.axes.set(xlabel="epoch", ylabel=measure)
+    canvas.legend()
+    loss = epochs["validation_loss"]
+    best, at = "no validation loss", ""
+    if np.isfinite(loss).any():
+        place = int(np.nanargmin(loss))
+        best, at = f"best validation loss {number(loss[place])}", f" in epoch {epoch[place]:.0f}"
+    return canvas.picture(
+        title="Loss by epoch",
+        alt=f"Training and validation loss over {counted(len(epoch), 'epoch')}; "
+        f"the training loss ends at {number(epochs['train_loss'][-1])}, {best}.",
+        caption=f"{measure[:1].upper()}{measure[1:]}; {best}{at}.{dotted}",
+    )
+
+
+def _dice_by_epoch(run: Run) -> Iterator[Picture]:
+    """Draws Dice of the validation split by epoch, a line for each class but the background."""
+    columns = [name for name in run.epochs if name.startswith(DICE_COLUMN)][1:]
+    if not columns:
+        return
+    canvas = Canvas("dice-epoch")
+    epoch = run.epochs["epoch"] + 1
+    ends = []
+    for i, column in enumerate(columns):
+        name = column.removeprefix(DICE_COLUMN)
+        style = {"color": SERIES[i % 3], "linestyle": ("-", "--", ":", "-.")[i % 4]}
+        canvas.curve(epoch, run.epochs[column], label=name, **style)
+        ends.append(f"{name} {number(run.epochs[column][-1])}")
+    canvas.axes.set(xlabel="epoch", ylabel="Dice", ylim=(-0.02, 1.02))
+    canvas.axes.locator_params(axis="x", integer=True, nbins=6)
+    canvas.legend()
+    told = f"in the end: {', '.join(ends)}."
+    yield canvas.picture(
+        title="Dice by epoch",
+        alt=f"Dice of the validation split over {len(epoch)} epochs, {told}",
+        caption=f"All voxels of the validation split together; {told}",
+    )
+
+
+def loss_by_step(steps: Columns, *, measure: str) -> Picture:
+    """Draws the loss of every mini-batch, and its running median."""
+    canvas = Canvas("loss-step")
+    step = steps["step"]
+    loss = steps["loss"]
+    chosen = evenly(len(step))
+    canvas.curve(step[chosen], loss[chosen], label="step", color=FIRST, alpha=0.55, linewidth=1)
+    if len(step) >= 10:
+        smooth = running_median(loss)[chosen]
+        canvas.axes.plot(step[chosen], smooth, color=SECOND, linewidth=2, label="running median")
+    canvas.log_if_wide(loss)
+    canvas.whole_ticks()
+    canvas.axes.set(xlabel="step", ylabel=measure)
+    canvas.legend()
+    return canvas.picture(
+        title="Loss by step",
+        alt=f"Loss of {len(step)} training steps, from {number(loss[0])} to {number(loss[-1])}.",
+        caption="The loss of each mini-batch, as it was trained.",
+    )
+
+
+def running_median(values: FloatArray) -> FloatArray:
+    """Computes the median around each value; the window is a twentieth of all, at least 5.
+
+    NaN where there is no value around.
+    """
+    half = max(2, len(values) // 40)
+    padded = np.pad(values, half, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    medians = np.full(len(values), np.nan)
+    known = np.isfinite(windows).any(axis=1)
+    medians[known] = np.nanmedian(windows[known], axis=1)
+    return medians
+
+
+FLOP_UNITS = ((1e15, "Pflop"), (1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1.0, "flop"))
 
 
 def speed(run: Run) -> Chapter:
-    """Shows throughput, memory and waiting by step."""
-    if not run.steps:
-        nothing = Paragraph("No step is done yet, so nothing has been measured.")
+    """Shows throughput, memory, arithmetic and waiting by step, over all ranks together."""
+    steps = run.steps
+    if not steps:
+        nothing = "No step is done yet, so nothing has been measured."
         return Chapter("speed", "Speed and memory", [nothing])
-    pictures = [plots.throughput_by_step(run.steps)]
-    if np.isfinite(run.steps.get("memory_bytes", np.array([]))).any():
-        pictures.append(plots.memory_by_step(run.steps))
-    if np.isfinite(run.steps.get("flops_per_second", np.array([]))).any():
-        pictures.append(plots.flops_by_step(run.steps))
-    pictures.append(plots.waiting_by_step(run.steps))
+    pictures = [_throughput(steps)]
+    if _known(steps, "memory_bytes"):
+        pictures.append(_memory(steps))
+    if _known(steps, "flops_per_second"):
+        pictures.append(_arithmetic(steps))
+    pictures.append(_waiting(steps))
     return Chapter("speed", "Speed and memory", [Figures(pictures, "medium")])
 
 
-Fact = tuple[str, str]
-SETTINGS = {
-    "model": "model.name",
-    "variant": "model.variant",
-    "channels": "model.channels",
-    "levels": "model.levels",
-    "batch norm": "model.batch_norm",
-    "loss": "loss",
-    "batch size": "data.batch_size",
-    "optimizer": "optimizer.name",
-    "learning rate": "optimizer.learning_rate",
-    "precision": "precision",
-    "device": "device",
-    "seed": "seed",
-}
-CALLED = {"model.name": "model", "optimizer.name": "optimizer", "loss": "loss"}
-"""Lists settings that may be targets, by the section that says so."""
+def _known(steps: Columns, column: str) -> bool:
+    return bool(np.isfinite(steps.get(column, np.array([]))).any())
+
+
+def _throughput(steps: Columns) -> Picture:
+    rate = steps["samples_per_second"]
+    median = float(np.nanmedian(rate))
+    canvas = _over_steps("throughput", steps, rate, "samples / s", FIRST)
+    canvas.axes.axhline(median, color=MUTED, linewidth=1, linestyle="--")
+    pace = float(np.nanmedian(steps["step_seconds"]))
+    return canvas.picture(
+        title="Throughput",
+        alt=f"Samples per second over {len(rate)} steps; the median is {number(median)}.",
+        caption=f"All ranks together; median {number(median)} samples/s (dashed), "
+        f"{number(pace)} s a step.",
+    )
+
+
+def _memory(steps: Columns) -> Picture:
+    used = steps["memory_bytes"]
+    peak = float(np.nanmax(used))
+    scale, unit = scale_of(peak)
+    return _over_steps("memory", steps, used / scale, f"memory [{unit}]", THIRD).picture(
+        title="Memory",
+        alt=f"Highest memory of all ranks over {len(used)} steps; the peak is {size(peak)}.",
+        caption=f"The most that any rank has held up to then; {size(peak)} in the end.",
+    )
+
+
+def _arithmetic(steps: Columns) -> Picture:
+    rate = steps["flops_per_second"]
+    median = float(np.nanmedian(rate))
+    scale, unit = next((s, u) for s, u in FLOP_UNITS if median >= s or s == 1)
+    words = f"median {number(median / scale)} {unit}/s"
+    if _known(steps, "peak_share"):
+        words += f", {number(100 * float(np.nanmedian(steps['peak_share'])))} % of the peak"
+    return _over_steps("flops", steps, rate / scale, f"{unit}/s", THIRD).picture(
+        title="Arithmetic",
+        alt=f"Floating-point operations per second over {len(rate)} steps; {words}.",
+        caption=f"Convolutions and products of matrices, all ranks together; {words}.",
+    )
+
+
+def _waiting(steps: Columns) -> Picture:
+    share = 100 * steps["wait_seconds"] / np.maximum(steps["step_seconds"], 1e-9)
+    overall = f"{number(100 * _waiting_share(steps))} % overall"
+    return _over_steps("waiting", steps, share, "waiting for data [%]", SECOND).picture(
+        title="Waiting for data",
+        alt=f"Share of each of {len(share)} steps spent waiting for data; {overall}.",
+        caption=f"Share of the step that the slowest rank had no data; {overall}.",
+    )
+
+
+def _waiting_share(steps: Columns) -> float:
+    """Computes the time spent waiting for data over that of all steps."""
+    return float(np.nansum(steps["wait_seconds"]) / max(np.nansum(steps["step_seconds"]), 1e-9))
+
+
+def _over_steps(name: str, steps: Columns, values: FloatArray, unit: str, colour: str) -> Canvas:
+    """Draws every step faintly and the running median on top, from zero up."""
+    canvas = Canvas(name, width=360, height=230)
+    step = steps["step"]
+    chosen = evenly(len(step))
+    few = len(step) < FEW_POINTS
+    faint = 1.0 if few else 0.5
+    canvas.curve(step[chosen], values[chosen], color=colour, alpha=faint, linewidth=1)
+    smooth = running_median(values)
+    if not few:
+        canvas.axes.plot(step[chosen], smooth[chosen], color=colour, linewidth=2)
+    # A slow first step must not flatten all the others.
+    top = max(float(np.nanmax(smooth)), float(np.nanpercentile(values, 98)))
+    canvas.axes.set(xlabel="step", ylabel=unit, ylim=(0, 1.15 * top if top > 0 else 1))
+    canvas.whole_ticks()
+    return canvas
 
 
 def lede(run: Run) -> str:
@@ -310,119 +293,109 @@ def lede(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def key_numbers(run: Run) -> list[Tile]:
+def key_numbers(run: Run) -> Iterator[Tile]:
     """Lists the numbers one looks for first; those that are not there yet are left out."""
-    return [Tile(*words) for words in (*_learnt_tiles(run), *_measured_tiles(run))]
-
-
-def facts_of(run: Run) -> list[Fact]:
-    """Lists everything that says where the numbers come from."""
-    found = [
-        (what, run.called(CALLED[key]) if key in CALLED else run.setting(key))
-        for what, key in SETTINGS.items()
-    ]
-    found.insert(list(SETTINGS).index("loss") + 1, ("data", run.data))
-    found += [("grid", times(f"{axis} {n}" for axis, n in run.grid.items()))]
-    if run.started is not None:
-        found.append(("training started", f"{run.started:%Y-%m-%d %H:%M} UTC"))
-    if run.epochs:
-        found.append(("training took", duration(float(np.nansum(run.epochs["seconds"])))))
-    found += _evaluation_facts(run)
-    return [(what, _fact_words(value)) for what, value in found if value is not None]
-
-
-def _fact_words(value: object) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def _evaluation_facts(run: Run) -> list[tuple[str, object]]:
-    of = run.evaluation
-    weights = of.get("weights")
-    seconds = of.get("seconds")
-    versions = of.get("versions")
-    named = versions.items() if isinstance(versions, dict) else ()
-    return [
-        ("weights", f"{weights:,}" if isinstance(weights, int) else None),
-        ("evaluated", str(of["date"])[:16].replace("T", " ") + " UTC" if "date" in of else None),
-        ("evaluation took", duration(seconds) if isinstance(seconds, float) else None),
-        ("evaluated on", of.get("device")),
-        ("versions", ", ".join(f"{k} {v}" for k, v in named) or None),
-    ]
-
-
-def _learnt_tiles(run: Run) -> list[tuple[str, str, str]]:
-    found = [
-        (f"Dice: {name}", number(dice), "of the test voxels") for name, dice in dice_of(run.scores)
-    ]
+    for name, dice in dice_of(run.scores):
+        yield Tile(f"Dice: {name}", number(dice), "of the test voxels")
     if ratios := ratios_of(run):
         names = learnt_parameters(ratios)
         which = ", ".join(map(label, names)) or "none"
         remark = f"{which}: less error than the mean, 95 %"
-        found.append(("Learnt", f"{len(names)} of {len(ratios)}", remark))
-    loss = run.epochs.get("validation_loss", np.array([]))
-    if np.isfinite(loss).any():
+        yield Tile("Learnt", f"{len(names)} of {len(ratios)}", remark)
+    if _known(run.epochs, "validation_loss"):
+        loss = run.epochs["validation_loss"]
         at = int(np.nanargmin(loss))
-        found.append(
-            ("Best validation loss", number(loss[at]), f"epoch {run.epochs['epoch'][at] + 1:.0f}")
-        )
-    return found
-
-
-def _measured_tiles(run: Run) -> list[tuple[str, str, str]]:
+        epoch = run.epochs["epoch"][at] + 1
+        yield Tile("Best validation loss", number(loss[at]), f"epoch {epoch:.0f}")
     if not run.steps:
-        return []
+        return
     rate = float(np.nanmedian(run.steps["samples_per_second"]))
-    found = [("Throughput", number(rate), "samples/s, median")]
-    memory = run.steps.get("memory_bytes", np.array([]))
-    if np.isfinite(memory).any():
-        found.append(("Peak memory", size(float(np.nanmax(memory))), "of any one rank"))
-    waited = number(100 * plots.waiting_share(run.steps))
-    found.append(("Waiting for data", f"{waited} %", "of all step time"))
+    yield Tile("Throughput", number(rate), "samples/s, median")
+    if _known(run.steps, "memory_bytes"):
+        peak = float(np.nanmax(run.steps["memory_bytes"]))
+        yield Tile("Peak memory", size(peak), "of any one rank")
+    waited = number(100 * _waiting_share(run.steps))
+    yield Tile("Waiting for data", f"{waited} %", "of all step time")
     if run.epochs:
         total = float(np.nansum(run.epochs["seconds"]))
-        found.append(("Training time", duration(total), counted(len(run.epochs["epoch"]), "epoch")))
-    return found
+        yield Tile("Training time", duration(total), counted(len(run.epochs["epoch"]), "epoch"))
+
+
+SETTINGS = {
+    "model": "model.name",
+    "variant": "model.variant",
+    "channels": "model.channels",
+    "levels": "model.levels",
+    "batch norm": "model.batch_norm",
+    "loss": "loss",
+    "data": "",
+    "batch size": "data.batch_size",
+    "optimizer": "optimizer.name",
+    "learning rate": "optimizer.learning_rate",
+    "precision": "precision",
+    "device": "device",
+    "seed": "seed",
+}
+CALLED = {"model.name": "model", "optimizer.name": "optimizer", "loss": "loss"}
+"""Lists settings that may be targets, by the section that says so."""
 
 
 def provenance(run: Run) -> Chapter:
     """Shows what was run, on what, and the whole recipe."""
+    facts = [
+        (what, {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value))
+        for what, value in _facts(run)
+        if value is not None
+    ]
     recipe = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True)
-    blocks: list[Block] = [FactList(facts_of(run)), *_changes(run)]
+    blocks: list[Block] = [FactList(facts), *_changes(run)]
     return Chapter("run", "The run", [*blocks, Details("The whole recipe", recipe)])
 
 
-def _changes(run: Run) -> list[Block]:
-    """Shows how the recipe changed when the run was resumed."""
-    path = run.path / CHANGES
-    if not path.exists():
-        return []
-    rows = list(_change_rows(path))
-    caption = "What was changed when the run was resumed; the recipe is that of the last steps"
-    head = ["key", "before", "from then on", "after step", "date [UTC]"]
-    return [Table(caption, head, rows)] if rows else []
+def _facts(run: Run) -> Iterator[tuple[str, Any]]:
+    """Lists everything that says where the numbers come from; None where it is not known."""
+    for what, key in SETTINGS.items():
+        setting = run.called(CALLED[key]) if key in CALLED else run.setting(key)
+        yield what, run.data if what == "data" else setting
+    yield "grid", times(f"{axis} {n}" for axis, n in run.grid.items())
+    if run.started is not None:
+        yield "training started", f"{run.started:%Y-%m-%d %H:%M} UTC"
+    if run.epochs:
+        yield "training took", duration(float(np.nansum(run.epochs["seconds"])))
+    of = run.evaluation
+    if isinstance(of.get("weights"), int):
+        yield "weights", f"{of['weights']:,}"
+    if "date" in of:
+        yield "evaluated", f"{_minute(of['date'])} UTC"
+    if isinstance(of.get("seconds"), float):
+        yield "evaluation took", duration(of["seconds"])
+    yield "evaluated on", of.get("device")
+    if isinstance(of.get("versions"), dict):
+        yield "versions", ", ".join(f"{k} {v}" for k, v in of["versions"].items()) or None
 
 
-def _change_rows(path: Path) -> Iterator[TableRow]:
-    """Makes a row for each key that was changed.
+def _minute(date: object) -> str:
+    """Writes an ISO date without its seconds."""
+    return str(date)[:16].replace("T", " ")
+
+
+def _changes(run: Run) -> Iterator[Block]:
+    """Shows how the recipe changed when the run was resumed.
 
     Raises:
-        DataError: it is no such file.
+        DataError: the file of changes is no such file.
     """
+    path = run.path / CHANGES
+    if not path.exists():
+        return
+    rows: list[TableRow] = []
     try:
-        found, _ = read_json_lines(path)
-        for one in found:
-            date = str(one["date"])[:16].replace("T", " ")
-            for key, (before, now) in one["changes"].items():
-                yield [
-                    str(key),
-                    _setting_words(before),
-                    _setting_words(now),
-                    str(one["step"]),
-                    date,
-                ]
+        for one in read_json_lines(path)[0]:
+            for key, values in one["changes"].items():
+                before, now = (DASH if value is None else str(value) for value in values)
+                rows.append([str(key), before, now, str(one["step"]), _minute(one["date"])])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{path} holds no changes of a recipe: {error!r}") from None
-
-
-def _setting_words(value: object) -> str:
-    return DASH if value is None else str(value)
+    if rows:
+        caption = "What was changed when the run was resumed; the recipe is that of the last steps"
+        yield Table(caption, ["key", "before", "from then on", "after step", "date [UTC]"], rows)

@@ -1,15 +1,12 @@
 """Compares runs on one page: figures 9 and 10 of Oyama et al. 2020, with controls and intervals.
 
-In reading order: test loss by epoch and by time (figure 9); true against predicted and residuals
-(figure 10); tables of errors over those of the mean and of a reference, with intervals; the
-chapters that hold them; the Dice of each class, over the seeds; two runs side by side;
-`write_comparison`, which writes the page and its numbers as JSON.
+In reading order: tables of errors over those of the mean and of a reference, with intervals; test
+loss by epoch and by time (figure 9); true against predicted and residuals (figure 10); the Dice of
+each class, over the seeds; two runs side by side.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.errors import DataError, printable, reason
+from hyperslab.errors import DataError, printable
 from hyperslab.recipe.compare import differences
-from hyperslab.studies.number_format import DASH, MINUS, label, number
+from hyperslab.studies.number_format import DASH, MINUS, counted, label, number
 from hyperslab.studies.report.canvas import (
     FIRST,
     INK,
@@ -27,40 +24,23 @@ from hyperslab.studies.report.canvas import (
     SECOND,
     SERIES,
     Canvas,
-    FigureFormat,
     Picture,
     cut_short,
-    figures_beside,
-    write_figures,
 )
+from hyperslab.studies.report.chapters import LOSS_NAMES
 from hyperslab.studies.report.configurations import (
+    FEWEST_VOLUMES,
     LONGEST_NAME,
     MEAN_CONTROL,
     Comparison,
     Configuration,
     Scored,
     named_runs,
-    read_comparison,
 )
-from hyperslab.studies.report.html import (
-    Block,
-    Chapter,
-    Figures,
-    Heading,
-    Page,
-    Paragraph,
-    render_page,
-)
-from hyperslab.studies.report.plots import (
-    FEWEST_VOLUMES,
-    LOSS_NAMES,
-    log_if_wide,
-    whole_number_ticks,
-)
-from hyperslab.studies.run_folder import Run, folder_names, read_evaluation, read_words
+from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
+from hyperslab.studies.run_folder import Run, folder_names, read_words
 from hyperslab.studies.table import Table, TableCell, TableRow
-from hyperslab.train.metrics import CONFIDENCE, ConfidenceInterval, FloatArray, means_of_volumes
-from hyperslab.util.atomic_files import write_json, write_text
+from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Gives each configuration a line style: figures are to be read without colours, too."""
@@ -70,6 +50,85 @@ POWERS = {"mse": 2, "l1": 1}
 
 HOUR = 3600.0
 MINUTE = 60.0
+
+
+def comparison_chapters(comparison: Comparison) -> list[Chapter]:
+    """Writes the chapters on all configurations, on figure 9 and on figure 10."""
+    return [
+        Chapter("comparison", "All configurations", _error_tables(comparison)),
+        Chapter("figure-9", "Test loss by epoch and by time", _losses_by_configuration(comparison)),
+        Chapter("figure-10", "True against predicted", _predictions(comparison)),
+    ]
+
+
+def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
+    """Lists all numbers as plain values, for JSON and for the tables."""
+    reference = comparison.reference
+    keys = (MEAN_CONTROL, *comparison.parameters)
+    return {
+        "test_volumes": len(reference.volumes),
+        "confidence": CONFIDENCE,
+        "parameters": list(comparison.parameters),
+        "reference": reference.name,
+        "rows": [
+            {
+                "name": row.name,
+                "control": row in comparison.controls,
+                "seeds": len(row.seeds),
+                "samples": len(row.seeds[0].volumes),
+                "ratio": {key: asdict(row.ratio(key)) for key in keys},
+                "ratio_by_seed": {key: row.ratios(key).tolist() for key in keys},
+                "to_reference": {
+                    key: asdict(row.ratio_to(reference, key)) if row is not reference else None
+                    for key in keys
+                },
+            }
+            for row in comparison.rows
+        ],
+    }
+
+
+def _error_tables(comparison: Comparison) -> list[Block]:
+    """Shows errors over those of predicting the mean, and over those of the reference."""
+    numbers = comparison_numbers(comparison)
+    keys = (MEAN_CONTROL, *numbers["parameters"])
+    few = numbers["test_volumes"] < FEWEST_VOLUMES
+
+    def cell(value: float, interval: dict[str, float]) -> TableCell:
+        """Makes a cell of a number and its interval, of which few volumes say nothing."""
+        ends = f"{number(interval['lower'])} {DASH} {number(interval['upper'])}"
+        return TableCell(number(value), below="" if few else ends)
+
+    to_mean: list[TableRow] = []
+    to_reference: list[TableRow] = []
+    for row in numbers["rows"]:
+        seeds = f"{counted(row['seeds'], 'seed')}, {row['samples']} test samples"
+        name = TableCell(row["name"], below="control" if row["control"] else seeds)
+        medians = {key: float(np.median(row["ratio_by_seed"][key])) for key in keys}
+        to_mean.append([name, *(cell(medians[key], row["ratio"][key]) for key in keys)])
+        others = [row["to_reference"][key] for key in keys]
+        if others[0] is not None:
+            to_reference.append([row["name"], *(cell(one["value"], one) for one in others)])
+    to_mean.append(["predicting the mean", *["1"] * len(keys)])
+    head = ["configuration", "mean", *map(label, numbers["parameters"])]
+    words = (
+        f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
+        "volumes predicts once for each part; averaged and recalibrated, its predictions for a "
+        "volume are one: their mean, put right by a line for each parameter that is fitted to the "
+        "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
+        "together for all configurations, with the seeds as a second level; with fewer than "
+        f"{FEWEST_VOLUMES} volumes there are none."
+    )
+    error = "Mean squared error over that of"
+    interval = "95 % interval"
+    medians_of = (
+        f"predicting the mean: median over seeds, and the {interval} of the mean over seeds"
+    )
+    blocks: list[Block] = [words, Table(f"{error} {medians_of}", head, to_mean)]
+    if to_reference:
+        title = f"{error} {numbers['reference']}, and its {interval}"
+        blocks.append(Table(title, head, to_reference))
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +159,25 @@ def curve_of(configuration: Configuration) -> Curve | None:
     return Curve(losses, seconds, followed)
 
 
-def loss_in_common(comparison: Comparison) -> str | None:
+def _loss_in_common(comparison: Comparison) -> str | None:
     """Names the loss that all runs have been trained on, if it is one."""
     runs = [run for one in comparison.configurations for run in one.runs]
     names = {run.setting("loss") if isinstance(run.setting("loss"), str) else None for run in runs}
     return names.pop() if len(names) == 1 else None
+
+
+def _losses_by_configuration(comparison: Comparison) -> list[Block]:
+    loss = _loss_in_common(comparison)
+    words = "The loss that was trained, of the normalised parameters (Oyama et al. 2020, figure 9)."
+    if loss in POWERS:
+        words += (
+            " The level lines are controls: always predicting the mean of the training split, and "
+            "what else was given."
+        )
+    elif loss is None:
+        words += " The runs were trained on different losses, which are not to be compared."
+    pictures = loss_curves(comparison)
+    return [words, Figures(pictures) if pictures else "No epoch is done yet."]
 
 
 def loss_curves(comparison: Comparison) -> list[Picture]:
@@ -117,97 +190,81 @@ def loss_curves(comparison: Comparison) -> list[Picture]:
     if not curves:
         return []
     longest = max(float(np.median(curve.seconds, 0)[-1]) for curve in curves.values())
-    unit, word = (1.0, "s") if longest < 2 * MINUTE else (MINUTE, "min")
-    if longest > 2 * HOUR:
-        unit, word = HOUR, "h"
-    followed = all(curve.followed for curve in curves.values())
+    unit, word = _time_unit(longest)
     return [
-        _loss_figure(comparison, curves, "epoch", None, "epoch", followed),
-        _loss_figure(comparison, curves, "time", unit, f"training time [{word}]", followed),
+        _loss_figure(comparison, curves, "epoch", None, "epoch"),
+        _loss_figure(comparison, curves, "time", unit, f"training time [{word}]"),
     ]
 
 
+def _time_unit(longest: float) -> tuple[float, str]:
+    """Chooses the unit [s] of an axis up to the longest time [s], and its name."""
+    if longest > 2 * HOUR:
+        return HOUR, "h"
+    return (MINUTE, "min") if longest > 2 * MINUTE else (1.0, "s")
+
+
 def _loss_figure(
-    comparison: Comparison,
-    curves: Mapping[str, Curve],
-    key: str,
-    unit: float | None,
-    axis: str,
-    followed: bool,
+    comparison: Comparison, curves: Mapping[str, Curve], key: str, unit: float | None, axis: str
 ) -> Picture:
+    """Draws all losses over epochs, or over time in a unit [s]."""
     canvas = Canvas(f"figure-9-{key}", width=520, height=420)
-    loss = loss_in_common(comparison)
+    loss = _loss_in_common(comparison)
     power = POWERS.get(loss or "")
+    missing = []
+    dotted = ""
     for place, one in enumerate(comparison.configurations):
         if one.name not in curves:
+            missing.append(one.name)
             continue
-        _draw_curve(canvas, curves[one.name], unit, one.name, place)
+        curve = curves[one.name]
+        colour = SERIES[place % len(SERIES)]
+        x = np.arange(curve.losses.shape[1]) + 1.0
+        if unit is not None:
+            x = np.median(curve.seconds, 0) / unit
+        style = {"color": colour, "linestyle": DASHES[place % len(DASHES)], "markersize": 3}
+        canvas.curve(x, np.median(curve.losses, 0), label=one.name, **style)
+        if len(curve.losses) > 1:
+            ends = (curve.losses.min(0), curve.losses.max(0))
+            canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
         if one.averaged is not None and power is not None:
-            canvas.axes.axhline(
-                _control_level(one.averaged, power),
-                color=SERIES[place % len(SERIES)],
-                linewidth=1.2,
-                linestyle=":",
-            )
+            level = _control_level(one.averaged, power)
+            canvas.axes.axhline(level, color=colour, linewidth=1.2, linestyle=":")
+            dotted = " Dotted: sub-volumes' predictions averaged over a universe and recalibrated."
     of_mean = _draw_controls(canvas, comparison, power) if power is not None else ""
     if all(np.nanmin(curve.losses, initial=np.inf) > 0 for curve in curves.values()):
         canvas.log()
     if unit is None:
-        whole_number_ticks(canvas)
-    what = "test loss" if followed else "validation loss"
+        canvas.whole_ticks()
+    split = "test" if all(curve.followed for curve in curves.values()) else "validation"
     measure = f": {LOSS_NAMES[loss]}" if loss in LOSS_NAMES else ""
-    canvas.axes.set(xlabel=axis, ylabel=f"{what}{measure}")
+    canvas.axes.set(xlabel=axis, ylabel=f"{split} loss{measure}")
     canvas.legend()
     at_the_end = "; ".join(
         f"{name} {number(float(np.median(curve.losses, 0)[-1]))}" for name, curve in curves.items()
     )
-    missing = [one.name for one in comparison.configurations if one.name not in curves]
+    caption = "Median over seeds, with the range as a band"
+    if split == "validation":
+        caption = "The runs did not follow the test loss (follow_test): validation. " + caption
+    if any(one.of_parts for one in comparison.configurations):
+        caption += "; for sub-volumes the running minimum"
     without = f" Without {', '.join(missing)}: no epoch is done." if missing else ""
-    split = "" if followed else "The runs did not follow the test loss (follow_test): validation. "
-    parts = any(one.of_parts for one in comparison.configurations)
     return canvas.picture(
-        title=f"{'Test' if followed else 'Validation'} loss by {key}",
+        title=f"{split.capitalize()} loss by {key}",
         alt=f"Loss by {key}; at the end: {at_the_end}{of_mean}.",
-        caption=f"{split}Median over seeds, with the range as a band"
-        + ("; for sub-volumes the running minimum" if parts else "")
-        + ". Dotted: sub-volumes' predictions averaged over a universe and recalibrated."
-        * any(one.averaged is not None and power for one in comparison.configurations)
-        + without,
+        caption=f"{caption}.{dotted}{without}",
     )
-
-
-def _draw_curve(canvas: Canvas, curve: Curve, unit: float | None, name: str, place: int) -> None:
-    """Draws the ``place``-th curve over epochs, or time in ``unit`` [s], with its band."""
-    colour = SERIES[place % len(SERIES)]
-    epochs = np.arange(curve.losses.shape[1]) + 1.0
-    x = epochs if unit is None else np.median(curve.seconds, 0) / unit
-    canvas.axes.plot(
-        x,
-        np.median(curve.losses, 0),
-        label=name,
-        color=colour,
-        linestyle=DASHES[place % len(DASHES)],
-        marker="o" if len(x) < 20 else "",
-        markersize=3,
-    )
-    if len(curve.losses) > 1:
-        ends = (curve.losses.min(0), curve.losses.max(0))
-        canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
     """Draws the controls as level lines, and puts the first, the mean's, into words."""
     squared = comparison.configurations[0].scored.of_mean
     of_mean = float((squared ** (power / 2)).mean())
-    canvas.axes.axhline(of_mean, color=MUTED, linewidth=1.5, label="predicting the mean")
-    for place, control in enumerate(comparison.controls):
-        canvas.axes.axhline(
-            _control_level(control, power),
-            color=INK,
-            linewidth=1.5,
-            linestyle=DASHES[1 + place % 5],
-            label=control.name,
-        )
+    levels = [("predicting the mean", of_mean)]
+    levels += [(control.name, _control_level(control, power)) for control in comparison.controls]
+    for place, (name, level) in enumerate(levels):
+        colour, dashes = (INK, DASHES[1 + (place - 1) % 5]) if place else (MUTED, "-")
+        canvas.axes.axhline(level, color=colour, linewidth=1.5, linestyle=dashes, label=name)
     return f"; predicting the mean {number(of_mean)}"
 
 
@@ -220,6 +277,21 @@ def _control_level(scored: Scored, power: int) -> float:
     return float(np.median(of_seeds))
 
 
+def _predictions(comparison: Comparison) -> list[Block]:
+    words = (
+        "Normalised parameters of the test samples, by the seed with the median error (Oyama et "
+        "al. 2020, figure 10). A point on the dashed line is exact; a cloud that lies flat is a "
+        "network that answers with the mean."
+    )
+    blocks: list[Block] = [words]
+    rows = comparison.rows
+    for at, name in enumerate(comparison.parameters):
+        scatters = [_scatter(row, at, place) for place, row in enumerate(rows)]
+        blocks += [Heading(f"{label(name)}: predicted against true"), Figures(scatters, "tiny")]
+    residuals = [_residuals(rows, at) for at in range(len(comparison.parameters))]
+    return [*blocks, Heading("Residuals"), Figures(residuals)]
+
+
 SCATTER_POINTS = 200
 """Limits the points of each scatter plot, as in the paper."""
 
@@ -227,35 +299,17 @@ SCATTER_REACH = 1.4
 """Ends its axes either side of zero."""
 
 
-def scatters(comparison: Comparison, parameter: str) -> list[Picture]:
-    """Draws the median seed of each configuration, average and control."""
-    at = comparison.parameters.index(parameter)
-    return [_scatter(row, at, place) for place, row in enumerate(comparison.rows)]
-
-
 def _scatter(row: Scored, at: int, place: int) -> Picture:
+    """Draws a parameter's predictions, of the median seed of what stands in ``place``."""
     canvas = Canvas(f"figure-10-{at}-{place}", width=220, height=230)
     seed = row.typical
     true = seed.true[:, at]
     predicted = seed.predicted[:, at]
     chosen = np.random.default_rng(0).permutation(len(true))[:SCATTER_POINTS]
-    axes = canvas.axes
-    axes.plot(
-        [-SCATTER_REACH, SCATTER_REACH],
-        [-SCATTER_REACH, SCATTER_REACH],
-        color=MUTED,
-        linewidth=1,
-        linestyle="--",
+    canvas.square(SCATTER_REACH)
+    canvas.axes.plot(
+        true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.6, markersize=4, mew=0
     )
-    axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.6, markersize=4, mew=0)
-    axes.set(
-        xlim=(-SCATTER_REACH, SCATTER_REACH),
-        ylim=(-SCATTER_REACH, SCATTER_REACH),
-        xlabel="true",
-        ylabel="predicted",
-    )
-    axes.set_aspect("equal")
-    axes.locator_params(nbins=5)
     ratio = number(float(np.median(row.ratios(row.parameters[at]))))
     outside = int(np.sum(np.abs(predicted[chosen]) > SCATTER_REACH))
     some = f" Outside: {outside}." if outside else ""
@@ -268,17 +322,13 @@ def _scatter(row: Scored, at: int, place: int) -> Picture:
     )
 
 
-def residual_distributions(comparison: Comparison) -> list[Picture]:
-    """Draws a picture for each parameter, all configurations and controls in it."""
-    return [_residuals(comparison.rows, at) for at in range(len(comparison.parameters))]
-
-
 def _residuals(rows: Sequence[Scored], at: int) -> Picture:
+    """Draws the residuals of a parameter, all configurations and controls in one picture."""
     name = rows[0].parameters[at]
     canvas = Canvas(f"figure-10-residuals-{at}", width=520, height=70 + 30 * (len(rows) + 1))
-    whole = rows[0].typical
+    true = rows[0].typical.true[:, at]
     off = {row.name: (row.typical.predicted - row.typical.true)[:, at] for row in rows}
-    off["predicting the mean"] = whole.true[:, at].mean() - whole.true[:, at]
+    off["predicting the mean"] = true.mean() - true
     axes = canvas.axes
     axes.boxplot(
         list(off.values()),
@@ -307,148 +357,6 @@ def _residuals(rows: Sequence[Scored], at: int) -> Picture:
     )
 
 
-def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
-    """Lists all numbers as plain values, for JSON and for the tables."""
-    reference = comparison.reference
-    keys = (MEAN_CONTROL, *comparison.parameters)
-    return {
-        "test_volumes": len(reference.volumes),
-        "confidence": CONFIDENCE,
-        "parameters": list(comparison.parameters),
-        "reference": reference.name,
-        "rows": [
-            {
-                "name": row.name,
-                "control": row in comparison.controls,
-                "seeds": len(row.seeds),
-                "samples": len(row.seeds[0].volumes),
-                "ratio": {key: asdict(row.ratio(key)) for key in keys},
-                "ratio_by_seed": {key: row.ratios(key).tolist() for key in keys},
-                "to_reference": {
-                    key: asdict(row.ratio_to(reference, key)) if row is not reference else None
-                    for key in keys
-                },
-            }
-            for row in comparison.rows
-        ],
-    }
-
-
-def errors_table(numbers: dict[str, Any]) -> Table:
-    """Shows errors over those of predicting the mean: median over seeds, interval."""
-    keys = (MEAN_CONTROL, *numbers["parameters"])
-    few = numbers["test_volumes"] < FEWEST_VOLUMES
-    rows: list[TableRow] = [
-        [
-            TableCell(row["name"], below=_seeds(row)),
-            *(
-                _interval_cell(float(np.median(row["ratio_by_seed"][key])), row["ratio"][key], few)
-                for key in keys
-            ),
-        ]
-        for row in numbers["rows"]
-    ]
-    rows.append(["predicting the mean", *["1"] * len(keys)])
-    return Table(
-        "Mean squared error over that of predicting the mean: median over seeds, and the 95 % "
-        "interval of the mean over seeds",
-        ["configuration", "mean", *map(label, numbers["parameters"])],
-        rows,
-    )
-
-
-def reference_table(numbers: dict[str, Any]) -> Table:
-    """Shows how many times the reference's error the others have."""
-    keys = (MEAN_CONTROL, *numbers["parameters"])
-    rows = []
-    for row in numbers["rows"]:
-        found = [row["to_reference"][key] for key in keys]
-        if found[0] is None:
-            continue
-        cells = [
-            _interval_cell(one["value"], one, numbers["test_volumes"] < FEWEST_VOLUMES)
-            for one in found
-        ]
-        rows.append([row["name"], *cells])
-    return Table(
-        f"Mean squared error over that of {numbers['reference']}, and its 95 % interval",
-        ["configuration", "mean", *map(label, numbers["parameters"])],
-        rows,
-    )
-
-
-def _interval_cell(value: float, interval: dict[str, float], few: bool) -> TableCell:
-    """Makes a cell of a number and its interval, of which ``few`` volumes say nothing."""
-    if few:
-        return TableCell(number(value))
-    found = ConfidenceInterval(**interval)
-    ends = f"{number(found.lower)} {DASH} {number(found.upper)}"
-    return TableCell(number(value), below=ends)
-
-
-def _seeds(row: dict[str, Any]) -> str:
-    seeds = f"{row['seeds']} seeds" if row["seeds"] > 1 else "1 seed"
-    return "control" if row["control"] else f"{seeds}, {row['samples']} test samples"
-
-
-def comparison_chapters(comparison: Comparison) -> list[Chapter]:
-    """Writes the chapters on all configurations, on figure 9 and on figure 10."""
-    return [
-        Chapter("comparison", "All configurations", _error_tables(comparison)),
-        Chapter("figure-9", "Test loss by epoch and by time", _losses_by_configuration(comparison)),
-        Chapter("figure-10", "True against predicted", _predictions(comparison)),
-    ]
-
-
-def _error_tables(comparison: Comparison) -> list[Block]:
-    numbers = comparison_numbers(comparison)
-    words = (
-        f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
-        "volumes predicts once for each part; averaged and recalibrated, its predictions for a "
-        "volume are one: their mean, put right by a line for each parameter that is fitted to the "
-        "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
-        "together for all configurations, with the seeds as a second level; with fewer than "
-        f"{FEWEST_VOLUMES} volumes there are none."
-    )
-    tables = [errors_table(numbers)]
-    if len(numbers["rows"]) > 1:
-        tables.append(reference_table(numbers))
-    return [Paragraph(words), *tables]
-
-
-def _losses_by_configuration(comparison: Comparison) -> list[Block]:
-    loss = loss_in_common(comparison)
-    words = "The loss that was trained, of the normalised parameters (Oyama et al. 2020, figure 9)."
-    if loss in POWERS:
-        words += (
-            " The level lines are controls: always predicting the mean of the training split, and "
-            "what else was given."
-        )
-    elif loss is None:
-        words += " The runs were trained on different losses, which are not to be compared."
-    pictures = loss_curves(comparison)
-    return [Paragraph(words), Figures(pictures) if pictures else Paragraph("No epoch is done yet.")]
-
-
-def _predictions(comparison: Comparison) -> list[Block]:
-    words = (
-        "Normalised parameters of the test samples, by the seed with the median error (Oyama et "
-        "al. 2020, figure 10). A point on the dashed line is exact; a cloud that lies flat is a "
-        "network that answers with the mean."
-    )
-    blocks: list[Block] = [Paragraph(words)]
-    for name in comparison.parameters:
-        blocks += [
-            Heading(f"{label(name)}: predicted against true"),
-            Figures(scatters(comparison, name), "tiny"),
-        ]
-    blocks += [
-        Heading("Residuals"),
-        Figures(residual_distributions(comparison)),
-    ]
-    return blocks
-
-
 DICE_WORDS = (
     "Dice of all voxels of the test split together: the median over the seeds, and the least to "
     "the greatest where there are several. The mean is over the classes but the background."
@@ -463,19 +371,20 @@ def class_chapter(paths: Sequence[Path]) -> Chapter | None:
     """
     named = [(name, runs) for name, runs in named_runs(paths) if runs]
     runs_of_all = [run for _, runs in named for run in runs]
-    evaluation = next(filter(None, map(_class_evaluation, runs_of_all)), {})
+    evaluation = next((run.evaluation for run in runs_of_all if run.evaluation), {})
     if "classes" not in evaluation:
         return None
     classes = list(evaluation["classes"])
     _check_samples(runs_of_all)
-    rows = [[name, str(len(runs)), *_class_cells(runs, classes)] for name, runs in named]
+    rows = []
+    for name, runs in named:
+        dice = np.array([_dice_of_run(run, classes) for run in runs])
+        means = dice[:, 1:].mean(1, keepdims=True)
+        spreads = [_seed_spread(column) for column in np.concatenate([means, dice], axis=1).T]
+        rows.append([name, str(len(runs)), *spreads])
     head = ["configuration", "seeds", "mean", *map(label, classes)]
     table = Table("Dice by class", head, rows)
-    return Chapter("comparison", "All configurations", [Paragraph(DICE_WORDS), table])
-
-
-def _class_evaluation(run: Run) -> dict[str, Any]:
-    return read_evaluation(run.path / "evaluation" / "metrics.json")
+    return Chapter("comparison", "All configurations", [DICE_WORDS, table])
 
 
 def _check_samples(runs: Sequence[Run]) -> None:
@@ -491,23 +400,19 @@ def _check_samples(runs: Sequence[Run]) -> None:
             )
 
 
-def _class_cells(runs: Sequence[Run], classes: Sequence[str]) -> list[str]:
-    found = []
-    for run in runs:
-        scores = _class_evaluation(run).get("classes", {})
-        if list(scores) != list(classes):
-            raise DataError(
-                f"{run.path} is not evaluated for the classes {', '.join(classes)}\n"
-                f"    hyperslab evaluate {run.path}"
-            )
-        dice = [scores[name].get("dice") for name in classes]
-        found.append([np.nan if value is None else float(value) for value in dice])
-    values = np.array(found)
-    means = values[:, 1:].mean(1, keepdims=True)
-    return [_seed_spread(column) for column in np.concatenate([means, values], axis=1).T]
+def _dice_of_run(run: Run, classes: Sequence[str]) -> list[float]:
+    """Returns the Dice of each class; NaN where it is not defined."""
+    scores = run.evaluation.get("classes", {})
+    if list(scores) != list(classes):
+        raise DataError(
+            f"{run.path} is not evaluated for the classes {', '.join(classes)}\n"
+            f"    hyperslab evaluate {run.path}"
+        )
+    dice = [scores[name].get("dice") for name in classes]
+    return [np.nan if value is None else float(value) for value in dice]
 
 
-def _seed_spread(values: np.ndarray[Any, Any]) -> str:
+def _seed_spread(values: FloatArray) -> str:
     if not np.isfinite(values).all():
         return DASH
     middle = number(float(np.median(values)))
@@ -519,17 +424,13 @@ def _seed_spread(values: np.ndarray[Any, Any]) -> str:
 UNCOMPARED_KEYS = ("output",)
 """Lists keys of recipes that always differ."""
 
-MINUTES_FROM = 120.0
-"""Bounds the times [s] that are not given in minutes."""
-
 
 def two_runs(run: Run, other: Run, problem: str = "") -> Chapter:
     """Sets two runs side by side; ``problem`` says why their errors cannot be compared."""
     names = folder_names([run.path, other.path])
-    blocks: list[Block] = [what_differs([run, other], names)]
-    blocks += _loss_blocks([run, other], names)
+    blocks = [what_differs([run, other], names), *_loss_blocks([run, other], names)]
     if problem:
-        blocks.append(Paragraph(f"Their errors are not compared: {problem}"))
+        blocks.append(f"Their errors are not compared: {problem}")
     return Chapter("two-runs", f"{names[0]} and {names[1]}", blocks)
 
 
@@ -538,145 +439,59 @@ def what_differs(runs: Sequence[Run], names: Sequence[str]) -> Block:
     found = [key for other in runs[1:] for key in differences(runs[0].recipe, other.recipe)]
     keys = [key for key in dict.fromkeys(found) if key not in UNCOMPARED_KEYS]
     if not keys:
-        return Paragraph("Their recipes are the same.")
-    rows = [[key, *(_setting_text(run, key) for run in runs)] for key in keys]
+        return "Their recipes are the same."
+    rows = []
+    for key in keys:
+        settings = [run.setting(key) for run in runs]
+        rows.append([key, *(DASH if value is None else str(value) for value in settings)])
     return Table("What differs in their recipes", ["key", *names], rows)
 
 
 def _loss_blocks(runs: Sequence[Run], names: Sequence[str]) -> list[Block]:
     """Draws the losses on one scale; different losses each on a scale of its own."""
-    drawn = [
-        DrawnRun(run, name, *style)
-        for run, name, style in zip(runs, names, ((FIRST, "-"), (SECOND, "--")), strict=True)
-    ]
-    empty = [one.name for one in drawn if not one.run.epochs]
+    named = dict(zip(names, runs, strict=True))
+    empty = [name for name, run in named.items() if not run.epochs]
     if empty:
         words = " and ".join(empty)
-        return [Paragraph(f"Losses are not compared: no epoch of {words} is done.")]
-    losses = [one.run.setting("loss") for one in drawn]
-    if losses[0] == losses[1]:
-        return [Figures([_losses_of_two(drawn, timed) for timed in (False, True)])]
-    kinds = " and ".join(str(one.run.called("loss")) for one in drawn)
+        return [f"Losses are not compared: no epoch of {words} is done."]
+    if runs[0].setting("loss") == runs[1].setting("loss"):
+        return [Figures([_losses_of_two(named, timed) for timed in (False, True)])]
+    kinds = " and ".join(str(run.called("loss")) for run in runs)
+    pictures = [_losses_of_two(named, timed, one) for one in named for timed in (False, True)]
     return [
-        Paragraph(
-            f"They were trained on different losses, {kinds}, which are not to be compared: each "
-            "has a scale of its own."
-        ),
-        Figures([_losses_of_two([one], timed) for one in drawn for timed in (False, True)]),
+        f"They were trained on different losses, {kinds}, which are not to be compared: each "
+        "has a scale of its own.",
+        Figures(pictures),
     ]
 
 
-def _setting_text(run: Run, key: str) -> str:
-    value = run.setting(key)
-    return DASH if value is None else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnRun:
-    """Holds a run with the name, the colour and the style of its curves."""
-
-    run: Run
-    name: str
-    colour: str
-    style: str
-
-
-def _losses_of_two(drawn: Sequence[DrawnRun], timed: bool) -> Picture:
-    """Draws validation (thick) and training losses (thin) by epoch or by training time."""
+def _losses_of_two(named: Mapping[str, Run], timed: bool, alone: str = "") -> Picture:
+    """Draws the validation (thick) and training losses (thin) of two runs, or of one ``alone``."""
     key = "time" if timed else "epoch"
-    alone = len(drawn) == 1
-    canvas = Canvas(f"two-runs-{key}" + (f"-{1 + SERIES.index(drawn[0].colour)}" if alone else ""))
-    ends = [float(np.nansum(one.run.epochs["seconds"])) for one in drawn]
-    unit, word = (60.0, "min") if max(ends) > MINUTES_FROM else (1.0, "s")
-    for one in drawn:
-        epochs = one.run.epochs
-        x = epochs["epoch"] + 1
-        if timed:
-            x = np.cumsum(epochs["seconds"]) / unit
-        marker = "o" if len(x) < 20 else ""
-        canvas.axes.plot(
-            x, epochs["validation_loss"], one.style, color=one.colour, linewidth=2, marker=marker,
-            markersize=4, label=one.name,
-        )  # fmt: skip
-        canvas.axes.plot(
-            x, epochs["train_loss"], one.style, color=one.colour, linewidth=1, alpha=0.6,
-            marker=marker, markersize=2,
-        )  # fmt: skip
-    columns = ("train_loss", "validation_loss")
-    log_if_wide(canvas, *(one.run.epochs[column] for one in drawn for column in columns))
-    if timed:
-        canvas.axes.set(xlabel=f"training time [{word}]", ylabel="loss")
-    else:
-        whole_number_ticks(canvas)
-        canvas.axes.set(xlabel="epoch", ylabel="loss")
-    canvas.legend()
-    least = [
-        f"{one.name} {number(float(np.nanmin(one.run.epochs['validation_loss'], initial=np.inf)))}"
-        for one in drawn
+    drawn = [
+        (place, name, run.epochs)
+        for place, (name, run) in enumerate(named.items())
+        if alone in ("", name)
     ]
+    canvas = Canvas(f"two-runs-{key}" + (f"-{1 + drawn[0][0]}" if alone else ""))
+    unit, word = _time_unit(max(float(np.nansum(epochs["seconds"])) for _, _, epochs in drawn))
+    least = []
+    for place, name, epochs in drawn:
+        x = np.cumsum(epochs["seconds"]) / unit if timed else epochs["epoch"] + 1
+        style = {"color": SERIES[place], "linestyle": DASHES[place]}
+        loss = epochs["validation_loss"]
+        canvas.curve(x, loss, linewidth=2, label=name, **style)
+        canvas.curve(x, epochs["train_loss"], linewidth=1, alpha=0.6, markersize=2, **style)
+        least.append(f"{name} {number(float(np.nanmin(loss, initial=np.inf)))}")
+    columns = ("train_loss", "validation_loss")
+    canvas.log_if_wide(*(epochs[column] for _, _, epochs in drawn for column in columns))
+    if not timed:
+        canvas.whole_ticks()
+    canvas.axes.set(xlabel=f"training time [{word}]" if timed else "epoch", ylabel="loss")
+    canvas.legend()
     told = f"least validation loss: {', '.join(least)}"
     return canvas.picture(
-        title=f"Losses by {key}" + (f", {drawn[0].name}" if alone else ""),
+        title=f"Losses by {key}" + (f", {alone}" if alone else ""),
         alt=f"Validation and training losses by {key}; {told}.",
         caption=f"Thick: validation, thin: training; {told}.",
     )
-
-
-def write_comparison(
-    paths: Sequence[Path],
-    controls: Sequence[tuple[str, Path]] = (),
-    *,
-    output: Path | None = None,
-    numbers: Path | None = None,
-    figures: Sequence[FigureFormat] = (),
-) -> Path:
-    """Writes one page on several runs, or on sweeps, and returns its path.
-
-    By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
-    that all runs are in. ``numbers``: a JSON file for the numbers of its tables. ``figures``: the
-    formats in which its figures are written, too, as `figures_beside` says.
-
-    Raises:
-        DataError: as `read_comparison`, or a file cannot be written.
-    """
-    of_classes = class_chapter(paths)
-    if of_classes is not None and (controls or numbers is not None):
-        raise DataError("controls and --numbers go with predicted numbers; these runs give classes")
-    comparison = None if of_classes is not None else read_comparison(paths, controls)
-    chapters = _by_folders(paths) if of_classes is None else [*_by_folders(paths), of_classes]
-    if output is None and len(paths) == 1:
-        output = paths[0] / "report.html"
-    elif output is None:
-        output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
-    page = Page(
-        title=output.resolve().parent.name,
-        lede=_comparison_lede(comparison) if comparison else "",
-        chapters=[*chapters, *(comparison_chapters(comparison) if comparison else ())],
-        made=f"Made by hyperslab on {datetime.datetime.now():%Y-%m-%d %H:%M}.",
-        kind="comparison of runs",
-    )
-    try:
-        write_text(output, render_page(page), concurrent=True)
-        if numbers is not None and comparison is not None:
-            write_json(numbers, comparison_numbers(comparison))
-    except OSError as error:
-        raise DataError(f"the comparison cannot be written: {reason(error)}") from error
-    write_figures(page.pictures, figures_beside(output), figures)
-    return output
-
-
-def _by_folders(paths: Sequence[Path]) -> list[Chapter]:
-    """Shows what differs in configurations that are called by their folders."""
-    named = named_runs(paths)
-    folders = folder_names([runs[0].path for _, runs in named]) if named else []
-    if len(named) < 2 or [name for name, _ in named] != folders:
-        return []
-    table = what_differs([runs[0] for _, runs in named], folders)
-    return [Chapter("recipes", "Recipes", [table])]
-
-
-def _comparison_lede(comparison: Comparison) -> str:
-    runs = sum(len(one.runs) for one in comparison.configurations)
-    names = ", ".join(one.name for one in comparison.configurations)
-    volumes = len(comparison.reference.volumes)
-    return f"{runs} runs of {names}; {volumes} test volumes"

@@ -39,6 +39,9 @@ from hyperslab.util.documents import read_json
 MEAN_CONTROL = "mean"
 """Stands in for a parameter's name: the mean of the errors of all of them."""
 
+FEWEST_VOLUMES = 5
+"""Asks for so many volumes: with fewer a bootstrap says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class SplitPredictions:
@@ -113,37 +116,38 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
     Raises:
         DataError: an evaluation is missing, broken, of classes, or of other volumes than the first.
     """
-    found = [_read_predictions(folder) for folder in folders]
-    parameters, mean, _, _ = found[0]
-    for folder, (names, _, _, _) in zip(folders, found, strict=True):
+    named = [_read_parameters(folder) for folder in folders]
+    parameters, mean = named[0]
+    for folder, (names, _) in zip(folders, named, strict=True):
         if names != parameters:
             raise DataError(f"{folder} predicts {', '.join(names)}: not what {folders[0]} does")
-    tests = [test for _, _, test, _ in found]
-    for folder, test in zip(folders, tests, strict=True):
+    tests = []
+    for folder in folders:
+        test = _read_split(folder / "predictions.csv", parameters)
+        if test is None:
+            missing = folder / "predictions.csv"
+            raise DataError(f"{missing} is not there: hyperslab evaluate writes it")
+        tests.append(test)
         if set(test.volumes) != set(tests[0].volumes):
             raise DataError(
                 f"{name}: the test volumes of its runs are not the same: those of {folder} are not "
                 f"those of {folders[0]}"
             )
-    plain = score(name, parameters, tests, mean)
-    validations = [validation for _, _, _, validation in found if validation is not None]
+    plain = _score(name, parameters, tests, mean)
+    found = [_read_split(folder / "validation.csv", parameters) for folder in folders]
+    validations = [validation for validation in found if validation is not None]
     if not tests[0].of_parts or len(validations) < len(tests):
         return plain, None
     better = [_recalibrated(*pair) for pair in zip(tests, validations, strict=True)]
-    return plain, score(f"{name}, averaged and recalibrated", parameters, better, mean)
+    return plain, _score(f"{name}, averaged and recalibrated", parameters, better, mean)
 
 
-def score(
+def _score(
     name: str, parameters: tuple[str, ...], seeds: Sequence[SplitPredictions], mean: FloatArray
 ) -> Scored:
-    """Computes the errors of predictions; ``mean`` (P,) is of the training split's targets.
-
-    All seeds have the same volumes.
-    """
+    """Computes the errors of predictions; ``mean`` (P,) is of the training split's targets."""
     volumes, _ = volume_indices(seeds[0].volumes)
-    errors = []
-    for seed in seeds:
-        errors.append(means_of_volumes((seed.predicted - seed.true) ** 2, seed.volumes))
+    errors = [means_of_volumes((one.predicted - one.true) ** 2, one.volumes) for one in seeds]
     true = means_of_volumes(seeds[0].true, seeds[0].volumes)
     return Scored(name, parameters, volumes, tuple(seeds), np.stack(errors), (true - mean) ** 2)
 
@@ -158,10 +162,8 @@ def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> Split
     return SplitPredictions(names, means_of_volumes(test.true, test.volumes), predicted)
 
 
-def _read_predictions(
-    folder: Path,
-) -> tuple[tuple[str, ...], FloatArray, SplitPredictions, SplitPredictions | None]:
-    """Reads parameters, training mean (P,), test and validation predictions of a folder."""
+def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
+    """Reads the names of an evaluation's parameters, and their training mean (P,)."""
     evaluation = read_evaluation(folder / "metrics.json")
     if "parameters" not in evaluation:
         what = "an evaluation of classes" if evaluation else "not there"
@@ -170,11 +172,8 @@ def _read_predictions(
             "    hyperslab evaluate RUN --calibrate"
         )
     names = tuple(evaluation["parameters"])
-    mean = np.array([evaluation.get("training_mean", {}).get(name, 0.0) for name in names])
-    test = _read_split(folder / "predictions.csv", names)
-    if test is None:
-        raise DataError(f"{folder / 'predictions.csv'} is not there: hyperslab evaluate writes it")
-    return names, mean, test, _read_split(folder / "validation.csv", names)
+    means = evaluation.get("training_mean", {})
+    return names, np.array([means.get(name, 0.0) for name in names])
 
 
 def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
@@ -256,7 +255,10 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     Raises:
         DataError: there is no such run, one is not evaluated, or test volumes are not the same.
     """
-    found = [_configuration(name, runs) for name, runs in named_runs(paths)]
+    found = []
+    for name, runs in named_runs(paths):
+        scored = read_scored(name, [run.path / "evaluation" for run in runs])
+        found.append(Configuration(name, tuple(runs), *scored))
     if not found:
         raise DataError("no run is done yet, so there is nothing to compare")
     others = tuple(read_scored(name, [path])[0] for name, path in controls)
@@ -302,11 +304,6 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
     return [*found, *grouped]
 
 
-def _configuration(name: str, runs: Sequence[Run]) -> Configuration:
-    scored, averaged = read_scored(name, [run.path / "evaluation" for run in runs])
-    return Configuration(name, tuple(runs), scored, averaged)
-
-
 def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
     try:
         table = read_json(path / "sweep.json")
@@ -325,20 +322,14 @@ def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     groups: list[tuple[dict[str, Any], list[Run]]] = []
     for run in runs:
         settings = {key: value for key, value in run.recipe.items() if key not in UNCOMPARED}
-        seed = run.setting("seed")
-        fitting = (
-            group
-            for other, group in groups
-            if other == settings and seed not in [one.setting("seed") for one in group]
-        )
-        same = next(fitting, None)
-        if same is None:
-            groups.append((settings, [run]))
+        for other, group in groups:
+            seeds = [one.setting("seed") for one in group]
+            if other == settings and run.setting("seed") not in seeds:
+                group.append(run)
+                break
         else:
-            same.append(run)
-    keys: list[str] = []
-    for settings, _ in groups:
-        keys += differences(groups[0][0], settings)
+            groups.append((settings, [run]))
+    keys = [key for settings, _ in groups for key in differences(groups[0][0], settings)]
     names = [_name_by_differences(group[0], list(dict.fromkeys(keys))) for _, group in groups]
     if len(set(names)) < len(names) or max(map(len, names), default=0) > LONGEST_NAME:
         names = folder_names([group[0].path for _, group in groups])

@@ -8,7 +8,7 @@ a run's files can neither run nor disturb how the page is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,14 +17,6 @@ from markupsafe import Markup
 from hyperslab.errors import printable
 from hyperslab.studies.report.canvas import Picture
 from hyperslab.studies.table import Table
-
-FigureSize = Literal["tiny", "small", "medium", "large", "wide"]
-
-
-@dataclass(frozen=True, slots=True)
-class Paragraph:
-    template: ClassVar = "paragraph.html"
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +67,11 @@ class Figures:
 
     template: ClassVar = "figures.html"
     pictures: Sequence[Picture]
-    size: FigureSize = "large"
+    size: Literal["tiny", "small", "medium", "large", "wide"] = "large"
 
 
-Block = Paragraph | Heading | Notice | FactList | Legend | Details | Figures | Table
+# A string is a paragraph.
+Block = str | Heading | Notice | FactList | Legend | Details | Figures | Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +81,6 @@ class Chapter:
     key: str
     title: str
     blocks: Sequence[Block]
-
-    @property
-    def pictures(self) -> list[Picture]:
-        """Lists all figures in their order."""
-        found = [block.pictures for block in self.blocks if isinstance(block, Figures)]
-        return [picture for pictures in found for picture in pictures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +100,20 @@ class Page:
     lede: str
     chapters: Sequence[Chapter]
     made: str
-    tiles: Sequence[Tile] = field(default=())
+    tiles: Sequence[Tile] = ()
     kind: str = "report of a run"
 
     @property
     def pictures(self) -> list[Picture]:
         """Lists all figures in their order."""
-        return [picture for chapter in self.chapters for picture in chapter.pictures]
+        blocks = [block for chapter in self.chapters for block in chapter.blocks]
+        figures = [block.pictures for block in blocks if isinstance(block, Figures)]
+        return [picture for pictures in figures for picture in pictures]
 
 
 def render_page(page: Page) -> str:
     """Renders the whole document."""
-    return _environment().get_template("page.html").render(page=page)
-
-
-def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("hyperslab.studies.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -136,6 +121,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return environment.get_template("page.html").render(page=page)
 
 
 def _without_control_characters(value: Any) -> Any:

@@ -6,8 +6,8 @@ classes; how large their voxels are and where their axes point, as far as the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,20 @@ from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.data import Hdf5Folder, Source, Subvolumes
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
-from hyperslab.formats.arrays.source import MappedFolder
-from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import find_format, named
-from hyperslab.formats.source import DataMap, Extras, ScanOptions
+from hyperslab.formats.registry import find_format, named, scanned
+from hyperslab.formats.source import Extras, ScanOptions, SourceView
 from hyperslab.formats.targets import LIVER
-from hyperslab.formats.views import Selected, selected
+from hyperslab.formats.views import selected
 from hyperslab.geometry import Box
-from hyperslab.recipe.data import DataSection, SyntheticSection
+from hyperslab.recipe.data import DataSection
 from hyperslab.simulate.parameters import FIDUCIAL_H_0
 from hyperslab.studies.run_folder import Run
+
+DATA_KEYS = (
+    *("path", "synthetic", "format", "channels", "redshifts", "targets", "subvolume"),
+    *("files", "keys", "table", "columns", "ranges", "classes", "outside_files", "missing_chunks"),
+)
+"""Lists the keys of a recipe's data that say what a volume is; a report runs no plugins."""
 
 
 def first_volume(run: Run) -> Source:
@@ -37,107 +41,48 @@ def first_volume(run: Run) -> Source:
     Raises:
         DataError: the folder of volumes is not there, holds none, or the file is broken.
     """
-    if source := run.setting("data.target") or run.setting("data.python_class"):
-        raise DataError(f"its volumes come from {source}, which a report does not run")
-    found = synthetic_volumes(run) or other_volumes(run)
-    return found or open_volume(run, min(volume_files(run)))
+    return _open_volumes(run, lambda folder, files: min(files))
 
 
-def synthetic_volumes(run: Run) -> Source | None:
-    """Makes the volumes of a run that has none in files.
+def _open_volumes(run: Run, choose: Callable[[Path, list[Path]], Path]) -> Source:
+    """Opens a run's volumes as it saw them; of plain HDF5 files the chosen one alone.
 
     Raises:
-        DataError: its recipe describes none.
+        DataError: the folder of volumes is not there, holds none, or a file is broken.
     """
-    described = run.setting("data.synthetic")
-    if described is None:
-        return None
-    try:
-        source = SyntheticSection.model_validate(described).source()
-    except ValidationError as error:
-        raise DataError(f"{run.path / 'recipe.yaml'}: data.synthetic: {error}") from None
-    return _selected_parts(run, source)
-
-
-def other_volumes(run: Run) -> Source | None:
-    """Opens the samples of a run whose files are not plain HDF5.
-
-    Raises:
-        DataError: one of the files is broken.
-    """
-    path = Path(str(run.setting("data.path")))
-    if not path.exists():
-        return None
-    mapping = _data_map(run)
-    if mapping is not None:
-        options = ScanOptions(
-            run.setting("data.channels"), allowed=_file_access(run), mapping=mapping
-        )
-        return _selected_parts(run, MappedFolder.open_folder(path, options))
-    name = run.setting("data.format")
-    found = named(str(name)) if name else find_format(path)[0]
-    if found.source is Hdf5Folder:
-        return None
-    options = ScanOptions(run.setting("data.channels"), name, allowed=_file_access(run))
-    return _selected_parts(run, found.source.open_folder(path, options))
-
-
-def volume_files(run: Run) -> list[Path]:
-    """Lists the files of the run's volumes.
-
-    Raises:
-        DataError: the folder is not there or holds none.
-    """
-    if run.setting("data.path") is None:
+    if made := run.setting("data.target") or run.setting("data.python_class"):
+        raise DataError(f"its volumes come from {made}, which a report does not run")
+    said = {key: run.setting(f"data.{key}") for key in DATA_KEYS}
+    if said["path"] is None and said["synthetic"] is None:
         raise DataError("its volumes are where data.train says, not in one folder data.path")
-    folder = Path(str(run.setting("data.path")))
+    given = {key: value for key, value in said.items() if value is not None}
+    try:
+        data = DataSection.model_validate({"batch_size": 1, **given})
+    except ValidationError as error:
+        raise DataError(f"{run.path / 'recipe.yaml'}: data: {error}") from None
+    if data.synthetic is not None:
+        source: Source = data.synthetic.source()
+    else:
+        assert data.path is not None
+        source = _open_folder(data.path, data, choose)
+    source = selected(source, data.redshifts, data.targets)
+    return source if data.subvolume is None else Subvolumes(source, data.subvolume)
+
+
+def _open_folder(
+    folder: Path, data: DataSection, choose: Callable[[Path, list[Path]], Path]
+) -> Source:
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
+    if folder.exists():
+        if options.mapping is None and options.format is None:
+            options = replace(options, format=find_format(folder)[0].name)
+        if options.mapping is not None or named(str(options.format)).source is not Hdf5Folder:
+            return scanned(folder, options)[0]
     files = [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if folder.is_dir() else []
     if not files:
         raise DataError(f"{folder} is not a folder of volumes (any more)")
-    return files
-
-
-def open_volume(run: Run, file: Path) -> Source:
-    """Opens one file of the run's folder as a source of its own.
-
-    Raises:
-        DataError: the file is broken.
-    """
-    folder = Path(str(run.setting("data.path")))
-    name = file.relative_to(folder).as_posix()
-    options = ScanOptions(
-        run.setting("data.channels"), run.setting("data.format"), allowed=_file_access(run)
-    )
-    return _selected_parts(run, Hdf5Folder.of_file(folder, name, options))
-
-
-def _data_map(run: Run) -> DataMap | None:
-    """Reads from the recipe where volumes and targets are.
-
-    Raises:
-        DataError: it is not what a recipe may say.
-    """
-    keys = ("files", "keys", "table", "columns", "ranges", "classes")
-    said = {key: run.setting(f"data.{key}") for key in keys}
-    said = {key: value for key, value in said.items() if value is not None}
-    try:
-        return DataSection.model_validate({"path": "", "batch_size": 1, **said}).mapping
-    except ValidationError as error:
-        raise DataError(f"{run.path / 'recipe.yaml'}: data: {error}") from None
-
-
-def _file_access(run: Run) -> AccessPolicy:
-    return AccessPolicy(
-        outside_files=bool(run.setting("data.outside_files")),
-        missing_chunks=bool(run.setting("data.missing_chunks")),
-    )
-
-
-def _selected_parts(run: Run, source: Source) -> Source:
-    """Selects the channels that were shown, and cuts volumes as the run did."""
-    source = selected(source, run.setting("data.redshifts"), run.setting("data.targets"))
-    width = run.setting("data.subvolume")
-    return Subvolumes(source, int(width)) if width else source
+    file = choose(folder, files).relative_to(folder).as_posix()
+    return Hdf5Folder.of_file(folder, file, replace(options, format=data.format))
 
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("I", "S"))
@@ -167,9 +112,8 @@ def voxels_of(source: Source, sample: int) -> Voxels:
     Raises:
         DataError: the file cannot be read.
     """
-    while isinstance(source, (Subvolumes, Selected)):  # their parts have the voxels of the whole
-        sample = sample // len(source.places) if isinstance(source, Subvolumes) else sample
-        source = source.source
+    while isinstance(source, SourceView):  # its samples have the voxels of the whole
+        source, sample = source.origin(sample)
     extras = source.extras(sample)
     if extras.affine is not None:
         return voxels_of_affine(extras.affine)
@@ -208,69 +152,64 @@ def _universe_side(extras: Extras) -> float | None:
     return side if np.isfinite(side) and side > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class MiddlePlanes:
-    """Holds the three middle planes of a volume; each is named by the axis it is across.
-
-    ``values["depth"]`` is (height, width), and so on, of what ``quantity`` says.
-    """
-
-    sample: str
-    shape: tuple[int, int, int]
-    values: Mapping[str, NDArray[np.float64]]
-    voxels: Voxels
-    quantity: str
-
-
-def middle_planes(run: Run) -> MiddlePlanes:
-    """Reads the three middle planes of one sample, first channel; of counts log(1 + count).
-
-    Raises:
-        DataError: the folder of universes is not there, holds none, or the file is broken.
-    """
-    source = first_volume(run)
-    _, *extents = source.shape_of(0)
-    planes = {}
-    counts = source.dtype.kind in "iu"
-    try:
-        for i, axis in enumerate(SPATIAL_AXES):
-            lo = [0, 0, 0, 0]
-            hi = [1, *extents]
-            lo[i + 1] = extents[i] // 2
-            hi[i + 1] = lo[i + 1] + 1
-            values = source.read(0, Box(tuple(lo), tuple(hi))).squeeze((0, i + 1))
-            planes[axis] = values.astype(np.float64)
-        voxels = voxels_of(source, 0)
-    finally:
-        source.close()
-    quantity = "value"
-    if counts or min(float(plane.min()) for plane in planes.values()) >= 0:
-        quantity = "log(1 + count)" if counts else "log(1 + value)"
-        planes = {axis: np.log1p(plane.clip(min=0)) for axis, plane in planes.items()}
-    shape = (extents[0], extents[1], extents[2])
-    return MiddlePlanes(source.names[0], shape, planes, voxels, quantity)
-
-
 PlaneValues = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """Holds the three planes of a scan through the centre of what is not background.
+class Planes:
+    """Holds the three planes of a volume that cross at a voxel, each by the axis it is across.
 
-    ``values`` of the first channel, ``true`` and ``predicted`` classes, each by the axis that the
-    plane is across: ``values["depth"]`` is (height, width), and so on. ``at`` is where the planes
-    lie.
+    ``values["depth"]`` is (height, width), and so on, of what ``quantity`` says; ``at`` is where
+    the planes lie.
     """
 
     sample: str
     shape: tuple[int, ...]
     at: Mapping[str, int]
     values: Mapping[str, PlaneValues]
-    true: Mapping[str, PlaneValues]
-    predicted: Mapping[str, PlaneValues]
     voxels: Voxels
     quantity: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scan(Planes):
+    """Holds planes of a scan, and the classes there that are true and that were predicted."""
+
+    true: Mapping[str, PlaneValues]
+    predicted: Mapping[str, PlaneValues]
+
+
+def middle_planes(run: Run) -> Planes:
+    """Reads the three middle planes of one sample, first channel; of counts log(1 + count).
+
+    Raises:
+        DataError: the folder of universes is not there, holds none, or the file is broken.
+    """
+    source = first_volume(run)
+    try:
+        extents = zip(SPATIAL_AXES, source.shape_of(0)[1:], strict=True)
+        planes = _planes_through(source, 0, {axis: extent // 2 for axis, extent in extents})
+    finally:
+        source.close()
+    counts = source.dtype.kind in "iu"
+    if not (counts or min(float(plane.min()) for plane in planes.values.values()) >= 0):
+        return planes  # some are below zero, or no numbers
+    values = {axis: np.log1p(plane.clip(min=0)) for axis, plane in planes.values.items()}
+    return replace(planes, values=values, quantity="log(1 + count)" if counts else "log(1 + value)")
+
+
+def _planes_through(source: Source, sample: int, at: Mapping[str, int]) -> Planes:
+    """Reads the first channel's planes that cross at a voxel."""
+    shape = source.shape_of(sample)[1:]
+    values = {}
+    for dim, axis in enumerate(SPATIAL_AXES, start=1):
+        lo = [0, 0, 0, 0]
+        hi = [1, *shape]
+        lo[dim] = at[axis]
+        hi[dim] = at[axis] + 1
+        plane = source.read(sample, Box(tuple(lo), tuple(hi))).squeeze((0, dim))
+        values[axis] = plane.astype(np.float64)
+    return Planes(source.names[sample], shape, at, values, voxels_of(source, sample), "value")
 
 
 def scans(run: Run) -> list[Scan]:
@@ -296,47 +235,33 @@ def scans(run: Run) -> list[Scan]:
 
 
 def _read_scan(run: Run, sample: str, predicted: NDArray[np.uint8]) -> Scan:
-    source = _find_sample(run, sample)
+    def choose(folder: Path, files: list[Path]) -> Path:
+        """Chooses the file that has the sample, or the volume of which it is a part."""
+        whole = sample.rsplit("_", 3)[0] if run.setting("data.subvolume") else sample
+        for file in files:
+            if file.relative_to(folder).as_posix().rpartition(".")[0] in (sample, whole):
+                return file
+        raise DataError(f"{folder} has no {sample} (any more)")
+
+    source = _open_volumes(run, choose)
     try:
         if sample not in source.names:
             raise DataError(f"{run.setting('data.path')} has no {sample} (any more)")
         index = list(source.names).index(sample)
-        extents = source.shape_of(index)[1:]
-        true = source.labels(index, Box.whole(extents))
+        true = source.labels(index, Box.whole(source.shape_of(index)[1:]))
         if true.shape != predicted.shape:
             raise DataError(f"{source.where(index)}: {true.shape} voxels, a mask {predicted.shape}")
-        voxels = voxels_of(source, index)
         at = dict(zip(SPATIAL_AXES, _foreground_centre(true), strict=True))
-        values = {}
-        for dim, axis in enumerate(SPATIAL_AXES):
-            lo = [0, 0, 0, 0]
-            hi = [1, *extents]
-            lo[dim + 1] = at[axis]
-            hi[dim + 1] = at[axis] + 1
-            values[axis] = source.read(index, Box(tuple(lo), tuple(hi))).squeeze((0, dim + 1))
+        planes = _planes_through(source, index, at)
     finally:
         source.close()
+    both: tuple[PlaneValues, ...] = (true, predicted)
+    masks = [
+        {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}
+        for classes in both
+    ]
     quantity = "HU" if source.classes == LIVER else "intensity"
-    planes = (_planes_at(true, at), _planes_at(predicted, at))
-    return Scan(sample, extents, at, values, *planes, voxels, quantity)
-
-
-def _planes_at(classes: PlaneValues, at: Mapping[str, int]) -> dict[str, PlaneValues]:
-    return {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}
-
-
-def _find_sample(run: Run, sample: str) -> Source:
-    """Opens the file that has the sample, or the source that makes it."""
-    source = synthetic_volumes(run) or other_volumes(run)
-    if source is not None:
-        return source
-    folder = Path(str(run.setting("data.path")))
-    parts = run.setting("data.subvolume") is not None
-    for file in volume_files(run):
-        name = file.relative_to(folder).as_posix().rpartition(".")[0]
-        if name == sample or (parts and name == sample.rsplit("_", 3)[0]):
-            return open_volume(run, file)
-    raise DataError(f"{folder} has no {sample} (any more)")
+    return Scan(sample, planes.shape, at, planes.values, planes.voxels, quantity, *masks)
 
 
 def _foreground_centre(true: NDArray[np.uint8]) -> list[int]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from matplotlib.patches import Patch
 
 from hyperslab.studies.number_format import DASH, number, times
-from hyperslab.studies.report.canvas import FIRST, MUTED, SECOND, THIRD, Canvas, Picture
-from hyperslab.studies.report.html import Block, Chapter, Figures, Notice, Paragraph
+from hyperslab.studies.report.canvas import FIRST, LETTERS, MUTED, SECOND, THIRD, Canvas, Picture
+from hyperslab.studies.report.html import Block, Chapter, Figures, Notice
 from hyperslab.studies.run_folder import Run
-from hyperslab.studies.table import Table, TableCell, bar_cell
+from hyperslab.studies.table import Table, TableCell, TableRow
 from hyperslab.train.profile import (
     UNDER_WAY,
     LayerTime,
@@ -62,26 +62,24 @@ TIMELINE_LEGEND = (
 )
 
 
-def timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
+def _timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
     """Draws steps one above the other on one scale, each with its title."""
-    lines = [line for line in dict.fromkeys(s.line for s in STROKES) if _used(line, steps)]
+    used = {s.line for s in STROKES for _, step in steps if step.spans.get(s.kind)}
+    lines = [line for line in dict.fromkeys(s.line for s in STROKES) if line in used]
     tall = len(lines) + 1.2  # with its title
     canvas = Canvas("timeline", width=880, height=round(75 + 26 * tall * len(steps)))
     axes = canvas.axes
     longest = max(step.seconds for _, step in steps)
-    ticks = []
+    ticks: list[tuple[str, float]] = []
     for place, (title, step) in enumerate(steps):
         top = -place * tall
         at = {line: top - 1 - i for i, line in enumerate(lines)}
-        ticks += list(at.items())
-        axes.text(0, top - 0.2, title, fontsize=12, fontweight="bold", va="center")
+        ticks += at.items()
+        axes.text(0, top - 0.2, title, fontsize=LETTERS, fontweight="bold", va="center")
         for stroke in STROKES:
             if stroke.line in at:
-                spans = step.spans.get(stroke.kind, ())
-                pieces = [
-                    (1e3 * a, 1e3 * (b - a))
-                    for a, b in merged_spans(spans, longest / FIGURE_PIXELS)
-                ]
+                merged = merged_spans(step.spans.get(stroke.kind, ()), longest / FIGURE_PIXELS)
+                pieces = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in merged]
                 box = (at[stroke.line] - stroke.height / 2, stroke.height)
                 axes.broken_barh(
                     pieces, box, facecolors=stroke.colour, alpha=stroke.alpha, linewidth=0
@@ -115,11 +113,6 @@ def merged_spans(spans: Iterable[TimelineSpan], gap: float) -> list[tuple[float,
     return result
 
 
-def _used(line: str, steps: Sequence[tuple[str, StepTimes]]) -> bool:
-    kinds = [stroke.kind for stroke in STROKES if stroke.line == line]
-    return any(step.spans.get(kind) for kind in kinds for _, step in steps)
-
-
 CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
     "convolutions": ("convolutions",),
     "other operators": ("operators",),
@@ -139,80 +132,66 @@ def timelines(run: Run) -> Chapter:
 
 
 def _timeline_parts(run: Run) -> Iterator[Block]:
-    runs = [run, *([run.beside] if run.beside is not None else [])]
-    shown = []
-    for one in runs:
-        main = one.profiles[0] if one.profiles else None
-        if main is None or main.median is None:
-            yield _missing(one)
+    shown: list[tuple[str, Run, Profile, StepTimes]] = []
+    for one in [run, *([run.beside] if run.beside is not None else [])]:
+        name = one.path.resolve().name
+        main = one.profiles[0] if one.profiles else Profile()
+        if main.median is not None:
+            shown.append((name, one, main, main.median))
         else:
-            shown.append((one, main, main.median))
+            why = f" before the run ended: {main.ended}" if main.ended else ""
+            command = "hyperslab train RECIPE --resume --profile"
+            yield Notice(f"{name}: no step was profiled{why}.", command)
     if not shown:
         return
-    titles = [(_title(one, main, step), step) for one, main, step in shown]
-    yield Figures([timeline_of(titles)], "wide")
-    for one, main, step in shown:
-        yield Paragraph(_timeline_words(one, main, step))
-    yield _categories([(one.path.resolve().name, main) for one, main, _ in shown])
+    titles = []
+    for name, _, main, step in shown:
+        grid = times(f"{axis} {n}" for axis, n in main.grid.items() if n > 1) or "one rank"
+        titles.append((f"{name}: {grid}, {number(1e3 * step.seconds)} ms", step))
+    yield Figures([_timeline_of(titles)], "wide")
+    for name, _, main, step in shown:
+        yield _timeline_words(name, main, step)
+    yield _categories([(name, main) for name, _, main, _ in shown])
     if len(run.profiles) > 1 and run.profiles[0].steps:
         yield _ranks(run.profiles)
-    for one, main, _ in shown:
-        yield _layers(one.path.resolve().name, main, one.predicted)
+    for name, one, main, _ in shown:
+        yield _layers(name, main, one.predicted)
 
 
-def _missing(run: Run) -> Notice:
-    name = run.path.resolve().name
-    if run.profiles and run.profiles[0].ended:
-        why = f"{name}: no step was profiled before the run ended: {run.profiles[0].ended}."
-    else:
-        why = f"{name}: no step was profiled."
-    return Notice(why, "hyperslab train RECIPE --resume --profile")
-
-
-def _title(run: Run, main: Profile, step: StepTimes) -> str:
-    grid = times(f"{axis} {n}" for axis, n in main.grid.items() if n > 1) or "one rank"
-    return f"{run.path.resolve().name}: {grid}, {number(1e3 * step.seconds)} ms"
-
-
-def _timeline_words(run: Run, main: Profile, step: StepTimes) -> str:
+def _timeline_words(name: str, main: Profile, step: StepTimes) -> str:
     few = "" if main.ended is None else f" (not {main.wanted}: {main.ended})"
-    usual = main.usual_seconds
-    slower = (
-        ""
-        if usual is None
-        else f" Without the profiler a step took {number(1e3 * usual)} ms, the median before it."
+    words = (
+        f"{name}: step {step.step} of rank {main.rank}, the median of {len(main.steps)}{few}. "
+        f"The rows cover {number(100 * step.covered)} % of it."
     )
-    return (
-        f"{run.path.resolve().name}: step {step.step} of rank {main.rank}, the median of "
-        f"{len(main.steps)}{few}. The rows cover {number(100 * step.covered)} % of it.{slower}"
-    )
+    if main.usual_seconds is None:
+        return words
+    usual = number(1e3 * main.usual_seconds)
+    return f"{words} Without the profiler a step took {usual} ms, the median before it."
 
 
 def _categories(runs: Sequence[tuple[str, Profile]]) -> Table:
-    rows = []
-    left = [1.0 for _ in runs]
-    for category, kinds in CATEGORIES.items():
-        cells = []
-        for i, (_, profile) in enumerate(runs):
-            whole = sum(step.seconds for step in profile.steps)
-            spent = sum(step.rows.get(k, 0.0) for step in profile.steps for k in kinds)
-            left[i] -= spent / whole
-            cells += _share(spent / len(profile.steps), spent / whole)
-        rows.append([category, *cells])
-    rest = []
-    for share, (_, profile) in zip(left, runs, strict=True):
-        mean = sum(step.seconds for step in profile.steps) / len(profile.steps)
-        rest += _share(max(share, 0.0) * mean, max(share, 0.0))
-    rows.append(["not covered", *rest])
+    columns = []
+    for _, profile in runs:
+        whole = sum(step.seconds for step in profile.steps)
+        shares = {
+            category: sum(step.rows.get(k, 0.0) for step in profile.steps for k in kinds) / whole
+            for category, kinds in CATEGORIES.items()
+        }
+        shares["not covered"] = max(1.0 - sum(shares.values()), 0.0)
+        columns.append((whole / len(profile.steps), shares))
+    rows: list[TableRow] = []
+    for category in columns[0][1]:
+        row: list[TableCell | str] = [category]
+        for mean, shares in columns:
+            share = shares[category]
+            row += [number(1e3 * share * mean), TableCell(f"{100 * share:.1f} %", share=share)]
+        rows.append(row)
     head = ["", *(cell for name, _ in runs for cell in (f"{name} [ms]", "share"))]
     return Table("Time by category, the mean of the profiled steps of rank 0", head, rows)
 
 
-def _share(seconds: float, share: float) -> list[TableCell | str]:
-    return [number(1e3 * seconds), bar_cell(share, f"{100 * share:.1f} %")]
-
-
-def _ranks(profiles: Sequence[Profile]) -> Paragraph:
+def _ranks(profiles: Sequence[Profile]) -> str:
     """Names the ranks that work longest and shortest; all wait for the slowest."""
     working = {
         p.rank: sum(s.rows[k] for s in p.steps for k in ("convolutions", "operators", "framework"))
@@ -222,7 +201,7 @@ def _ranks(profiles: Sequence[Profile]) -> Paragraph:
     }
     slowest = max(working, key=lambda rank: working[rank])
     fastest = min(working, key=lambda rank: working[rank])
-    return Paragraph(
+    return (
         f"Of {profiles[0].ranks} ranks, rank {slowest} works longest "
         f"({number(1e3 * working[slowest])} ms of a step), rank {fastest} shortest "
         f"({number(1e3 * working[fastest])} ms); who works shorter waits for the others."
@@ -234,22 +213,20 @@ def _layers(name: str, main: Profile, predicted: Profile | None) -> Table:
     measured = {(time.layer, time.stage): time for time in main.layers}
     expected = {} if predicted is None else {(t.layer, t.stage): t for t in predicted.layers}
     stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
-    rows = [
-        _layer(layer, stage, measured.get((layer, stage)), expected.get((layer, stage)), predicted)
-        for layer in sorted(dict.fromkeys(layer for layer, _ in [*measured, *expected]), key=_last)
-        for stage in stages
-        if (layer, stage) in measured or (layer, stage) in expected
-    ]
+    known = dict.fromkeys(layer for layer, _ in [*measured, *expected])
+    rows: list[TableRow] = []
+    for layer in sorted(known, key=lambda layer: not layer):  # what belongs to no layer comes last
+        for stage in stages:
+            key = (layer, stage)
+            if key in measured or key in expected:
+                title = TableCell(layer or "outside of layers", stage)
+                cells = _layer_cells(measured.get(key), expected.get(key), predicted)
+                rows.append([title, *cells])
     whole = _layer_cells(_layers_sum(main.layers), _layers_sum(expected.values()), predicted)
     rows.append(["all", *whole])
     head = ["layer", "compute [ms]", "held up [ms]", "together [ms]"]
     head += [] if predicted is None else ["predicted [ms]", "measured / predicted"]
     return Table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
-
-
-def _last(layer: str) -> bool:
-    """Orders what belongs to no layer after the layers."""
-    return not layer
 
 
 def _layers_sum(layers: Iterable[LayerTime]) -> LayerTime | None:
@@ -260,17 +237,6 @@ def _layers_sum(layers: Iterable[LayerTime]) -> LayerTime | None:
     compute = sum(time.compute for time in known)
     communication = sum(time.communication for time in known)
     return known[0].model_copy(update={"compute": compute, "communication": communication})
-
-
-def _layer(
-    layer: str,
-    stage: Stage,
-    measured: LayerTime | None,
-    expected: LayerTime | None,
-    predicted: Profile | None,
-) -> list[TableCell | str]:
-    name = TableCell(layer or "outside of layers", stage)
-    return [name, *_layer_cells(measured, expected, predicted)]
 
 
 def _layer_cells(

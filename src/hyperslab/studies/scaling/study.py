@@ -1,24 +1,50 @@
-"""Defines a scaling study: its grids and mini-batches, its times, and the speed-up that follows.
+"""Defines scaling studies and runs them: a training on more and more ranks, measured, predicted.
 
-A point is one grid with its mini-batch; `Study` has the measured and the predicted step of each;
-`Predictor` predicts steps from the planner's traces, for ranks that need not be there.
+In reading order: a point, which is one grid with its mini-batch, and the points of a study; its
+rows, with a measured and a predicted step each, and the speed-up that follows; `Predictor`, which
+predicts steps from the planner's traces, for ranks that need not be there; a measured step: a
+training as every training runs, and its history; the whole study.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
-from hyperslab.errors import DataError, HyperslabError, LayoutError
+import numpy as np
+import torch
+
+from hyperslab.checkpoint.retention import folder_of
+from hyperslab.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    HyperslabError,
+    LayoutError,
+    RecipeError,
+    Stopped,
+    UnsupportedOp,
+    reason,
+)
+from hyperslab.launch.supervisor import launch
 from hyperslab.planner.cost import Breakdown
 from hyperslab.planner.grids import refusal
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.search import Candidate, MemoryLimit, PlanBounds, make_plan, trace_one
+from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
+from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
+from hyperslab.util.atomic_files import partial_path
+
+log = logging.getLogger("hyperslab")
 
 
 class ScalingKind(StrEnum):
@@ -123,7 +149,16 @@ def own_points(
         )
     if kind is ScalingKind.STRONG:
         return [_checked(grid, recipe.data.batch_size) for grid in grids]
-    return [ScalingPoint(grid, _samples_each(recipe) * grid.data) for grid in grids]
+    if not grids:
+        return []
+    if recipe.grid.auto:
+        raise LayoutError(
+            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
+            "    give the ranks of a replica, such as grid.depth=8"
+        )
+    replica = _checked(recipe.grid, recipe.data.batch_size)
+    each = replica.batch_size // recipe.grid.data
+    return [ScalingPoint(grid, each * grid.data) for grid in grids]
 
 
 def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[ScalingPoint]:
@@ -133,7 +168,8 @@ def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[Scali
         LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
             multiple of the data axis.
     """
-    return [_checked(_grown(recipe.grid, axis, count), recipe.data.batch_size) for count in ranks]
+    grids = [_grown(recipe.grid, axis, count) for count in ranks]
+    return own_points(ScalingKind.STRONG, recipe, grids)
 
 
 def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
@@ -142,19 +178,8 @@ def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
     Raises:
         LayoutError: as `strong_points`.
     """
-    each = _samples_each(recipe)
     grids = [_grown(recipe.grid, "data", count) for count in ranks]
-    return [ScalingPoint(grid, each * grid.data) for grid in grids]
-
-
-def _samples_each(recipe: Recipe) -> int:
-    """Counts the samples of each replica in a mini-batch on the recipe's own grid."""
-    if recipe.grid.auto:
-        raise LayoutError(
-            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
-            "    give the ranks of a replica, such as grid.depth=8"
-        )
-    return _checked(recipe.grid, recipe.data.batch_size).batch_size // recipe.grid.data
+    return own_points(ScalingKind.WEAK, recipe, grids)
 
 
 def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
@@ -235,14 +260,6 @@ class StudyRow:
     failure: str = ""
 
     @property
-    def measured_seconds(self) -> float | None:
-        return None if self.measured is None else self.measured.seconds
-
-    @property
-    def predicted_seconds(self) -> float | None:
-        return None if self.predicted is None else self.predicted.seconds
-
-    @property
     def deviation(self) -> float | None:
         """Computes the prediction's deviation: predicted / measured - 1."""
         if self.measured is None or self.predicted is None:
@@ -277,27 +294,24 @@ class Study:
     machine: str = ""
     refused: tuple[RefusedPoint, ...] = ()
 
-    def measured(self) -> list[Speed | None]:
-        """Returns the measured speeds by row; None where nothing was measured."""
-        return self._speeds(lambda row: row.measured_seconds)
-
-    def predicted(self) -> list[Speed | None]:
-        """Returns the predicted speeds by row; None where nothing was predicted."""
-        return self._speeds(lambda row: row.predicted_seconds)
-
-    def _speeds(self, seconds_of: Callable[[StudyRow], float | None]) -> list[Speed | None]:
+    def speeds(self, kind: Literal["measured", "predicted"]) -> list[Speed | None]:
+        """Returns the speeds by row; None where there is no such time."""
         speeds: list[Speed | None] = []
         base: tuple[int, float] | None = None
         for row in self.rows:
-            seconds = seconds_of(row)
-            if seconds is None:
+            step: MeasuredStep | PredictedStep | None = getattr(row, kind)
+            if step is None:
                 speeds.append(None)
                 continue
-            throughput = row.samples / seconds
+            throughput = row.samples / step.seconds
             base = base or (row.point.ranks, throughput)
             speedup = throughput / base[1]
             speeds.append(Speed(throughput, speedup, speedup * base[0] / row.point.ranks, base[0]))
         return speeds
+
+    def rows_with_speeds(self) -> Iterator[tuple[StudyRow, Speed | None, Speed | None]]:
+        """Lists each row with its measured and its predicted speed."""
+        return zip(self.rows, self.speeds("measured"), self.speeds("predicted"), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +398,8 @@ def _obstacle(point: ScalingPoint, job: GridJob) -> HyperslabError | None:
             f"mini-batch of {point.batch_size} for {point.ranks} ranks\n"
             "    use fewer ranks, or data.path=null data.synthetic.width=N"
         )
-    reason = refusal(point.grid, job)
-    return LayoutError(f"{point.ranks} ranks ({point.cut}): {reason}") if reason else None
+    why = refusal(point.grid, job)
+    return LayoutError(f"{point.ranks} ranks ({point.cut}): {why}") if why else None
 
 
 def _described_job(recipe: Recipe) -> GridJob:
@@ -394,7 +408,208 @@ def _described_job(recipe: Recipe) -> GridJob:
     except DataError as error:
         if recipe.data.is_here:
             raise
-        raise DataError(
-            f"{recipe.data.where} is not here\n"
-            "    data.path=null data.synthetic.width=N takes its place: volumes made in memory"
-        ) from error
+        raise _not_here(recipe) from error
+
+
+def _not_here(recipe: Recipe, more: str = "") -> DataError:
+    """Makes the error that says that there are no data, and what takes their place."""
+    return DataError(
+        f"{recipe.data.where} is not here\n    data.path=null data.synthetic.width=N takes its "
+        f"place: volumes made in memory{more}"
+    )
+
+
+MEASURED_EPOCHS = 4
+"""Counts the epochs of each training; the first is left out (Oyama et al. 2020, V-B)."""
+
+
+def measure_step(
+    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int = MEASURED_EPOCHS
+) -> MeasuredStep:
+    """Measures the steps of a training on the point's grid, in a folder below ``study``.
+
+    A training that is there already is not repeated; one that was stopped begins anew.
+
+    Raises:
+        RecipeError: the folder holds the training of another recipe, or cannot be written.
+        DataError: no step of the training had a whole mini-batch.
+        HyperslabError: what the training raised.
+    """
+    folder = study / point.name
+    found = earlier_measurement(point, base, study, epochs=epochs)
+    if found is not None:
+        log.info("%s is there already: its times are taken", folder)
+        return found
+    _train(point, base, folder, epochs)
+    return _median_step(folder, epochs, crowded(point.ranks, base.device))
+
+
+def earlier_measurement(
+    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int
+) -> MeasuredStep | None:
+    """Reads what was measured before, if it was.
+
+    Raises:
+        RecipeError: the folder holds the training of another recipe; names the keys.
+    """
+    folder = study / point.name
+    if not folder.exists():
+        return None
+    wanted = point.recipe(base, output=folder, epochs=epochs)
+    check_recipe(folder, wanted, "was measured with")
+    return _median_step(folder, epochs, crowded(point.ranks, base.device))
+
+
+def crowded(ranks: int, device: str) -> str:
+    """Says why the times of so many ranks mean nothing on this machine; "" if they do.
+
+    More processes than cores, or than GPUs, take turns instead of running side by side.
+    """
+    cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    # Not every system says on which cores a process may run.
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    places = torch.cuda.device_count() if cuda else len(cores)
+    what = "GPU" if cuda else "core"
+    if ranks <= places:
+        return ""
+    return f"{ranks} ranks on {places} {what}{'s' * (places > 1)} take turns"
+
+
+def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
+    """Trains; the folder has its name when the training is complete."""
+    partial = partial_path(folder)
+    file = partial / "recipe.yaml"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        recipe = point.recipe(base, output=partial, epochs=epochs)
+        save_recipe(recipe, file)
+        command = ["-m", "hyperslab", "train", str(file), "--resume", *options_of_trust(recipe)]
+        seconds = base.timeout
+        launch(point.ranks, command, partial / "logs", limit=seconds, patience=seconds)
+        shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
+        save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
+        partial.rename(folder)
+    except OSError as error:
+        raise RecipeError(f"cannot write into {folder.parent}: {reason(error)}") from None
+
+
+def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
+    steps = read_table(folder / "steps.csv", NEEDED_OF_STEPS)
+    if not steps or steps["epoch"].max() + 1 < epochs:
+        raise DataError(f"{folder} holds no training of {epochs} epochs: remove it")
+    samples = np.rint(steps["samples_per_second"] * steps["step_seconds"])
+    whole = samples.max()
+    chosen = (steps["epoch"] > 0) & (samples == whole)
+    seconds = steps["step_seconds"][chosen]
+    lower, median, upper = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return MeasuredStep(
+        seconds=float(median),
+        lower=float(lower),
+        upper=float(upper),
+        steps=len(seconds),
+        samples=int(whole),
+        waiting=float(np.median(steps["wait_seconds"][chosen])),
+        memory=float(np.nanmax(steps["memory_bytes"])),
+        crowded=crowded,
+    )
+
+
+STOPPING_ERRORS = (CheckpointError, DataError, DivergedError, RecipeError)
+"""Lists errors of a training that would stop the other points as well. The rest, memory that does
+not suffice above all, is a property of one point."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRequest:
+    """Says what is to be studied: ``points`` of a ``recipe`` called ``name``.
+
+    Runs, tables and figure go into ``output``. Each run takes ``epochs``. Without ``trains``
+    nothing is run, and what was measured before stands beside the prediction. ``refused`` are
+    points that cannot be.
+    """
+
+    kind: ScalingKind
+    name: str
+    recipe: Recipe
+    points: tuple[ScalingPoint, ...]
+    output: Path
+    epochs: int
+    trains: bool = True
+    refused: tuple[RefusedPoint, ...] = ()
+
+
+def run_study(
+    request: StudyRequest, predictor: Predictor | None, write: Callable[[Study, Path], None]
+) -> Study:
+    """Measures and predicts every point, and has what there is written after each of them.
+
+    A point that was measured before is not run again. Points that cannot be, and those whose
+    training failed because of their grid, are named in the study and do not stop it.
+
+    Raises:
+        DataError, LayoutError, UnsupportedOp: there are no data, or no point can be.
+        RecipeError: a point's folder holds another run, or ``output`` cannot be written.
+        HyperslabError: what a training raised, of `STOPPING_ERRORS`, or if all failed.
+    """
+    jobs, refused = jobs_of(request.points, request.recipe)
+    request = replace(request, refused=(*request.refused, *refused))
+    if request.trains and any(job.assumed for job in jobs.values()):
+        raise _not_here(request.recipe, "; or --predict")
+    study = _predicted_study(request, jobs, predictor)
+    if not study.rows:
+        raise study.refused[0].error
+    write(study, request.output)
+    return _measured_study(request, study, write) if request.trains else study
+
+
+def _predicted_study(
+    request: StudyRequest, jobs: dict[ScalingPoint, GridJob], predictor: Predictor | None
+) -> Study:
+    """Makes the rows as far as they are known before anything runs."""
+    rows = []
+    refused = list(request.refused)
+    accumulated = request.recipe.optimizer.accumulate
+    for point, job in jobs.items():
+        found = earlier_measurement(point, request.recipe, request.output, epochs=request.epochs)
+        try:
+            predicted = None if predictor is None else predictor.predict(job)
+        except (LayoutError, UnsupportedOp) as error:
+            words = f"{point.ranks} ranks ({point.cut}): {error}"
+            refused.append(RefusedPoint(point.ranks, type(error)(words)))
+            continue
+        rows.append(StudyRow(point, point.batch_size * accumulated, found, predicted))
+    machine = "" if predictor is None else predictor.machine.name
+    refused.sort(key=lambda one: one.ranks)
+    return Study(request.kind, request.name, tuple(rows), machine, tuple(refused))
+
+
+def _measured_study(
+    request: StudyRequest, study: Study, write: Callable[[Study, Path], None]
+) -> Study:
+    """Measures every point of the study."""
+    rows = list(study.rows)
+    for place, row in enumerate(study.rows):
+        point = row.point
+        words = f"point {place + 1} of {len(rows)}: {point.ranks} ranks, {point.cut}, mini-batch"
+        log.info("%s %d", words, point.batch_size)
+        if crowd := crowded(point.ranks, request.recipe.device):
+            log.warning("%s: its times say nothing about scaling", crowd)
+        try:
+            found = measure_step(point, request.recipe, request.output, epochs=request.epochs)
+            rows[place] = replace(row, samples=found.samples, measured=found)
+        except Stopped:
+            log.warning("the same study again goes on here: %s begins anew", point.name)
+            raise
+        except STOPPING_ERRORS:
+            raise
+        except HyperslabError as error:
+            log.warning("%s", error)
+            rows[place] = replace(row, failure=str(error).splitlines()[0])
+            if all(one.failure for one in rows):
+                raise
+        study = replace(study, rows=tuple(rows))
+        write(study, request.output)
+    return study

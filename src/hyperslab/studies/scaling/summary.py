@@ -8,24 +8,42 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 import rich.table
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from hyperslab.errors import RecipeError, reason
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.number_format import TIMES, number, size
-from hyperslab.studies.report.canvas import FIRST, SECOND
+from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
 from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 Cell = float | int | str | None
+
+
+def write_study(study: Study, folder: Path) -> None:
+    """Writes the study's tables and its figure, if there is anything in them.
+
+    Raises:
+        RecipeError: the folder cannot be written.
+    """
+    if not any(row.measured or row.predicted for row in study.rows):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tables(study, folder)
+        draw_study(study, folder / "study.png")
+    except OSError as error:
+        raise RecipeError(f"cannot write into output {folder}: {reason(error)}") from None
 
 
 def write_tables(study: Study, folder: Path) -> None:
@@ -35,11 +53,11 @@ def write_tables(study: Study, folder: Path) -> None:
     predicted / measured - 1. In the JSON ``remark`` and the facts stand beside them.
     """
     rows = table_of_study(study)
-    write_csv(
-        folder / "study.csv",
-        list(rows[0]),
-        [["" if cell is None else _csv(cell) for cell in row.values()] for row in rows],
-    )
+    cells = [
+        [f"{cell:.9g}" if isinstance(cell, float) else cell for cell in row.values()]
+        for row in rows
+    ]
+    write_csv(folder / "study.csv", list(rows[0]), cells)
     facts = {
         "kind": study.kind,
         "recipe": study.recipe,
@@ -52,8 +70,7 @@ def write_tables(study: Study, folder: Path) -> None:
 
 def table_of_study(study: Study) -> list[dict[str, Cell]]:
     """Lists every number of each row by name; of a point that cannot be, the ranks and why."""
-    speeds = zip(study.rows, study.measured(), study.predicted(), strict=True)
-    rows = [_row_cells(row, measured, predicted) for row, measured, predicted in speeds]
+    rows = [_row_cells(*row) for row in study.rows_with_speeds()]
     nothing = dict.fromkeys(rows[0])
     rows += [{**nothing, "ranks": one.ranks, "remark": one.reason} for one in study.refused]
     return sorted(rows, key=lambda cells: int(cells["ranks"] or 0))
@@ -75,16 +92,14 @@ SHORT_HEAD = (
 def short_table(study: Study) -> rich.table.Table:
     """Shows what one looks for first; a prediction stands below its measurement."""
     rows: list[TableRow] = []
-    for row, measured, predicted in zip(
-        study.rows, study.measured(), study.predicted(), strict=True
-    ):
+    for row, measured, predicted in study.rows_with_speeds():
         point = [str(row.point.ranks), row.point.cut, str(row.point.batch_size)]
-        if measured is not None:
-            rows.append([*point, "measured", *_merits(row.measured_seconds, measured), ""])
+        if row.measured is not None and measured is not None:
+            rows.append([*point, "measured", *_merits(row.measured.seconds, measured), ""])
             point = [""] * len(point)
-        if predicted is not None:
+        if row.predicted is not None and predicted is not None:
             off = "" if row.deviation is None else f"{row.deviation:+.1%}"
-            rows.append([*point, "predicted", *_merits(row.predicted_seconds, predicted), off])
+            rows.append([*point, "predicted", *_merits(row.predicted.seconds, predicted), off])
     # A grid of three axes is long, and all has to fit into 80 columns.
     return Table("", SHORT_HEAD, rows).for_terminal(left=("grid", ""), padding=0, wrap="grid")
 
@@ -120,7 +135,7 @@ def _shared(remark: str, study: Study) -> str:
     return f"{', '.join(ranks)} rank{'s' * (ranks != ['1'])}: {remark}"
 
 
-def _merits(seconds: float | None, speed: Speed) -> list[str]:
+def _merits(seconds: float, speed: Speed) -> list[str]:
     merits = [f"{speed.speedup:.2f}{TIMES}", f"{speed.efficiency:.0%}"]
     return [number(seconds), number(speed.throughput), *merits]
 
@@ -130,7 +145,7 @@ def _row_cells(row: StudyRow, measured: Speed | None, predicted: Speed | None) -
     cells["batch_size"] = row.point.batch_size
     cells |= _named("measured", MeasuredStep, row.measured)
     cells |= _named("measured", Speed, measured)
-    cells["predicted_seconds"] = row.predicted_seconds
+    cells["predicted_seconds"] = None if row.predicted is None else row.predicted.seconds
     cells |= _named("predicted", Breakdown, row.predicted and row.predicted.parts)
     cells |= _named("predicted", Speed, predicted)
     cells["predicted_memory"] = None if row.predicted is None else row.predicted.memory
@@ -147,10 +162,6 @@ def _named(
     return {f"{what}_{name}": getattr(values, name, None) for name in names}
 
 
-def _csv(cell: Cell) -> Cell:
-    return f"{cell:.9g}" if isinstance(cell, float) else cell
-
-
 DAGGER = "\N{DAGGER}"
 
 STEP_PARTS = {
@@ -164,17 +175,11 @@ STEP_PARTS = {
 COMPARABLE = 40
 """Limits the ratio of bars: a shorter one could not be seen, and lines take its place."""
 
-FIGURE_STYLE = {
+STUDY_STYLE = {
+    **FIGURE_STYLE,
     "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#d9dbd6",
-    "legend.frameon": False,
-    "xtick.minor.size": 0,
-    "hatch.linewidth": 0.6,
+    "ytick.minor.size": 2,  # of logarithmic axes
 }
 
 
@@ -184,7 +189,7 @@ def draw_study(study: Study, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with mpl.rc_context(FIGURE_STYLE), created_aside(path) as file:
+    with mpl.rc_context(STUDY_STYLE), created_aside(path) as file:
         figure_of(study).savefig(file, format="png", dpi=150)
 
 
@@ -203,7 +208,8 @@ def figure_of(study: Study) -> Figure:
 
 def _comparable(study: Study) -> bool:
     """Tells if the times of a strong scaling study are near enough to each other for bars."""
-    seconds = [s for row in study.rows for s in (row.measured_seconds, row.predicted_seconds) if s]
+    steps = [step for row in study.rows for step in (row.measured, row.predicted) if step]
+    seconds = [step.seconds for step in steps]
     return study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
 
 
@@ -228,71 +234,51 @@ def _title(study: Study) -> str:
 
 def _bars(axes: Axes, study: Study) -> None:
     """Draws the time of a step, measured beside predicted, which is shaded by its parts."""
-    both = any(row.measured for row in study.rows) and any(row.predicted for row in study.rows)
+    rows = study.rows
+    both = any(row.measured for row in rows) and any(row.predicted for row in rows)
     width = 0.38 if both else 0.6
-    top = 0.0
-    for place, (row, measured, predicted) in enumerate(
-        zip(study.rows, study.measured(), study.predicted(), strict=True)
-    ):
-        shift = width / 2 if measured and predicted else 0.0
-        if row.measured is not None and measured is not None:
-            _measured_bar(axes, place - shift, width, row, measured)
-            top = max(top, row.measured.upper)
-        if row.predicted is not None and predicted is not None:
-            _predicted_bar(axes, place + shift, width, row.predicted.parts, predicted)
-            top = max(top, row.predicted.seconds)
-    axes.set_xticks(range(len(study.rows)), [_point_label(row) for row in study.rows])
-    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * top), xlim=(-0.6, len(study.rows) - 0.4))
-    _label_once(axes)
-
-
-def _measured_bar(axes: Axes, at: float, width: float, row: StudyRow, speed: Speed) -> None:
-    found = row.measured
-    assert found is not None
-    spread = [[found.seconds - found.lower], [found.upper - found.seconds]]
-    axes.bar(
-        at,
-        found.seconds,
-        width,
-        color=FIRST,
-        yerr=spread,
-        error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
-        label="measured (median, quartiles)",
-    )
-    _annotate(axes, at, found.upper, speed)
-
-
-def _predicted_bar(axes: Axes, at: float, width: float, predicted: Breakdown, speed: Speed) -> None:
-    below = 0.0
-    for name, (color, fields) in STEP_PARTS.items():
-        seconds = sum(getattr(predicted, field) for field in fields)
+    shifts = [width / 2 if row.measured and row.predicted else 0.0 for row in rows]
+    measured = [(n, row.measured) for n, row in enumerate(rows) if row.measured is not None]
+    predicted = [(n, row.predicted) for n, row in enumerate(rows) if row.predicted is not None]
+    tops: list[float] = []
+    if measured:
+        places = [place - shifts[place] for place, _ in measured]
+        seconds = np.array([found.seconds for _, found in measured])
+        upper = [found.upper for _, found in measured]
+        spread = [seconds - [found.lower for _, found in measured], upper - seconds]
         axes.bar(
-            at,
-            seconds,
-            width,
-            bottom=below,
-            color=color,
-            alpha=0.6,
-            hatch="////",
-            edgecolor="white",
-            linewidth=0.5,
-            label=f"predicted: {name}",
-        )
-        below += seconds
-    _annotate(axes, at, below, speed)
+            places, seconds, width, color=FIRST, yerr=spread,
+            error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
+            label="measured (median, quartiles)",
+        )  # fmt: skip
+        _annotate(axes, places, upper, study.speeds("measured"))
+        tops += upper
+    if predicted:
+        places = [place + shifts[place] for place, _ in predicted]
+        below = np.zeros(len(predicted))
+        for name, (colour, fields) in STEP_PARTS.items():
+            seconds = np.array([sum(getattr(p.parts, f) for f in fields) for _, p in predicted])
+            axes.bar(
+                places, seconds, width, bottom=below, color=colour, alpha=0.6, hatch="////",
+                edgecolor="white", linewidth=0.5, label=f"predicted: {name}",
+            )  # fmt: skip
+            below += seconds
+        _annotate(axes, places, below, study.speeds("predicted"))
+        tops += below.tolist()
+    axes.set_xticks(range(len(rows)), [_point_label(row) for row in rows])
+    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops)), xlim=(-0.6, len(rows) - 0.4))
 
 
-def _annotate(axes: Axes, at: float, top: float, speed: Speed) -> None:
-    """Writes throughput [samples/s] and speed-up, as in the paper."""
-    axes.annotate(
-        _speed_words(speed),
-        (at, top),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=7.5,
-    )
+def _annotate(
+    axes: Axes, places: Iterable[float], tops: Iterable[float], speeds: Iterable[Speed | None]
+) -> None:
+    """Writes throughput [samples/s] and speed-up above bars, as in the paper."""
+    known = [speed for speed in speeds if speed is not None]
+    for place, top, speed in zip(places, tops, known, strict=True):
+        axes.annotate(
+            _speed_words(speed), (place, top), xytext=(0, 3), textcoords="offset points",
+            ha="center", va="bottom", fontsize=7.5,
+        )  # fmt: skip
 
 
 def _speed_words(speed: Speed) -> str:
@@ -302,8 +288,8 @@ def _speed_words(speed: Speed) -> str:
 def _lines(axes: Axes, study: Study) -> None:
     """Draws throughput over ranks, both logarithmic; a dotted line is ideal scaling."""
     ranks = [row.point.ranks for row in study.rows]
-    _line(axes, ranks, study.measured(), above=True)
-    _line(axes, ranks, study.predicted(), above=False)
+    _line(axes, ranks, study.speeds("measured"), above=True)
+    _line(axes, ranks, study.speeds("predicted"), above=False)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(ranks))
@@ -348,13 +334,3 @@ def _point_label(row: StudyRow) -> str:
     plural = "s" * (row.point.ranks > 1)
     dagger = DAGGER if row.predicted and not row.predicted.fits else ""
     return f"{row.point.ranks}{star}{dagger} rank{plural}\n{cut}".rstrip()
-
-
-def _label_once(axes: Axes) -> None:
-    """Keeps one entry of the legend for all bars of a kind."""
-    seen: set[str] = set()
-    for container in axes.containers:
-        label = str(container.get_label())
-        if label in seen:
-            container.set_label("_nolegend_")
-        seen.add(label)

@@ -1,52 +1,135 @@
 """Runs a sweep: rates are chosen, then the seeds are run; stopped anywhere, it goes on there.
 
-In reading order: one run, trained (or gone on with) and evaluated; the progress of all runs; the
-whole sweep; `forecast_table`, what a sweep will take by the times that the planner predicts.
+In reading order: what came of a run; one run, trained (or gone on with) and evaluated; the table
+with a row for each variant, medians and ranges over seeds; the progress of all runs; the whole
+sweep; `forecast_table`, what a sweep will take by the times that the planner predicts.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
+import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import yaml
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.errors import HyperslabError, RecipeError, Stopped, printable, reason
+from hyperslab.errors import DataError, HyperslabError, RecipeError, Stopped, printable, reason
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.search import MemoryLimit, PlanBounds, trace_one
 from hyperslab.planner.summary import time_text
-from hyperslab.recipe.compare import differences, settings_of
-from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.compare import differences
+from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
-from hyperslab.studies.sweep.results import (
-    RunResult,
-    SweepRow,
-    best_rates,
-    collect_result,
-    read_result,
-    rows_of,
-    write_table,
-)
+from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
+from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
-from hyperslab.util.atomic_files import write_text
-from hyperslab.util.documents import parse_yaml, read_text
+from hyperslab.util.atomic_files import write_csv, write_json, write_text
+from hyperslab.util.documents import parse_yaml, read_json, read_text
 
 log = logging.getLogger("hyperslab")
+
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Holds a finished run: its epochs, and the least validation loss with its epoch, from 1.
+
+    ``seconds`` [s] it trained. ``test`` are the scores of its best checkpoint on the test split by
+    parameter or class, and ``test_mean`` of all together: squared errors over those of predicting
+    the mean, or Dice; ``recalibrated`` those of recalibrated averages over volumes. They are empty
+    where the run only chose a rate.
+    """
+
+    epochs: int
+    validation_loss: float
+    best_epoch: int
+    seconds: float
+    test: dict[str, float | None]
+    test_mean: float | None = None
+    recalibrated: dict[str, float | None] | None = None
+
+    @property
+    def words(self) -> str:
+        """Tells in a line how the training went."""
+        loss = f"validation loss {self.validation_loss:.4g}"
+        return f"{loss} in epoch {self.best_epoch} of {self.epochs}, {self.seconds:.0f} s"
+
+
+_RESULT = TypeAdapter(RunResult)
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """Reads what was kept of a run that is done; None where it is not.
+
+    Raises:
+        DataError: the file is broken.
+    """
+    path = folder / RESULT_FILE
+    try:
+        return _RESULT.validate_python(read_json(path))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(
+            f"{path} is no result of a run: {where}: {first['msg']}; remove it"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is no result of a run: {error!r}; remove it") from None
+
+
+def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
+    """Collects what came of a run that has just ended, and writes it down.
+
+    Raises:
+        DataError: a file of the run is broken or shorter than it should be.
+    """
+    table = read_table(folder / "epochs.csv", NEEDED_OF_EPOCHS)
+    losses = table.get("validation_loss", np.array([]))
+    if len(losses) != epochs or not np.isfinite(losses).any():
+        raise DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
+    best = int(np.nanargmin(losses))
+    found = read_evaluation(folder / "evaluation" / "metrics.json") if evaluated else {}
+    test = _test_scores(found)
+    mean = found["mean"]["ratio"] if "mean" in found else None
+    known = [score for score in test.values() if score is not None]
+    if "classes" in found and known:
+        mean = float(np.mean(known))
+    result = RunResult(
+        epochs=epochs,
+        validation_loss=float(losses[best]),
+        best_epoch=best + 1,
+        seconds=float(np.nansum(table["seconds"])),
+        test=test,
+        test_mean=mean,
+        recalibrated=_test_scores(found["recalibrated"]) if "recalibrated" in found else None,
+    )
+    write_json(folder / RESULT_FILE, asdict(result))
+    return result
+
+
+def _test_scores(found: dict[str, Any]) -> dict[str, float | None]:
+    if "classes" in found:
+        return {name: row["dice"] for name, row in found["classes"].items()}
+    return {name: row["ratio"] for name, row in found.get("parameters", {}).items()}
+
 
 ASK_AGAIN = 0.5
 """Waits so long [s] before it tries a run's folder again."""
@@ -61,13 +144,7 @@ def finished_result(run: SweepRun) -> RunResult | None:
     """
     if not (run.folder / RECIPE).exists():
         return None
-    there = settings_of(load_recipe(run.folder / RECIPE), but=IRRELEVANT_SECTIONS)
-    others = differences(there, settings_of(run.recipe, but=IRRELEVANT_SECTIONS))
-    if others:
-        raise RecipeError(
-            f"{run.folder} holds a run of another recipe: {', '.join(others)} differ\n"
-            "    choose another --output, or remove it"
-        )
+    check_recipe(run.folder, run.recipe, "holds a run of", but=IRRELEVANT_SECTIONS)
     return read_result(run.folder)
 
 
@@ -90,11 +167,12 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
         _await_lock(folder)
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []
-        train = ["train", str(file), "--resume", "--output", str(folder), *automatic]
+        trust = options_of_trust(run.recipe)
+        train = ["train", str(file), "--resume", *trust, "--output", str(folder), *automatic]
         _launch(run.recipe, ranks, train, folder)
         if not run.chooses:
             calibrate = ["--calibrate"] if run.recipe.segments is False else []
-            _launch(run.recipe, ranks, ["evaluate", str(folder), *calibrate], folder)
+            _launch(run.recipe, ranks, ["evaluate", str(folder), *trust, *calibrate], folder)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)
     except OSError as error:
@@ -132,6 +210,219 @@ def _launch(recipe: Recipe, ranks: int, arguments: list[str], folder: Path) -> N
     command = ["-m", "hyperslab", *arguments]
     seconds = recipe.timeout
     launch(ranks, command, folder / "logs", limit=seconds, patience=seconds, silent=True)
+
+
+Outcomes = Mapping[SweepRun, RunResult]
+"""Maps runs that are done to what came of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Holds the median of some runs, and the least and the largest of them."""
+
+    median: float
+    least: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRate:
+    """Holds the median validation loss at a rate, of so many runs of those that choose."""
+
+    rate: float
+    validation_loss: float | None
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """Holds a variant: the rates that were tried, the best, and what came of the seeds there.
+
+    ``segments``: the test scores are Dice, and not squared errors over those of the mean.
+    ``paths`` are the folders of the runs that are done, below the sweep's.
+    """
+
+    name: str
+    segments: bool
+    rate: float | None
+    tried: tuple[TriedRate, ...]
+    wanted: int
+    epochs: int
+    paths: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    validation_loss: Spread | None = None
+    best_epoch: Spread | None = None
+    test_mean: Spread | None = None
+    test: dict[str, Spread | None] = field(default_factory=dict)
+    recalibrated: dict[str, Spread | None] | None = None
+    seconds: Spread | None = None
+    total_seconds: float = 0.0
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Tells if the best rate is the least or the largest of several: others may be better."""
+        rates = [one.rate for one in self.tried]
+        return len(rates) > 1 and self.rate in (min(rates), max(rates))
+
+
+def best_rates(sweep: Sweep, outcomes: Outcomes) -> dict[str, float]:
+    """Finds by name the rate of each variant with the lowest median validation loss.
+
+    Of those that could be tried; a variant has none where none could. Of equal rates the smaller
+    one is taken.
+    """
+    found = {}
+    for variant in sweep.variants:
+        tried = rates_tried(variant, outcomes)
+        known = [(one.validation_loss, one.rate) for one in tried if one.runs]
+        if not variant.choosing_runs:
+            found[variant.name] = variant.rates[0]
+        elif known:
+            found[variant.name] = min(known)[1]
+    return found
+
+
+def rates_tried(variant: SweepVariant, outcomes: Outcomes) -> tuple[TriedRate, ...]:
+    """Lists what the runs that choose have found so far."""
+    if not variant.choosing_runs:
+        return ()
+    by_rate: dict[float, list[float]] = {rate: [] for rate in variant.rates}
+    for run, result in outcomes.items():
+        if run.chooses and run.variant == variant.name:
+            by_rate[run.rate].append(result.validation_loss)
+    return tuple(
+        TriedRate(rate, statistics.median(losses) if losses else None, len(losses))
+        for rate, losses in by_rate.items()
+    )
+
+
+def variant_row(
+    sweep: Sweep, variant: SweepVariant, outcomes: Outcomes, rate: float | None
+) -> SweepRow:
+    """Makes the row of a variant; what is not done yet is not in it."""
+    own = {run: result for run, result in outcomes.items() if run.variant == variant.name}
+    done = {run.seed: run for run in own if not run.chooses and run.rate == rate}
+    runs = [done[seed] for seed in variant.seeds if seed in done]
+    results = [own[run] for run in runs]
+    recalibrated = [result.recalibrated or {} for result in results]
+    return SweepRow(
+        name=variant.name,
+        segments=_predicts_classes(variant.recipe, [run.folder for run in runs]),
+        rate=rate,
+        tried=rates_tried(variant, outcomes),
+        wanted=len(variant.seeds),
+        epochs=variant.recipe.epochs,
+        paths=tuple(str(run.folder.relative_to(sweep.output)) for run in runs),
+        seeds=tuple(run.seed for run in runs),
+        validation_loss=_spread(result.validation_loss for result in results),
+        best_epoch=_spread(result.best_epoch for result in results),
+        test_mean=_spread(result.test_mean for result in results),
+        test=_spreads([result.test for result in results]),
+        recalibrated=_spreads(recalibrated) if any(recalibrated) else None,
+        seconds=_spread(result.seconds for result in results),
+        total_seconds=sum(result.seconds for result in own.values()),
+    )
+
+
+def _predicts_classes(recipe: Recipe, folders: Sequence[Path]) -> bool:
+    """Tells, by the recipe or else by its first run, if classes are predicted."""
+    if recipe.segments is not None or not folders:
+        return bool(recipe.segments)
+    measured = read_table(folders[0] / "epochs.csv", NEEDED_OF_EPOCHS)
+    return any(name.startswith("validation_dice_") for name in measured)
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    """Spreads values; None where one of them is not known."""
+    known = list(values)
+    numbers = [float(value) for value in known if value is not None]
+    if not numbers or len(numbers) < len(known):
+        return None
+    return Spread(statistics.median(numbers), min(numbers), max(numbers))
+
+
+def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread | None]:
+    names = scores[0] if scores else {}
+    return {name: _spread(score.get(name) for score in scores) for name in names}
+
+
+def write_table(sweep: Sweep, rows: Sequence[SweepRow], failures: Mapping[str, str]) -> None:
+    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    content: dict[str, Any] = {
+        "variants": [asdict(row) for row in rows],
+        "failures": dict(failures),
+    }
+    write_json(sweep.output / "sweep.json", content)
+    names = list(dict.fromkeys(name for row in rows for name in row.test))
+    spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
+    head = ["variant", "rate", "runs", "wanted", "epochs"]
+    head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
+    head += ["total_seconds"]
+    write_csv(sweep.output / "sweep.csv", head, [_csv_cells(row, spreads) for row in rows])
+
+
+def _csv_cells(row: SweepRow, spreads: Sequence[str]) -> list[object]:
+    cells: list[object] = [row.name, row.rate, len(row.seeds), row.wanted, row.epochs]
+    for name in spreads:
+        found: Spread | None = row.test.get(name) if name in row.test else getattr(row, name, None)
+        cells += [None] * 3 if found is None else [found.median, found.least, found.largest]
+    return [*cells, row.total_seconds]
+
+
+def runs_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows by variant what was run, and the median time of a training."""
+    cells = [
+        [
+            row.name,
+            "none" if row.rate is None else f"{row.rate:g}",
+            f"{len(row.seeds)} of {row.wanted}",
+            _range_text(row.validation_loss),
+            "" if row.best_epoch is None else f"{row.best_epoch.median:g} of {row.epochs}",
+            "" if row.seconds is None else f"{row.seconds.median:.0f} s",
+            "the best rate is at the edge of what was tried" if row.at_the_edge else "",
+        ]
+        for row in rows
+    ]
+    head = ("variant", "rate", "seeds", "validation loss", "best epoch", "training", "")
+    return Table("", head, cells)
+
+
+def scores_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows by variant the scores on the test split, median (least to largest) over seeds."""
+    names = list(dict.fromkeys(name for row in rows for name in row.test))
+    cells = [
+        [row.name, _range_text(row.test_mean), *(_range_text(row.test.get(n)) for n in names)]
+        for row in rows
+    ]
+    segments = any(row.segments for row in rows)
+    what = "Dice" if segments else "squared error over that of predicting the mean"
+    caption = f"{what}, test split; median (least to largest) over seeds"
+    return Table(caption, ["variant", "mean", *names], cells)
+
+
+def rates_table(rows: Sequence[SweepRow]) -> Table:
+    """Shows the median validation loss of each rate that was tried."""
+    cells = [
+        [
+            row.name,
+            f"{one.rate:g}",
+            "failed" if one.validation_loss is None else f"{one.validation_loss:.4g}",
+            "chosen" if one.rate == row.rate else "",
+        ]
+        for row in rows
+        for one in row.tried
+    ]
+    return Table("", ("variant", "rate tried", "validation loss", ""), cells)
+
+
+def _range_text(spread: Spread | None) -> str:
+    if spread is None:
+        return ""
+    return f"{spread.median:.3g} ({spread.least:.3g} to {spread.largest:.3g})"
 
 
 LOOK_EVERY = 1.0
@@ -180,33 +471,19 @@ class SweepProgress:
         self.under_way = run
         self.bar.update(self.task, description=self._words(run), completed=self.done)
 
-    def end(self, run: SweepRun, result: RunResult, *, again: bool) -> None:
-        """Reports that a run is done; ``again``: it was done only now."""
-        self._finish(run)
-        words = (
-            f"validation loss {result.validation_loss:.4g} in epoch {result.best_epoch} of "
-            f"{result.epochs}, {result.seconds:.0f} s"
-        )
-        self._say(f"{self._words(run)}: {words}{'' if again else ', was done before'}")
-
-    def fail(self, run: SweepRun, error: Exception) -> None:
-        """Reports that a run failed; others go on."""
-        self._finish(run)
-        self._say(f"{self._words(run)}: failed: {error}")
-
-    def _finish(self, run: SweepRun) -> None:
+    def end(self, run: SweepRun, words: str) -> None:
+        """Reports what came of a run; others go on."""
         self.under_way = None
         self.done += run.recipe.epochs
         self.bar.update(self.task, completed=self.done)
-
-    def _words(self, run: SweepRun) -> str:
-        return f"run {self.number} of {self.runs}: {run.name}"
-
-    def _say(self, line: str) -> None:
+        line = f"{self._words(run)}: {words}"
         if self.console.is_terminal:
             self.bar.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
         else:
             log.info("%s", line)
+
+    def _words(self, run: SweepRun) -> str:
+        return f"run {self.number} of {self.runs}: {run.name}"
 
     def _watch(self) -> None:
         while not self.ended.wait(LOOK_EVERY):
@@ -222,12 +499,12 @@ class SweepProgress:
 def _last_epoch(path: Path) -> tuple[int, str]:
     """Counts the epochs that a run has done, with its validation loss in words."""
     try:
-        head, *rows = path.read_text().rpartition("\n")[0].splitlines()
-        row = dict(zip(head.split(","), rows[-1].split(","), strict=True))
-        loss = float(row["validation_loss"])
-    except (OSError, ValueError, KeyError, IndexError):
+        table = read_table(path, NEEDED_OF_EPOCHS)
+    except DataError:  # it is being written
+        table = {}
+    if not len(table.get("epoch", ())):
         return 0, ""
-    return int(row["epoch"]) + 1, f", validation loss {loss:.4g}"
+    return int(table["epoch"][-1]) + 1, f", validation loss {table['validation_loss'][-1]:.4g}"
 
 
 SWEEP_SETTINGS = "sweep.yaml"
@@ -243,13 +520,13 @@ class SweepState:
     outcomes: dict[SweepRun, RunResult] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def rates(self) -> dict[str, float]:
-        """Returns the best of the rates that could be tried."""
-        return best_rates(self.sweep, self.outcomes, given_up=True)
-
     def rows(self) -> list[SweepRow]:
         """Makes the table so far."""
-        return rows_of(self.sweep, self.outcomes, self.rates())
+        rates = best_rates(self.sweep, self.outcomes)
+        return [
+            variant_row(self.sweep, variant, self.outcomes, rates.get(variant.name))
+            for variant in self.sweep.variants
+        ]
 
     def write(self) -> None:
         """Writes the table's files."""
@@ -267,51 +544,41 @@ def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_
         Stopped: by a signal; the same command goes on.
     """
     state = SweepState(sweep)
+
+    def do_all(runs: Sequence[SweepRun]) -> None:
+        there = {run: finished_result(run) for run in runs}
+        for run, result in there.items():
+            progress.begin(run)
+            try:
+                state.outcomes[run] = result or do(run, ranks)
+            except Stopped:
+                log.warning("the same command goes on with %s", run.name)
+                raise
+            except HyperslabError as error:
+                state.failures[run.name] = str(error)
+                progress.end(run, f"failed: {error}")
+            else:
+                before = "" if result is None else ", was done before"
+                progress.end(run, f"{state.outcomes[run].words}{before}")
+            if result is None:
+                state.write()
+
     try:
-        with ExitStack() as stack:
-            sweep.output.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock_run(sweep.output))
+        sweep.output.mkdir(parents=True, exist_ok=True)
+        with lock_run(sweep.output):
             _claim(sweep)
-            stack.enter_context(progress)
-            choosing = sweep.choosing()
-            _do_all(choosing, state, ranks, progress, do)
-            rates = state.rates()
-            for variant in sweep.variants:
-                if variant.name not in rates:
-                    words = "no rate could be tried, so no seed was run"
-                    state.failures[variant.name] = words
-            _do_all(sweep.final(rates), state, ranks, progress, do)
+            with progress:
+                do_all(sweep.choosing())
+                rates = best_rates(sweep, state.outcomes)
+                for variant in sweep.variants:
+                    if variant.name not in rates:
+                        words = "no rate could be tried, so no seed was run"
+                        state.failures[variant.name] = words
+                do_all(sweep.final(rates))
             state.write()
     except OSError as error:
         raise RecipeError(f"cannot write into output {sweep.output}: {reason(error)}") from None
     return state
-
-
-def _do_all(
-    runs: Sequence[SweepRun],
-    state: SweepState,
-    ranks: int,
-    progress: SweepProgress,
-    do: DoRun,
-) -> None:
-    there = {run: result for run in runs if (result := finished_result(run)) is not None}
-    for run in runs:
-        progress.begin(run)
-        if run in there:
-            state.outcomes[run] = there[run]
-            progress.end(run, there[run], again=False)
-            continue
-        try:
-            state.outcomes[run] = do(run, ranks)
-        except Stopped:
-            log.warning("the same command goes on with %s", run.name)
-            raise
-        except HyperslabError as error:
-            state.failures[run.name] = str(error)
-            progress.fail(run, error)
-        else:
-            progress.end(run, state.outcomes[run], again=True)
-        state.write()
 
 
 def _claim(sweep: Sweep) -> None:
@@ -366,46 +633,45 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     rows: list[TableRow] = []
     total = 0.0
     known = True
-    device = planned_device(sweep.variants[0].recipe)
-    chosen = machine_for(machine, device)
+    chosen = machine_for(machine, planned_device(sweep.variants[0].recipe))
     choosing = sweep.choosing()
     for variant in sweep.variants:
-        step, steps, words = _predicted_step(variant, chosen)
+        try:
+            steps, step = _predicted_step(variant.recipe, chosen)
+            words = time_text(step)
+        except HyperslabError as error:
+            steps, step = 0, 0.0
+            words = str(error).splitlines()[0]
+            known = False
         runs = [run for run in choosing if run.variant == variant.name]
-        done = sum(finished_result(run) is not None for run in runs)
-        stages = [("choose the rate", len(runs), done, runs[0].recipe.epochs)] if runs else []
-        stages += [("seeds", len(variant.seeds), 0, variant.recipe.epochs)]
-        for stage, count, ready, epochs in stages:
-            seconds = None if step is None else step * steps * epochs * (count - ready)
-            total += seconds or 0.0
-            known = known and seconds is not None
-            cells = [
-                f"{variant.name}: {stage}",
-                str(count),
-                _values_text(variant.rates) if stage != "seeds" else "the best",
-                _values_text(variant.seeds if stage == "seeds" else variant.choosing_seeds),
-                str(epochs),
-                str(ready) if stage != "seeds" else "",
-                words if step is None else time_text(step),
-                "" if seconds is None else time_text(seconds),
-            ]
-            rows.append(cells)
+        stages = []
+        if runs:
+            ready = sum(finished_result(run) is not None for run in runs)
+            seeds = _values_text(variant.choosing_seeds)
+            rates = _values_text(variant.rates)
+            stages.append(("choose the rate", len(runs), rates, seeds, runs[0].recipe, ready))
+        seeds = _values_text(variant.seeds)
+        stages.append(("seeds", len(variant.seeds), "the best", seeds, variant.recipe, 0))
+        for stage, count, rates, seeds, recipe, ready in stages:
+            seconds = step * steps * recipe.epochs * (count - ready)
+            total += seconds
+            name = f"{variant.name}: {stage}"
+            done = "" if stage == "seeds" else str(ready)
+            all_of_it = time_text(seconds) if steps else ""
+            rows.append(
+                [name, str(count), rates, seeds, str(recipe.epochs), done, words, all_of_it]
+            )
     words = f"training steps, predicted for {chosen.name}"
     rows.append([words, *[""] * 6, f"{'' if known else 'more than '}{time_text(total)}"])
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "all")
     return Table("", head, rows)
 
 
-def _predicted_step(variant: SweepVariant, machine: Machine) -> tuple[float | None, int, str]:
-    """Predicts a step [s]; also the steps of an epoch, and why there is no prediction."""
-    recipe = variant.recipe
-    try:
-        job = job_of(recipe)
-        steps = -(-job.samples // (job.batch * job.accumulated))
-        found = trace_one(job, recipe.grid, machine, PlanBounds(MemoryLimit(machine.memory, "")))
-    except HyperslabError as error:
-        return None, 0, str(error).splitlines()[0]
-    return found.seconds.total, steps, ""
+def _predicted_step(recipe: Recipe, machine: Machine) -> tuple[int, float]:
+    """Counts the steps of an epoch, and predicts one of them [s]."""
+    job = job_of(recipe)
+    steps = -(-job.samples // (job.batch * job.accumulated))
+    return steps, Predictor(machine).predict(job).seconds
 
 
 def _values_text(values: tuple[float, ...]) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -26,6 +25,7 @@ from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
+from hyperslab.recipe.trust import Trust, trust_of
 
 SWEPT = ("optimizer.learning_rate", "seed", "output")
 """Lists the keys of a recipe that a sweep sets itself."""
@@ -190,9 +190,15 @@ class Sweep:
 
 
 def load_sweep(
-    path: str | Path, overrides: Sequence[str] = (), *, output: Path | None = None
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    output: Path | None = None,
+    trusted: Sequence[str] = (),
 ) -> Sweep:
     """Loads the sweep in a YAML file; ``overrides`` are of the recipe, for all variants.
+
+    ``trusted`` are modules whose classes it may name where it is a run's, see `trust_of`.
 
     Raises:
         RecipeError: the file, the recipe, a variant or an override is wrong; says where.
@@ -201,8 +207,10 @@ def load_sweep(
     file = _read_sweep_file(path)
     base = path.parent / file.recipe
     folder = output or file.output or Path("runs") / path.stem
+    trust = trust_of(base, trusted)
+    trust = replace(trust, own=trust.own and trust_of(path).own)
     variants = tuple(
-        _variant(name, variant, file, base, overrides, path)
+        _variant(name, variant, file, base, overrides, path, trust)
         for name, variant in file.variants.items()
     )
     return Sweep(folder, variants, file.choose.epochs)
@@ -218,7 +226,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     factor = epochs / recipe.epochs
     schedule = recipe.optimizer.schedule
     if schedule is None or isinstance(schedule, TargetSchedule):
-        if share < 1 and isinstance(schedule, TargetSchedule) and not _follows_epochs(schedule):
+        if share < 1 and schedule and "${training." not in str(schedule.arguments):
             raise RecipeError(
                 f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
                 f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
@@ -238,10 +246,6 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     )
 
 
-def _follows_epochs(schedule: TargetSchedule) -> bool:
-    return "${training." in str(schedule.arguments)
-
-
 def _variant(
     name: str,
     variant: VariantSection,
@@ -249,10 +253,11 @@ def _variant(
     base: Path,
     overrides: Sequence[str],
     path: Path,
+    trust: Trust,
 ) -> SweepVariant:
     own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
     try:
-        recipe = load_recipe(base, [*overrides, *own])
+        recipe = load_recipe(base, overrides, varied=own, trust=trust)
     except RecipeError as error:
         raise RecipeError(f"{path}, variant {name!r}: {error}") from None
     if not (recipe.data.counts or recipe.data.fractions)[1]:
@@ -288,8 +293,7 @@ def _sentence(problem: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{key!r} is missing; a sweep has {_keys(SweepFile)}"
     if problem["type"] == "extra_forbidden":
-        section = {"choose": type(SweepFile.model_fields["choose"].default)}
-        kind: type[BaseModel] = section.get(str(problem["loc"][0]), SweepFile)
+        kind: type[Section] = ChoiceSection if problem["loc"][0] == "choose" else SweepFile
         return f"unknown key {key!r}; valid are {_keys(kind)}"
     words = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
     if problem["type"] == "value_error" and key == "variants":
@@ -297,5 +301,5 @@ def _sentence(problem: dict[str, Any]) -> str:
     return f"bad value {problem['input']!r} for {key!r}: {words}"
 
 
-def _keys(section: type[BaseModel]) -> str:
+def _keys(section: type[Section]) -> str:
     return ", ".join(section.model_fields)

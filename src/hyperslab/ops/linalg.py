@@ -1,26 +1,31 @@
-"""Contracts tensors over labelled dims: matrix products, Einstein sums, linear layers, distances.
+"""Contracts tensors over labelled dims: products, Einstein sums, linear layers, attention.
 
 All but linear layers come down to `contract`; over a contracted dim that is cut the partial
 results are summed. A linear layer shares its filters among ranks instead
-(`hyperslab.ops.filter_parallel`).
+(`hyperslab.ops.filter_parallel`). In attention queries may stay cut, and every rank has all keys
+and values meanwhile; in recurrent layers and cells a rank has whole sequences of its part of the
+batch.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import all_reduce_sum
+from hyperslab.comm import all_reduce_sum, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise.pointwise import apply_pointwise
+from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
-from hyperslab.ops.operands import block_of, first_cuts
+from hyperslab.ops.operands import block_of, check_uncut, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 DimLabel = Hashable
@@ -135,7 +140,7 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if b.dim() > 1:
         right = [*batch_labels(b.dim() - 2), "inner", "column"]
     batch = batch_labels(max(a.dim(), b.dim(), 2) - 2)
-    output = [*batch, *left[-2:-1], *right[-1:]] if b.dim() > 1 else [*batch, *left[-2:-1]]
+    output = [*batch, *left[-2:-1], *(right[-1:] if b.dim() > 1 else [])]
     return contract(name, (a, b), (left, right), output, torch.matmul)
 
 
@@ -218,9 +223,7 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
     for operand in operands:
         tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
     inputs, output = _einsum_labels(equation, tensors)
-    return contract(
-        "einsum", tensors, inputs, output, lambda *blocks: torch.einsum(equation, *blocks)
-    )
+    return contract("einsum", tensors, inputs, output, partial(torch.einsum, equation))
 
 
 def _introduce_to_opt_einsum() -> None:
@@ -280,13 +283,8 @@ def tensordot(
     output += [label for d, label in enumerate(right) if d not in second]
     for d, e in zip(first, second, strict=True):
         right[e] = left[d]
-    return contract(
-        "tensordot",
-        (a, b),
-        (left, right),
-        output,
-        lambda x, y: torch.tensordot(x, y, dims=(first, second)),
-    )
+    run = partial(torch.tensordot, dims=(first, second))
+    return contract("tensordot", (a, b), (left, right), output, run)
 
 
 @register(F.bilinear, family="linalg")
@@ -358,3 +356,256 @@ def cdist(
     inputs = [[*first, "row", "number"], [*second, "column", "number"]]
     batch = max(first, second, key=len)
     return contract("cdist", [x1, x2], inputs, [*batch, "row", "column"], run, linear=False)
+
+
+@register(F.scaled_dot_product_attention, family="linalg")
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Batch, heads and queries may be cut; keys that are cut are gathered; features must be whole.
+
+    Distribution scheme: 1. every rank gets all keys and values, which takes memory in proportion to
+    the tokens, not to their square, 2. it attends with its own queries.
+    """
+    name = "scaled_dot_product_attention"
+    check_whole_mask([query, key, value, attn_mask], dropout_p, name)
+    _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
+    for x in (key, value):
+        _check_whole(x, name, -1, -3 if enable_gqa else None)
+    key, value = (_with_all_tokens(x, name, -2) for x in (key, value))
+    operands = [query, key, value]
+    batch = batch_labels(query.dim() - 2)
+    other: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
+    inputs = [[*batch, "query", "e"], [*other, "key", "e"], [*other, "key", "v"]]
+    if attn_mask is not None:
+        operands.append(attn_mask)
+        inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    return contract(name, operands, inputs, [*batch, "query", "v"], run, linear=False)
+
+
+def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
+    """Gathers keys or values along the tokens: every query sees all of them."""
+    cut = x.partition.cuts[dim] if isinstance(x, Sharded) else None
+    if not isinstance(x, Sharded) or cut is None:
+        return x
+    log_once(
+        x.grid,
+        f"{name}: the keys and values of {x.partition} are gathered along {cut.axis}, "
+        f"{x.partition.without([cut.axis]).box(x.grid.coords).size * x.element_size() / 2**20:.1f} "
+        "MiB each on every rank; queries stay cut",
+    )
+    return gather(x, cut.axis)
+
+
+def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
+    """Refuses a tensor that is cut along one of ``dims``."""
+    for dim in dims:
+        if dim is not None and isinstance(x, Sharded):
+            check_uncut(x, (dim % x.dim(),), f"{name} needs the whole of")
+
+
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+
+@register(F.multi_head_attention_forward, family="linalg")
+def multi_head_attention_forward(
+    *args: object, **kwargs: object
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of (sequence, batch, feature): as scaled_dot_product_attention."""
+    name = "multi_head_attention_forward"
+    call = _MULTI_HEAD.bind(*args, **kwargs)
+    call.apply_defaults()
+    given: dict[str, Any] = call.arguments
+    weights: list[torch.Tensor | None] = []
+    sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
+    masks = [given["key_padding_mask"], given["attn_mask"]]
+    check_whole_mask([*sequences, *masks], given["dropout_p"] if given["training"] else 0.0, name)
+    _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
+    for key in ("key", "value"):
+        _check_whole(given[key], name, -1)
+        given[key] = _with_all_tokens(given[key], name, 0)
+    batch: list[DimLabel] = ["batch"] if sequences[0].dim() == 3 else []
+    labels: dict[str, list[DimLabel]] = {
+        "query": ["query", *batch, "e"],
+        "key": ["key", *batch, "k"],
+        "value": ["key", *batch, "v"],
+        "key_padding_mask": [*batch, "key"],
+        "attn_mask": ["query", "key"],
+    }
+    labels = {key: own for key, own in labels.items() if given[key] is not None}
+    if given["attn_mask"] is not None and given["attn_mask"].dim() == 3:
+        labels["attn_mask"] = ["head", "query", "key"]
+        for x in sequences:
+            _check_whole(x, f"a mask for each head in {name}", *([1] if batch else []))
+
+    def run(*blocks: torch.Tensor) -> torch.Tensor:
+        y, found = F.multi_head_attention_forward(
+            **{**given, **dict(zip(labels, blocks, strict=True))}
+        )
+        weights.append(found)
+        return y
+
+    operands = [given[key] for key in labels]
+    output = ["query", *batch, ("e", "out")]
+    y = contract(name, operands, list(labels.values()), output, run, linear=False)
+    return y, _weights(y, weights[0])
+
+
+def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None:
+    """Wraps the weights (batch, heads, query, key) of an attention, cut as its result is."""
+    if block is None or not isinstance(y, Sharded):
+        return block
+    query, *batch, _ = y.partition.cuts
+    lead = [*batch, *[None] * (block.dim() - len(batch) - 2)]
+    extents = [*y.shape[1 : 1 + len(batch)], *block.shape[len(batch) : -2], y.shape[0]]
+    partition = Partition((*extents, block.shape[-1]), (*lead, query, None))
+    return y.like(block, partition)
+
+
+States = torch.Tensor | Sequence[torch.Tensor]
+"""Types a layer's initial states: one tensor, for an LSTM two."""
+
+Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
+"""Runs a layer or a cell on a rank's blocks: from its input and states to its results."""
+
+
+@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg")
+def recurrent_layer(
+    operator: Operator,
+    input: torch.Tensor,
+    hx: States,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """The batch may be cut; sequences and features that are cut are gathered.
+
+    Distribution scheme: 1. every rank gets whole sequences of its part of the batch, 2. it runs
+    the layer on them.
+    """
+    name = operator.__name__
+    if not isinstance(has_biases, bool):  # the other signature: data, sizes, states, parameters
+        raise LayoutError(
+            f"{name} of packed sequences has no rule for a cut tensor\n{describe([input, params])}"
+            "    give the padded sequences, or leave the cut with x.full() before they are packed"
+        )
+    labels: list[DimLabel] = ["batch", "step"] if batch_first else ["step", "batch"]
+    weights = [whole_of(weight, f"the weights of {name}") for weight in params]
+
+    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = operator(
+            block, states, weights, has_biases, num_layers, dropout, train, bidirectional,
+            batch_first,
+        )  # fmt: skip
+        return found
+
+    p = dropout if train and num_layers > 1 else 0.0
+    return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)
+
+
+@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell", family="linalg")
+def recurrent_cell(
+    operator: Operator,
+    input: torch.Tensor,
+    hx: States,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """The batch may be cut; features that are cut are gathered."""
+    name = operator.__name__
+    given = (w_ih, w_hh, b_ih, b_hh)  # which may come from cut features
+    weights = [whole_of(weight, f"the weights of {name}") for weight in given]
+
+    def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
+        found: torch.Tensor | tuple[torch.Tensor, ...] = operator(block, states, *weights)
+        return (found,) if isinstance(found, torch.Tensor) else found
+
+    found = _recur(name, input, hx, ["batch", "in"], ["batch", "state"], run)
+    return found if name == "lstm_cell" else found[0]
+
+
+def _recur(
+    name: str,
+    input: torch.Tensor,
+    hx: States,
+    of_input: list[DimLabel],
+    of_state: list[DimLabel],
+    run: Recurrence,
+    dropout: float = 0.0,
+) -> tuple[torch.Tensor, ...]:
+    """Runs a recurrence; its result and final states are cut along their batch only."""
+    single = isinstance(hx, torch.Tensor)
+    states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
+    operands = [
+        _with_whole_sequences(name, x, labels)
+        for x, labels in [(input, of_input), *((state, of_state) for state in states)]
+    ]
+    # States of another batch, which a block of one sample could not reveal.
+    labels = [of_input, *[of_state] * len(states)]
+    batches = {x.shape[own.index("batch")] for x, own in zip(operands, labels, strict=True)}
+    if len(batches) > 1 or not any(isinstance(x, Sharded) for x in operands):
+        raise LayoutError(
+            f"{name}: the input and its states have to have one batch, and one of them has to be "
+            f"cut where a weight is\n{describe(operands)}"
+        )
+    check_whole_mask(operands, dropout, name)
+    after: list[torch.Tensor] = []
+
+    def first(block: torch.Tensor, *blocks: torch.Tensor) -> torch.Tensor:
+        y, *rest = run(block, blocks[0] if single else blocks)
+        after.extend(rest)
+        return y
+
+    output: list[DimLabel] = [*of_input[:-1], "out"]
+    inputs = [of_input, *([*of_state[:-1], (label, "state")] for label in range(len(states)))]
+    y = contract(name, operands, inputs, output, first, linear=False)
+    return (y, *(_state(y, of_input, block, of_state) for block in after))
+
+
+def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
+    """Gathers all cut dims but the batch."""
+    if x.dim() != len(labels):
+        raise LayoutError(f"{name} takes tensors of {len(labels)} dims, not\n{describe([x])}")
+    cuts = zip(labels, x.partition.cuts, strict=True) if isinstance(x, Sharded) else ()
+    axes = [cut.axis for label, cut in cuts if cut is not None and label != "batch"]
+    if not isinstance(x, Sharded) or not axes:
+        return x
+    log_once(
+        x.grid,
+        f"{name}: the sequences of {x.partition} are gathered along {', '.join(axes)}; "
+        "its ranks repeat the work",
+    )
+    return gather(x, axes)
+
+
+def _state(
+    y: torch.Tensor, of_result: Sequence[DimLabel], block: torch.Tensor, labels: Sequence[DimLabel]
+) -> torch.Tensor:
+    """Wraps a final state, cut as the batch of the result is."""
+    if not isinstance(y, Sharded):
+        return block
+    batch = of_result.index("batch")
+    whole = Partition.whole(block.shape)
+    partition = whole.with_dim(labels.index("batch"), y.shape[batch], y.partition.cuts[batch])
+    return y.like(block, partition)

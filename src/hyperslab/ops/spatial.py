@@ -1,41 +1,298 @@
-"""Distributes ``interpolate`` (so ``upsample`` and ``nn.Upsample``) and sampling at coordinates.
+"""Distributes operators that move, pad or resample voxels.
 
-In reading order: interpolation weights along one dim, of which every output has a few; a
-request for a resize, and what torch's own operator makes of a dim; linear maps along all
-spatial dims in one pass, with their graph; layout and rules; `grid_sample`, where any output
-may read any input.
+In reading order: flips, rolls, right-angled turns and pixel shuffles; ``F.pad``, so the padding
+modules and convolutions with their modes; ``interpolate`` (so ``upsample`` and ``nn.Upsample``):
+weights along one dim, of which every output has a few, a request for a resize and what torch's
+own operator makes of a dim, linear maps along all spatial dims in one pass, layout and rules;
+`grid_sample`, where any output may read any input.
 
 Where torch samples, and how it weighs, follows from rounded arithmetic that differs between
 types, devices and modes. None of it is repeated here: torch's own operator answers to combs of
 ones.
 
-Legend: a *spatial dim* is counted from 0 after batch and channel.
+Legend: a *spatial dim* is counted from 0 after batch and channel. An output ``o`` of a dim is
+padded at ``before`` and reads the *source* ``o - before``, which is an index of the input where
+it lies inside it and else goes by the mode.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
+from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Box, Cut, Interval, Partition, scale_cut
+from hyperslab.geometry import Box, Cover, Cut, Interval, Partition, Window, scale_cut
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.resample import SparseMap
-from hyperslab.ops.linalg.contraction import DimLabel, contract
-from hyperslab.ops.overloads import PerDim, hashable
-from hyperslab.ops.placement import check_input, output_partition, placement, read_cover
-from hyperslab.ops.pooling.adaptive import adaptive_avg_pool
-from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import describe
+from hyperslab.ops.linalg import DimLabel, contract
+from hyperslab.ops.overloads import Integers, Operator, PerDim, hashable, integers, register_each
+from hyperslab.ops.placement import (
+    check_input,
+    output_partition,
+    place_outputs,
+    placement,
+    read_cover,
+)
+from hyperslab.ops.pooling import BlockMap, LinearMap, adaptive_avg_pool
+from hyperslab.ops.views import SourceInterval, exchanged, join, reshape_to
+from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.dispatch import describe, read_dims
+
+
+def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
+    """Mirrors along some dims; the result is cut as the input.
+
+    Distribution scheme: 1. every rank fetches the mirror image of its box, 2. it flips that.
+    """
+    cover = x.partition.cover
+    intervals = list(cover.intervals)
+    for dim in dims:
+        extent = x.shape[dim]
+        intervals[dim] = tuple((extent - hi, extent - lo) for lo, hi in intervals[dim])
+    plan = plan_exchange(x.partition, Cover(cover.axes, tuple(intervals)), x.grid)
+    return x.like(torch.flip(fetch(x.local, plan, what="a flip"), list(dims)))
+
+
+def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
+    """Rolls along one dim; the result is cut as the input.
+
+    Distribution scheme: 1. not cut: the local roll; 2. cut: every rank fetches what comes to lie
+    in its box from the end and from the beginning, and joins the two.
+    """
+    extent = x.shape[dim]
+    turn = extent - shift % extent if extent else 0
+    if x.partition.cuts[dim] is None:
+        return x.like(x.local.roll(shift, dim))
+    ends = [SourceInterval(x, (turn, extent)), SourceInterval(x, (0, turn))]
+    return join(ends, dim, x.partition, x, "a roll")
+
+
+@register(torch.flip, torch.Tensor.flip, family="spatial")
+def flip(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
+    """Any dims; along cut dims every rank fetches the mirror image of its box."""
+    return flipped(input, _distinct_dims(input, integers(*dims, *named.values()), "flip"))
+
+
+def _distinct_dims(x: Sharded, dims: Sequence[int], name: str) -> tuple[int, ...]:
+    found = read_dims(dims, x.dim(), name)
+    if len(set(found)) != len(found):
+        raise ValueError(f"{name}: a dim appears twice in {tuple(dims)}")
+    return found
+
+
+@register_each(
+    {"fliplr": "Along dim 1, as flip.", "flipud": "Along dim 0, as flip."}, family="spatial"
+)
+def flip_rows_or_columns(operator: Operator, input: Sharded) -> Sharded:
+    """Flips one dim."""
+    name = operator.__name__
+    return flipped(input, read_dims([1 if name == "fliplr" else 0], input.dim(), name))
+
+
+@register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"])
+def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Sharded:
+    """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
+    turns = integers(shifts)
+    along = () if dims is None else integers(dims)
+    if not along:
+        row = reshape_to(input, (input.numel(),))
+        return reshape_to(rolled(row, turns[0], 0), input.shape)
+    if len(turns) != len(along):
+        raise ValueError(f"roll: {len(turns)} shifts for {len(along)} dims")
+    for shift, dim in zip(turns, along, strict=True):
+        input = rolled(input, shift, dim)
+    return input
+
+
+@register(torch.rot90, torch.Tensor.rot90, family="spatial", dims=["dims"])
+def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
+    """In the plane of any two dims; each cut goes with its dim, across the cut as flip."""
+    a, b = _distinct_dims(input, dims, "rot90")
+    if k % 4 == 0:
+        return input.like(input.local.clone())
+    if k % 4 == 2:
+        return flipped(input, [a, b])
+    return exchanged(flipped(input, [b if k % 4 == 1 else a]), a, b)
+
+
+@register(torch.pixel_shuffle, family="spatial")
+def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
+    """Block by block: every pixel becomes a square of them."""
+    check_input(input, 2, "pixel_shuffle")
+    r = upscale_factor
+    local = F.pixel_shuffle(input.local, r)
+    cuts = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in input.partition.cuts[2:]]
+    extents = [r * extent for extent in input.shape[2:]]
+    return input.like(local, output_partition(input.partition, local.shape[1], extents, cuts))
+
+
+@register(torch.pixel_unshuffle, family="spatial")
+def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
+    """Any cut: it is moved so that it goes through no square of pixels."""
+    check_input(input, 2, "pixel_unshuffle")
+    r = downscale_factor
+    if any(extent % r for extent in input.shape[2:]):
+        raise LayoutError(
+            f"pixel_unshuffle of {input.partition} on {input.grid}: height and width should be "
+            f"divisible by {r}\n    use torch.nn.functional.pad before it"
+        )
+    channels = input.shape[1] * r * r
+    extents = [extent // r for extent in input.shape[2:]]
+    x, cuts = place_outputs(input, [Window(r, r)] * 2, extents, "pixel_unshuffle")
+    moved = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in cuts]
+    whole = output_partition(x.partition, x.shape[1], x.shape[2:], moved)
+    x = x.redistribute(whole, "squares of pixel_unshuffle")
+    partition = output_partition(x.partition, channels, extents, cuts)
+    return x.like(F.pixel_unshuffle(x.local, r), partition)
+
+
+WHAT = "the exchange of pad"
+
+
+@register(F.pad, family="spatial")
+def pad(
+    input: Sharded, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Sharded:
+    """Constant, reflect, replicate and circular, also negative; the cut stays where it is.
+
+    Distribution scheme:
+    1. The planes that padding adds join the first and the last shard.
+    2. constant: one exchange that asks for the source, outside of which is the value.
+    3. reflect, replicate: the same for the sources inside (mostly the own block, no message),
+       and the local op on the ranks at the edge of the volume.
+    4. circular: dim by dim, so that corners need no message of their own, the first and the last
+       rank fetch what is wrapped around.
+    """
+    return _padded(input, [int(p) for p in pad], mode, 0 if value is None else value)
+
+
+@register(torch.constant_pad_nd, family="spatial")
+def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
+    """As ``F.pad`` with a constant."""
+    return _padded(input, [int(p) for p in pad], "constant", value)
+
+
+def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
+    # Torch's own checks, on the global shape.
+    F.pad(torch.empty(x.shape, dtype=x.dtype, device="meta"), pads, mode, value)
+    if mode == "constant":
+        return _constant(x, pads, value)
+    return _circular(x, pads) if mode == "circular" else _at_edge(x, pads, mode)
+
+
+def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
+    """Turns padding into windows of one element; ``pads`` begin with the last dim."""
+    count = ndim - len(pads) // 2
+    pairs = zip(pads[-2::-2], pads[::-2], strict=True)
+    return [Window(1)] * count + [Window(1, before=a, after=b) for a, b in pairs]
+
+
+def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
+    """Places the output; gathers the input where too little is left to be cut."""
+    extents = tuple(w.outputs(e) for w, e in zip(windows, x.shape, strict=True))
+    cuts = tuple(
+        cut and window.cut_outputs(cut, extent)
+        for cut, window, extent in zip(x.partition.cuts, windows, extents, strict=True)
+    )
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    if not thin:
+        return x, Partition(extents, cuts)
+    log_once(
+        x.grid,
+        f"pad: {' x '.join(map(str, extents))} is too thin to be cut along {', '.join(thin)} of "
+        f"{x.grid}; gathered there, its ranks repeat the work from here on",
+    )
+    return _place(gather(x, thin), windows)
+
+
+def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Interval, ...]]:
+    """Lists, per dim of an output, the sources of each of its shards."""
+    return [
+        tuple(window.reads(out) for out in intervals)
+        for window, intervals in zip(windows, partition.cover.intervals, strict=True)
+    ]
+
+
+def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
+    windows = _windows(x.dim(), pads)
+    x, partition = _place(x, windows)
+    cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
+    plan = plan_exchange(x.partition, cover, x.grid)
+    return x.like(_fresh(fetch(x.block, plan, fill=value, what=WHAT), x), partition)
+
+
+def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """Copies where nothing was copied yet: torch's padding never gives a view."""
+    theirs = x.block.untyped_storage().data_ptr()
+    return local.clone() if local.untyped_storage().data_ptr() == theirs else local
+
+
+def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
+    """Pads by the modes that repeat what is next to the edge."""
+    windows = _windows(x.dim(), pads)
+    x, partition = _place(x, windows)
+    sources = _sources(partition, windows)
+    hulls = [
+        tuple(_hull(source, extent, mode) for source in choices)
+        for choices, extent in zip(sources, x.shape, strict=True)
+    ]
+    wanted, held = (Cover(partition.cover.axes, tuple(c)) for c in (sources, hulls))
+    local = fetch(x.block, plan_exchange(x.partition, held, x.grid), what=WHAT)
+    mine = wanted.box(x.grid.coords)
+    hull = held.box(x.grid.coords)
+    first = [max(0, -lo) for lo in mine.lo]
+    last = [max(0, hi - extent) for hi, extent in zip(mine.hi, x.shape, strict=True)]
+    if any(first) or any(last):
+        sides = [side for pair in zip(last, first, strict=True) for side in pair][::-1]
+        local = F.pad(local, sides[: len(pads)], mode)
+    for dim, (lo, extent) in enumerate(zip(mine.lo, mine.shape, strict=True)):
+        if local.shape[dim] != extent:  # a reflection that reaches beyond this rank's planes
+            local = local.narrow(dim, lo + first[dim] - hull.lo[dim], extent)
+    return x.like(_fresh(local, x), partition)
+
+
+def _hull(source: Interval, extent: int, mode: str) -> Interval:
+    """Finds the inputs that the op makes ``source`` of: from the edge on where it reaches over."""
+    lo = max(source[0], 0)
+    hi = min(source[1], extent)
+    reflect = mode == "reflect"
+    if source[0] < 0:
+        hi = max(hi, 1 - source[0] * reflect)
+    if source[1] > extent:
+        lo = min(lo, extent - 1 - (source[1] - extent) * reflect)
+    return lo, hi
+
+
+def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
+    y = _constant(x, [min(0, p) for p in pads], 0) if min(pads, default=0) < 0 else x
+    windows = _windows(x.dim(), [max(0, p) for p in pads])
+    for dim, window in enumerate(windows):
+        if max(window.before, window.after) > y.shape[dim]:
+            raise LayoutError(
+                f"pad: {window.before} and {window.after} planes of circular padding in dim {dim} "
+                f"need as many to repeat, of {y.partition}"
+            )
+        cut = y.partition.cuts[dim]
+        if cut is not None and window != Window(1):
+            extent = y.shape[dim]
+            wider = window.outputs(extent)
+            target = y.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
+            spans = ((extent - window.before, extent), (0, extent), (0, window.after))
+            y = join([SourceInterval(y, span) for span in spans], dim, target, y, WHAT)
+            windows[dim] = Window(1)
+    sides = [side for window in windows for side in (window.after, window.before)][::-1]
+    local = F.pad(y.block, sides[: len(pads)], "circular") if any(sides) else y.block
+    return y.like(_fresh(local, x), _place(y, windows)[1])
+
 
 REACH = 5
 """Limits how far an output reads to each side, in inputs or, where the map shrinks, in outputs.
@@ -63,15 +320,6 @@ class InterpolationWeights:
         these = (slice(None), slice(*out))
         weight = self.weight if self.weight is None else self.weight[these]
         return InterpolationWeights(self.index[these] - origin, self.back[these] - origin, weight)
-
-    def copies_as(self, other: InterpolationWeights) -> bool:
-        """Returns whether both copy the same inputs."""
-        return (
-            self.weight is None
-            and other.weight is None
-            and torch.equal(self.index, other.index)
-            and torch.equal(self.back, other.back)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +350,8 @@ class ReadSpan:
         return scale_cut(cut, outputs)
 
 
-RowOperator = Callable[[torch.Tensor], torch.Tensor]
-"""Maps rows, one by one."""
-
-
 def find_weights(
-    operator: RowOperator, within: RowOperator, like: torch.Tensor, outputs: int
+    operator: BlockMap, within: BlockMap, like: torch.Tensor, outputs: int
 ) -> InterpolationWeights:
     """Finds the taps of an operator from (N, inputs) to (N, outputs), for rows like ``like``.
 
@@ -155,7 +399,7 @@ def _teeth(
     return index, weight
 
 
-def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tensor:
+def _where_gradients_go(operator: BlockMap, like: torch.Tensor) -> torch.Tensor:
     """Finds the input that gets each output's gradient, in order: (1, outputs)."""
     with torch.inference_mode(False), torch.enable_grad():
         row = torch.zeros_like(like)[None].requires_grad_()
@@ -164,50 +408,27 @@ def _where_gradients_go(operator: RowOperator, like: torch.Tensor) -> torch.Tens
     return inputs.repeat_interleave(counts[0].long())[None]
 
 
-class ApplyWeights(torch.autograd.Function):
+def _weighted(taps: InterpolationWeights, dim: int, x: torch.Tensor) -> torch.Tensor:
     """Applies weights along one dim of a block: a pass over the output for every tap."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, taps: InterpolationWeights) -> torch.Tensor:
-        ctx.dim = dim
-        ctx.taps = taps
-        ctx.extent = x.shape[dim]
-        if taps.weight is None:
-            return x.index_select(dim, taps.index[0])
-        first, *others = zip(taps.index, _broadcast_along(taps.weight, dim, x.dim()), strict=True)
-        out = x.index_select(dim, first[0]).mul_(first[1])
-        for index, weight in others:
-            out.addcmul_(x.index_select(dim, index), weight)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _ApplyAdjoint.apply(gradient, ctx.dim, ctx.taps, ctx.extent), None, None
+    if taps.weight is None:
+        return x.index_select(dim, taps.index[0])
+    first, *others = zip(taps.index, _broadcast_along(taps.weight, dim, x.dim()), strict=True)
+    out = x.index_select(dim, first[0]).mul_(first[1])
+    for index, weight in others:
+        out.addcmul_(x.index_select(dim, index), weight)
+    return out
 
 
-class _ApplyAdjoint(torch.autograd.Function):
-    """Applies the adjoint of `ApplyWeights`: an output's gradient, weighted, goes to its inputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, gradient: torch.Tensor, dim: int, taps: InterpolationWeights, extent: int
-    ) -> torch.Tensor:
-        ctx.dim = dim
-        ctx.taps = taps
-        shape = list(gradient.shape)
-        shape[dim] = extent
-        out = gradient.new_zeros(shape)
-        if taps.weight is None:
-            return out.index_add_(dim, taps.back[0], gradient)
-        for index, weight in zip(
-            taps.back, _broadcast_along(taps.weight, dim, out.dim()), strict=True
-        ):
-            out.index_add_(dim, index, gradient * weight)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ApplyWeights.apply(gradient, ctx.dim, ctx.taps), None, None, None
+def _weighted_back(
+    taps: InterpolationWeights, dim: int, extent: int, gradient: torch.Tensor
+) -> torch.Tensor:
+    """Applies the adjoint of `_weighted`: an output's gradient, weighted, goes to its inputs."""
+    out = gradient.new_zeros((*gradient.shape[:dim], extent, *gradient.shape[dim + 1 :]))
+    if taps.weight is None:
+        return out.index_add_(dim, taps.back[0], gradient)
+    for index, weight in zip(taps.back, _broadcast_along(taps.weight, dim, out.dim()), strict=True):
+        out.index_add_(dim, index, gradient * weight)
+    return out
 
 
 def _broadcast_along(weight: torch.Tensor, dim: int, n: int) -> torch.Tensor:
@@ -292,54 +513,30 @@ def taps_of(
     return find_weights(alone, within, like, outputs)
 
 
-assert registry  # registers the operator reorder
-assert registry  # and resample
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Resampling:
-    """Holds a map for every spatial dim, and their adjoints; the operator takes ``tensors``.
+    """Holds a map for every spatial dim as the operator takes them: its tensors.
 
     ``results``: the extents of what it makes of a block.
     """
 
-    maps: tuple[SparseMap, ...]
-    adjoints: tuple[SparseMap, ...]
     tensors: list[torch.Tensor]
     results: tuple[int, ...]
 
     @staticmethod
-    def of(maps: Sequence[SparseMap], adjoints: Sequence[SparseMap]) -> Resampling:
+    def of(maps: Sequence[SparseMap]) -> Resampling:
         """Combines the maps of each dim."""
         tensors = [tensor for one in maps for tensor in one.tensors]
-        return Resampling(tuple(maps), tuple(adjoints), tensors, tuple(m.results for m in maps))
-
-    @property
-    def adjoint(self) -> Resampling:
-        """Maps the gradient of the results to that of the block."""
-        return Resampling.of(self.adjoints, self.maps)
+        return Resampling(tensors, tuple(m.results for m in maps))
 
 
-class Resample(torch.autograd.Function):
-    """Resamples a block in ``dtype``; nothing is saved, and the adjoint is a resampling, too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, resampling: Resampling, dtype: torch.dtype
-    ) -> torch.Tensor:
-        ctx.resampling = resampling
-        ctx.dtype = x.dtype
-        ctx.format = memory_format_of(x)
-        return torch.ops.hyperslab.resample(x, resampling.tensors, resampling.results, dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            gradient = gradient.contiguous(memory_format=ctx.format)
-        elif not gradient.is_contiguous(memory_format=ctx.format):
-            last = ctx.format is not torch.contiguous_format
-            gradient = torch.ops.hyperslab.reorder(gradient, last, gradient.dtype)
-        return Resample.apply(gradient, ctx.resampling.adjoint, ctx.dtype), None, None
+def _resample(
+    resampling: Resampling, order: torch.memory_format, dtype: torch.dtype, x: torch.Tensor
+) -> torch.Tensor:
+    """Resamples a block, brought to a memory format, in ``dtype``."""
+    if not x.is_contiguous(memory_format=order):
+        x = torch.ops.hyperslab.reorder(x, order is not torch.contiguous_format, x.dtype)
+    return torch.ops.hyperslab.resample(x, resampling.tensors, resampling.results, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +549,8 @@ class InterpolateLayout:
     weights: tuple[tuple[int, InterpolationWeights], ...]  # of spatial dims
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
-    resampling: Resampling | None  # all dims in one pass, in place of the two above
+    # All dims in one pass, in place of the two above, and its adjoint.
+    resampling: tuple[Resampling, Resampling] | None
 
 
 def interpolate(x: Sharded, resize: Resize) -> Sharded:
@@ -373,13 +571,18 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     block = fetch(x.block, layout.plan, what=f"the halo exchange of {name}")
     dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
     if layout.resampling is not None:
-        y = Resample.apply(block, layout.resampling, dtype)
+        order = memory_format_of(block)
+        there, back = layout.resampling
+        run = partial(_resample, there, order, dtype)
+        y = LinearMap.apply(block, run, partial(_resample, back, order, block.dtype))
         return x.like(y, layout.output, fresh=True)
     if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)
     block = block.movedim(1, -1) if kind.last else block  # the layout in memory stays
     for dim, taps in layout.weights:
-        block = ApplyWeights.apply(block, dim + (1 if kind.last else 2), taps)
+        along = dim + (1 if kind.last else 2)
+        back = partial(_weighted_back, taps, along, block.shape[along])
+        block = LinearMap.apply(block, partial(_weighted, taps, along), back)
     block = block.movedim(-1, 1) if kind.last else block
     if layout.rest:
         block = _resize_rest(resize, block, layout)
@@ -455,7 +658,7 @@ def _resampling(
     plan: ExchangePlan,
     out: Box,
     kind: BlockKind,
-) -> Resampling:
+) -> tuple[Resampling, Resampling]:
     """Makes the maps from the rank's inputs to its outputs; ``several``: the known taps."""
     maps = []
     for d, known in enumerate(several):
@@ -463,7 +666,7 @@ def _resampling(
         taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
         weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
         maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
-    return Resampling.of(maps, [one.adjoint() for one in maps])
+    return Resampling.of(maps), Resampling.of([one.adjoint() for one in maps])
 
 
 def _block_alone_suffices(
@@ -474,7 +677,12 @@ def _block_alone_suffices(
         return False
     if resize.scales is not None and int(inputs * resize.scales[dim]) != outputs:
         return False
-    return taps.copies_as(taps_of(resize, dim, inputs, outputs, kind))
+    alone = taps_of(resize, dim, inputs, outputs, kind)
+    return (
+        alone.weight is None
+        and torch.equal(taps.index, alone.index)
+        and torch.equal(taps.back, alone.back)
+    )
 
 
 @register(F.interpolate, family="spatial")
@@ -507,16 +715,14 @@ def interpolate_rule(
 
 
 def _sizes_of(
-    shape: torch.Size, dtype: torch.dtype, size: PerDim | None, factor: Any, *options: Any
+    shape: torch.Size, dtype: torch.dtype, size: Any, factor: Any, *options: Any
 ) -> tuple[int, ...]:
     """Asks torch for the extents of the result; plain arguments are cached, for that takes ms."""
-    numbers = [n for given in (size, factor) for n in (given if _is_tuple(given) else (given,))]
+    numbers = [
+        n for given in (size, factor) for n in (given if isinstance(given, tuple) else (given,))
+    ]
     plain = all(type(number) in (int, float, type(None)) for number in numbers)
     return (_kept_sizes if plain else _find_sizes)(shape, dtype, size, factor, *options)
-
-
-def _is_tuple(given: object) -> TypeGuard[tuple[object, ...]]:
-    return isinstance(given, tuple)
 
 
 def _find_sizes(
@@ -526,7 +732,7 @@ def _find_sizes(
     return tuple(F.interpolate(meta, size, factor, *options).shape[2:])
 
 
-_kept_sizes = functools.lru_cache(maxsize=256, typed=True)(_find_sizes)
+_kept_sizes = lru_cache(maxsize=256, typed=True)(_find_sizes)
 
 
 def _check_unmoved(

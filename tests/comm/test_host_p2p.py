@@ -20,9 +20,9 @@ def sent_round(transport: HostP2P) -> float:
     """What the rank before this one says."""
     mine = np.full(3, transport.rank, np.float32)
     found = np.empty(3, np.float32)
-    arriving = transport.receive(found, (transport.rank - 1) % transport.size, tag=1)
+    wait = transport.receive(found, (transport.rank - 1) % transport.size, tag=1)
     transport.send(mine, (transport.rank + 1) % transport.size, 1, "a test")
-    arriving.wait()
+    wait()
     return float(found[0])
 
 

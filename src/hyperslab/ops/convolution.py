@@ -1,0 +1,738 @@
+"""Distributes ``conv1d``, ``conv2d``, ``conv3d`` and their transposed forms.
+
+In reading order: the general way, which fills a halo buffer and convolves it without padding
+(`BufferConv`), for windows that do not line up with the cut and for transposed convolutions; the
+way that costs nothing extra, local convolution plus halo slabs (`SlabConv`); layouts and rules.
+
+A convolution is linear, so its result is the local convolution with zeros at the cut plus the
+contribution of the halo alone. The halo of a block is tiled by *slabs*, two per cut dim: a slab
+of the first cut dim spans the halos of the later ones, a slab of the last cut dim spans none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
+from hyperslab.comm.exchange import (
+    add_returned,
+    copy_overlap,
+    fetch,
+    gaps_in,
+    give_back,
+    new_box,
+    start,
+    start_adjoint,
+)
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.geometry import Box, Interval, Partition, TransposedWindow, Window
+from hyperslab.kernels import registry
+from hyperslab.kernels.conv import (
+    Gradients,
+    LocalConv,
+    RecomputedInput,
+    SavedInput,
+    conv_backward,
+    conv_forward,
+    conv_input,
+    differentiable_conv,
+)
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
+from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
+from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
+from hyperslab.ops.fusion import conv_operand
+from hyperslab.ops.operands import whole_of
+from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
+from hyperslab.ops.placement import check_input, output_partition, placement, read_cover, with_batch
+from hyperslab.tensor import Sharded
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
+
+    ``box``: what the buffer spans: what the plan brings, and zeros beside it, where the op could
+    not pad or crop its result otherwise. ``padding``: what is left to the op that runs on the
+    buffer. The ``options`` of a transposed convolution have its output padding there, too.
+    """
+
+    name: str
+    plan: ExchangePlan
+    box: Box
+    options: ConvOptions
+    padding: tuple[int, ...]
+
+    @property
+    def local(self) -> bool:
+        """Tell if the rank's outputs are the op on its own block: no message and no buffer."""
+        return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        kernels: Kernels,
+    ) -> torch.Tensor:
+        """Compute the rank's outputs from the buffer."""
+        return conv_forward(x, weight, bias, self.options, self.padding, kernels)
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+        kernels: Kernels,
+    ) -> Gradients:
+        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
+        return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
+
+
+class BufferConv(torch.autograd.Function):
+    """Convolution whose windows do not line up with the cut, or whose input has `HaloPaddedBuffer`.
+
+    Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
+    spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Where the
+    block was made with ``room`` for its halo it lies in that buffer already, which is then kept.
+    Otherwise saved are the block (the producer's own tensor, or what ``source`` makes it of) and
+    the thin halos, not the buffer: it is filled again in the backward pass. Backward: 1. gradients
+    of buffer, weight, bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spec: ConvSpec,
+        kernels: Kernels,
+        source: RecomputedInput | None,
+        room: HaloPaddedBuffer | None = None,
+    ) -> torch.Tensor:
+        pieces = start(x, spec.plan, spec.name).wait()
+        buffer = _fill_buffer(x, pieces, spec, room)
+        kept = SavedInput(x, source)
+        ctx.value = kept.value
+        ctx.spec = spec
+        ctx.kernels = kernels
+        ctx.has_bias = bias is not None
+        ctx.has_buffer = source is None and room is not None and room.buffer is not None
+        halos = [buffer] if ctx.has_buffer else pieces
+        ctx.save_for_backward(weight, *kept.tensors, *halos)
+        ctx.kept = len(kept.tensors)
+        ctx.room = room and room.empty()
+        return spec.forward(buffer, weight, bias, kernels)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        spec = ctx.spec
+        plan = spec.plan
+        weight, *saved = ctx.saved_tensors
+        kept = tuple(saved[: ctx.kept])
+        halos = saved[ctx.kept :]
+        needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        if torch.is_grad_enabled():
+            x = ctx.value(kept)
+            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
+        if ctx.has_buffer:
+            (buffer,) = halos
+        else:
+            buffer = _fill_buffer(ctx.value(kept, ctx.room), halos, spec, ctx.room)
+        whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
+        del buffer
+        if whole is None:
+            return None, dw, db, *[None] * 4
+        halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
+        pending = start_adjoint(halos, whole, plan, spec.name)
+        if spec.box.contains(plan.own):
+            dx = whole[plan.own.slices(spec.box)]
+        else:
+            dx = new_box(plan.own, plan.kept_parts, whole)
+            copy_overlap(dx, plan.own, whole, spec.box)
+        add_returned(dx, pending.wait(), plan)
+        return dx, dw, db, *[None] * 4
+
+
+def backward_with_graph(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    spec: ConvSpec,
+    needs: Sequence[bool],
+) -> Gradients:
+    """Gradients of block, weight and bias out of operators that can be differentiated again.
+
+    For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
+    """
+    buffer = fetch(x, spec.plan, what=spec.name)
+    wanted = spec.plan.wanted
+    box = spec.box
+    before = [a - b for a, b in zip(wanted.lo, box.lo, strict=True)]
+    after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
+    margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
+    buffer = F.pad(buffer, margins) if any(margins) else buffer
+    whole, dw, db = spec.backward(gradient, buffer, weight, needs, "torch")
+    if whole is None:
+        return None, dw, db
+    return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
+
+
+def _fill_buffer(
+    x: torch.Tensor,
+    pieces: Sequence[torch.Tensor],
+    spec: ConvSpec,
+    room: HaloPaddedBuffer | None,
+) -> torch.Tensor:
+    """Return what the outputs read; ``x`` itself, or a part of it, where that is all."""
+    plan = spec.plan
+    box = spec.box
+    if plan.local and plan.own.contains(box):
+        return x[box.slices(plan.own)]
+    if room is not None and room.buffer is not None:
+        buffer = room.buffer
+        for gap in gaps_in(box, plan.brought):
+            buffer[gap].zero_()
+    else:
+        buffer = new_box(box, plan.brought, x)
+        copy_overlap(buffer, box, x, plan.own)
+    for t, piece in zip(plan.receives, pieces, strict=True):
+        copy_overlap(buffer, box, piece, t.box)
+    return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """One plane of outputs and the planes of a slab that it reads.
+
+    ``output``: index in the local output; ``first``, ``planes``: which planes of the slab, with
+    the dilation between them, meet the taps ``tap .. tap + planes`` of the kernel.
+    """
+
+    output: int
+    first: int
+    planes: int
+    tap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """A part of the halo: where it lies, how it is padded, which outputs it touches."""
+
+    dim: int  # tensor dim across which it lies
+    box: Box
+    padding: tuple[int, ...]
+    outputs: tuple[Plane, ...]
+
+
+def aligned(windows: Sequence[Window], own: Box, out: Box) -> bool:
+    """Tell if the plain convolution of the own block yields exactly this rank's outputs."""
+    for dim, window in enumerate(windows, start=2):
+        lo, hi = own.interval(dim)
+        first = out.lo[dim] * window.stride
+        count = window.outputs(hi - lo)
+        if window.before != window.after or lo != first or count != out.shape[dim]:
+            return False
+    return True
+
+
+SMALL_BLOCK = 1 << 20
+"""Elements of a block that is copied in less time than the slabs' own kernels are called."""
+
+
+def thin(plan: ExchangePlan) -> bool:
+    """Tell if one convolution of block and halo together costs less than one of each."""
+    own = plan.own.size
+    return 2 * plan.wanted.size > 3 * own or own <= SMALL_BLOCK
+
+
+def slabs_of(
+    plan: ExchangePlan, windows: Sequence[Window], covered: Sequence[bool], out: Box
+) -> tuple[Slab, ...]:
+    """Return the slabs that tile this rank's halo inside the volume.
+
+    ``covered``: whether the plan's wanted box spans a spatial dim with its halo and its padding.
+    """
+    own = plan.own
+    held = [own, *(t.box for t in plan.receives)]  # the wanted box without the padding
+    slabs = []
+    for dim in range(2, own.ndim):
+        first = min(box.lo[dim] for box in held)
+        last = max(box.hi[dim] for box in held)
+        for lo, hi in ((first, own.lo[dim]), (own.hi[dim], last)):
+            if lo < hi and covered[dim - 2]:
+                # Earlier dims as the block, later ones with their halo and padding.
+                intervals = [own.interval(d) for d in range(dim)] + [(lo, hi)]
+                intervals += [plan.wanted.interval(d) for d in range(dim + 1, own.ndim)]
+                padding = [
+                    0 if d == dim or (d > dim and covered[d - 2]) else window.before
+                    for d, window in enumerate(windows, start=2)
+                ]
+                planes = _touched(windows[dim - 2], (lo, hi), out.interval(dim))
+                slabs.append(Slab(dim, Box.of(intervals), tuple(padding), planes))
+    return tuple(slabs)
+
+
+def _touched(window: Window, slab: Interval, out: Interval) -> tuple[Plane, ...]:
+    """Lists the planes of outputs ``out`` that read from a slab, across which ``window`` lies."""
+    planes = []
+    for output in range(*out):
+        tap, end = window.taps(output, slab)
+        if tap < end:
+            first = output * window.stride - window.before + tap * window.dilation - slab[0]
+            planes.append(Plane(output - out[0], first, end - tap, tap))
+    return tuple(planes)
+
+
+class SlabConv(torch.autograd.Function):
+    """Convolves where the windows line up with the cut.
+
+    Distribution scheme, forward: 1. send boundary planes, 2. convolve the block with the layer's
+    own padding while they travel, 3. add each slab's convolution to the few output planes that
+    it touches. Backward: 1. gradients of the slabs, sent home, 2. gradients of the block, weight
+    and bias while they travel, 3. add what came home; or `backward_with_graph`. Saved: the block
+    (the producer's own tensor, or what ``source`` makes it of) and the thin slabs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spec: ConvSpec,
+        padding: tuple[int, ...],
+        slabs: tuple[Slab, ...],
+        kernels: Kernels,
+        source: RecomputedInput | None,
+    ) -> torch.Tensor:
+        pending = start(x, spec.plan, spec.name)
+        y = conv_forward(x, weight, bias, spec.options, padding, kernels)
+        halos = _fill_slabs(x, pending.wait(), spec, slabs)
+        for slab, halo in zip(slabs, halos, strict=True):
+            for plane in slab.outputs:
+                part = conv_forward(
+                    _planes(halo, slab, plane, spec),
+                    _taps(weight, slab, plane),
+                    None,
+                    spec.options,
+                    slab.padding,
+                    kernels,
+                )
+                y.narrow(slab.dim, plane.output, 1).add_(part)
+        kept = SavedInput(x, source)
+        ctx.value = kept.value
+        ctx.spec = spec
+        ctx.padding = padding
+        ctx.slabs = slabs
+        ctx.kernels = kernels
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(weight, *halos, *kept.tensors)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        spec = ctx.spec
+        slabs = ctx.slabs
+        kernels = ctx.kernels
+        weight, *saved = ctx.saved_tensors
+        halos = saved[: len(slabs)]
+        x = ctx.value(tuple(saved[len(slabs) :]))
+        needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        if torch.is_grad_enabled():
+            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 5
+        grads = [
+            _slab_backward(gradient, halo, weight, spec, slab, needs, kernels)
+            for slab, halo in zip(slabs, halos, strict=True)
+        ]
+        pending = None
+        if needs[0]:
+            dhalos = [dhalo for dhalo, _ in grads if dhalo is not None]
+            pieces = _pieces_of_slabs(dhalos, spec, slabs)
+            pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
+        dx, dw, db = conv_backward(gradient, x, weight, spec.options, ctx.padding, needs, kernels)
+        if dw is not None:
+            for slab, (_, taps) in zip(slabs, grads, strict=True):
+                for plane, dtaps in zip(slab.outputs, taps, strict=True):
+                    _taps(dw, slab, plane).add_(dtaps)
+        if pending is not None and dx is not None:
+            add_returned(dx, pending.wait(), spec.plan)
+        return dx, dw, db, *[None] * 5
+
+
+def _planes(halo: torch.Tensor, slab: Slab, plane: Plane, spec: ConvSpec) -> torch.Tensor:
+    step = spec.options.dilation[slab.dim - 2]
+    return halo.narrow(slab.dim, plane.first, (plane.planes - 1) * step + 1)
+
+
+def _taps(weight: torch.Tensor, slab: Slab, plane: Plane) -> torch.Tensor:
+    return weight.narrow(slab.dim, plane.tap, plane.planes)
+
+
+def _fill_slabs(
+    x: torch.Tensor, pieces: list[torch.Tensor], spec: ConvSpec, slabs: tuple[Slab, ...]
+) -> list[torch.Tensor]:
+    halos = []
+    parts = [(t.box, piece) for t, piece in zip(spec.plan.receives, pieces, strict=True)]
+    for slab in slabs:
+        whole = [piece for box, piece in parts if box == slab.box]
+        if whole:
+            halos.append(whole[0])
+            continue
+        halo = new_box(slab.box, [box for box, _ in parts], x)
+        for box, piece in parts:
+            copy_overlap(halo, slab.box, piece, box)
+        halos.append(halo)
+    return halos
+
+
+def _slab_backward(
+    gradient: torch.Tensor,
+    halo: torch.Tensor,
+    weight: torch.Tensor,
+    spec: ConvSpec,
+    slab: Slab,
+    needs: list[bool],
+    kernels: Kernels,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Return the gradient of one slab and of the kernel taps of each of its planes."""
+    whole = len(slab.outputs) == 1 and slab.outputs[0].planes == halo.shape[slab.dim]
+    dhalo = torch.zeros_like(halo) if needs[0] and not whole else None
+    taps = []
+    for plane in slab.outputs:
+        out = gradient.narrow(slab.dim, plane.output, 1)
+        dx, dw, _ = conv_backward(
+            out,
+            _planes(halo, slab, plane, spec),
+            _taps(weight, slab, plane),
+            spec.options,
+            slab.padding,
+            [needs[0], needs[1], False],
+            kernels,
+        )
+        if dhalo is None:
+            dhalo = dx
+        elif dx is not None:
+            _planes(dhalo, slab, plane, spec).add_(dx)
+        if dw is not None:
+            taps.append(dw)
+    return dhalo, taps
+
+
+def _pieces_of_slabs(
+    dhalos: Sequence[torch.Tensor], spec: ConvSpec, slabs: tuple[Slab, ...]
+) -> list[torch.Tensor]:
+    """The gradient of each received piece; every piece lies in exactly one slab."""
+    pieces = []
+    for t in spec.plan.receives:
+        slab, dhalo = next(
+            (s, d) for s, d in zip(slabs, dhalos, strict=True) if s.box.contains(t.box)
+        )
+        pieces.append(dhalo[t.box.slices(slab.box)])
+    return pieces
+
+
+def windows_of(
+    shape: Sequence[int], stride: PerDim, padding: PerDim | str, dilation: PerDim
+) -> tuple[Window, ...]:
+    """Return one window per spatial dim of a weight of ``shape`` (out, in / groups, *kernel)."""
+    kernel = tuple(shape[2:])
+    n = len(kernel)
+    strides = per_dim(stride, n)
+    dilations = per_dim(dilation, n)
+    if isinstance(padding, str) and padding not in ("same", "valid"):
+        raise ValueError(f"padding={padding!r}; use numbers, 'same' or 'valid'")
+    if padding == "same":
+        if any(s != 1 for s in strides):
+            raise ValueError("padding='same' is not supported for strided convolutions")
+        totals = [d * (k - 1) for k, d in zip(kernel, dilations, strict=True)]
+        pads = [(total // 2, total - total // 2) for total in totals]
+    else:
+        pads = [(p, p) for p in per_dim(0 if isinstance(padding, str) else padding, n)]
+    return tuple(
+        Window(k, s, before, after, d)
+        for k, s, (before, after), d in zip(kernel, strides, pads, dilations, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConvLayout:
+    """One rank's geometry of a convolution; made once per (partition, weight shape, options).
+
+    ``padding`` and ``margins`` are for torch's own convolution of the block, where nothing is cut
+    in space: what both ends of a dim share, and what one end has more, as ``F.pad`` takes it.
+    """
+
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    options: ConvOptions
+    padding: tuple[int, ...]
+    margins: tuple[int, ...]
+    spec: ConvSpec | None  # None: nothing is cut in space
+    slabs: tuple[Slab, ...] | None  # None: through a halo buffer
+    room: tuple[int, int] | None = None  # planes of a halo before and after the block
+
+
+@per_grid
+def lay_out_conv(
+    grid: Grid,
+    x: Partition,
+    shape: torch.Size,
+    stride: PerDim,
+    padding: PerDim | str,
+    dilation: PerDim,
+    groups: int,
+) -> ConvLayout:
+    """Return where the outputs of a convolution lie and what they read."""
+    windows = windows_of(shape, stride, padding, dilation)
+    options = ConvOptions(
+        stride=tuple(w.stride for w in windows),
+        dilation=tuple(w.dilation for w in windows),
+        groups=groups,
+    )
+    name = f"conv{len(windows)}d"
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, shape[0], extents, cuts)
+    shared = tuple(min(w.before, w.after) for w in windows)
+    margins = _margins(windows)
+    if not any(cuts):
+        return ConvLayout(x, output, options, shared, margins, None, None)
+    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
+    plan = plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid)
+    spec = ConvSpec(
+        name=f"the halo exchange of {name} {tuple(shape)}",
+        plan=plan,
+        box=plan.wanted,
+        options=options,
+        padding=tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True)),
+    )
+    out = output.box(grid.coords)
+    slabs = None
+    if aligned(windows, plan.own, out) and not thin(plan):
+        slabs = slabs_of(plan, windows, covered, out)
+    room = _planes_beside(plan.own, plan.wanted)
+    return ConvLayout(x, output, options, shared, margins, spec, slabs, room)
+
+
+def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
+    """Planes that a buffer for ``box`` has before and after the block.
+
+    None where it has other extents as well.
+    """
+    before = own.lo[2] - box.lo[2]
+    after = box.hi[2] - own.hi[2]
+    fits = min(before, after) >= 0 < max(before, after)
+    others = (dim for dim in range(own.ndim) if dim != 2)
+    same = all(own.interval(dim) == box.interval(dim) for dim in others)
+    return (before, after) if fits and same else None
+
+
+def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
+    """The padding that one end of a dim has more than the other, from the last dim on."""
+    if all(w.before == w.after for w in windows):
+        return ()
+    ends = [(w.before - min(w.before, w.after), w.after - min(w.before, w.after)) for w in windows]
+    return tuple(end for pair in reversed(ends) for end in pair)
+
+
+@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True, merged=True)
+@with_batch
+def convolve(
+    operator: Operator,
+    input: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: PerDim = 1,
+    padding: PerDim | str = 0,
+    dilation: PerDim = 1,
+    groups: int = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, dilation, groups.
+
+    Distribution scheme:
+    1. Place every output on the rank that owns the centre of its window.
+    2. Nothing cut in space: the plain local convolution, of this rank's share of the filters
+       where they are many (`filter_share`).
+    3. A block that was computed for this convolution, or a network's input that is converted for
+       it: made with room for its halo, and one convolution of both (`BufferConv`).
+    4. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
+       meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
+       (`BufferConv`).
+    """
+    name = operator.__name__
+    check_input(input, spatial_dims(operator), name)
+    weight = whole_of(weight, f"the filters of {name}")
+    bias = whole_of(bias, f"the bias of {name}")
+    layout = lay_out_conv(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(dilation),
+        groups,
+    )
+    if layout.spec is not None and input.is_complex():
+        raise UnsupportedOp(
+            f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
+            f"{input.grid}\n    convolve x.real and x.imag, or use hyperslab.gather(x, axes) before"
+        )
+    x = input.redistribute(layout.input, f"the gather before {name}")
+    kernels = x.policy.kernels
+    room = None
+    if layout.room is not None and kernels != "torch" and registry.device_kind(x) == "cpu":
+        room = HaloPaddedBuffer(*layout.room)
+    block, source = conv_operand(x, operand_type(x), room)
+    share = None
+    if layout.spec is None and groups == 1:
+        share = filter_share(x, weight, layout.output, 1)
+    homes = x.policy.homes
+    if share is None:
+        weight = shard_parameter(weight, operand_type(weight), homes)
+        bias = bias if bias is None else bias.to(operand_type(bias))
+    else:
+        weight = share.of(weight, operand_type(weight), homes)
+        bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
+    last = serial_is_last(x, block, weight, layout.options)
+    given = block
+    block = conv_input(block, weight, kernels, operand_type(x), room)
+    if layout.spec is None:
+        y = differentiable_conv(
+            block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
+        )
+        if share is not None:
+            y = share.whole(y, f"the gather of the filters of {name}")
+    elif room is not None and room.buffer is not None:
+        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source, room)
+    elif block is not given and not block.requires_grad:  # nobody else keeps a copy of it
+        block = fetch(block, layout.spec.plan, what=layout.spec.name)  # in its place: it is freed
+        y = LocalConv.apply(block, weight, bias, layout.spec, kernels, None)
+    elif layout.slabs is None:
+        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
+    else:
+        y = SlabConv.apply(
+            block, weight, bias, layout.spec, layout.padding, layout.slabs, kernels, source
+        )
+    return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def serial_is_last(
+    x: Sharded, block: torch.Tensor, weight: torch.Tensor, options: ConvOptions
+) -> bool:
+    """Tell if serial torch's convolution returns channels last.
+
+    It does where an operand is that, but for small volumes, of which it makes columns.
+    """
+    formats = {memory_format_of(weight)}
+    if not x.reordered:
+        formats.add(memory_format_of(block))
+    if formats == {torch.contiguous_format}:
+        return False
+    on_cpu = block.device.type == "cpu" and operand_type(x) == torch.float32
+    return not (on_cpu and torch_uses_im2col(x.shape, weight.shape, options))
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTransposeLayout:
+    """Holds one rank's geometry of a transposed convolution."""
+
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    spec: ConvSpec
+
+
+@per_grid
+def lay_out_conv_transpose(
+    grid: Grid,
+    x: Partition,
+    shape: torch.Size,
+    stride: PerDim,
+    padding: PerDim,
+    output_padding: PerDim,
+    dilation: PerDim,
+    groups: int,
+) -> ConvTransposeLayout:
+    """Return where the outputs lie and what they read; ``shape`` is the weight's."""
+    options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
+    windows = tuple(map(TransposedWindow, shape[2:], *options))
+    name = f"conv_transpose{len(windows)}d"
+    extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
+    if any(extent < 1 for extent in extents):
+        raise LayoutError(f"{name}: an output {extents} of {x} would be empty; use less padding")
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, shape[1] * groups, extents, cuts)
+    out = output.box(grid.coords)
+    crops = [
+        window.crop(out.interval(dim), x.shape[dim]) for dim, window in enumerate(windows, start=2)
+    ]
+    cover = read_cover(x, windows, cuts, extents, [True] * len(windows))
+    plan = plan_exchange(x, cover, grid)
+    own = plan.own
+    spec = ConvSpec(
+        name=f"the halo exchange of {name}",
+        plan=replace(plan, wanted=plan.wanted.intersect(Box.whole(x.shape))),
+        box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
+        options=ConvOptions(
+            stride=tuple(w.stride for w in windows),
+            dilation=tuple(w.dilation for w in windows),
+            groups=groups,
+            output_padding=tuple(crop.extra for crop in crops),
+        ),
+        padding=tuple(crop.padding for crop in crops),
+    )
+    return ConvTransposeLayout(x, output, spec)
+
+
+@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
+@with_batch
+def convolve_transposed(
+    operator: Operator,
+    input: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    output_padding: PerDim = 0,
+    groups: int = 1,
+    dilation: PerDim = 1,
+) -> Sharded:
+    """Any kernel, stride, padding, output_padding, dilation, groups.
+
+    Distribution scheme:
+    1. Place the outputs: to every input belong the ``stride`` outputs in its middle.
+    2. Where they need the rank's own block and no more (a kernel as wide as the stride): the plain
+       local op, no message.
+    3. Otherwise halo buffer and one op on it, whose cropping yields just the rank's outputs
+       (`BufferConv`): no partial sums travel.
+    """
+    name = operator.__name__
+    check_input(input, spatial_dims(operator), name)
+    weight = whole_of(weight, f"the filters of {name}")
+    bias = whole_of(bias, f"the bias of {name}")
+    layout = lay_out_conv_transpose(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(output_padding),
+        hashable(dilation),
+        groups,
+    )
+    x = input.redistribute(layout.input, f"the gather before {name}")
+    kernels = x.policy.kernels
+    weight = weight.to(operand_type(weight))
+    bias = bias if bias is None else bias.to(operand_type(bias))
+    spec = layout.spec
+    last = serial_is_last(x, x.block, weight, spec.options)
+    block = conv_input(x.block.to(operand_type(x)), weight, kernels)
+    apply = LocalConv.apply if spec.local else BufferConv.apply
+    y = apply(block, weight, bias, spec, kernels, None)
+    return x.like(y, layout.output, fresh=True, reordered=not last)

@@ -1,7 +1,0 @@
-"""Distributes convolutions and transposed convolutions."""
-
-from hyperslab.ops.convolution import conv
-
-__all__ = [
-    "conv",
-]

@@ -1,0 +1,761 @@
+"""Distributes elementwise operators: pointwise ones, activations, dropout, creation of tensors.
+
+In reading order: the allow-list of pointwise operators and its one rule; ReLU and leaky ReLU,
+which join a fused epilogue where they can; activations that know one dim from another;
+differences of neighbours along dims, and the place of values among boundaries. Then random
+numbers that do not depend on the grid: dropout, whose mask is torch's own where it is small, and
+a hash of a seed and the global index for a volume; creation of tensors from a cut one
+(new_zeros, rand_like and their kin); numbers that are written into a tensor, or drawn by its
+probabilities; dropout for networks of SELUs (Klambauer et al. 2017).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import Grid, log_once, per_grid
+from hyperslab.errors import CommError, LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.kernels.random_bits import uniform_bits
+from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
+from hyperslab.ops.operands import check_uncut, check_writable, common_partition, operand_block
+from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
+from hyperslab.ops.placement import check_unbatched
+from hyperslab.ops.views import Span, concatenate, crop
+from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
+
+POINTWISE = """
+abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+clamp_max clamp_min clip complex copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp
+exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt
+hypot isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma
+log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt
+masked_fill maximum minimum mul multiply nan_to_num ne neg negative nextafter not_equal polar
+positive pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn sigmoid sign signbit
+sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
+threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
+softplus softshrink softsign tanhshrink
+clone detach ones_like zeros_like full_like
+""".split()
+"""Lists names looked up in torch, torch.Tensor and torch.nn.functional, with ``name_`` in place."""
+
+POINTWISE_METHODS = """
+__add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
+__rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
+__mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
+__rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
+__gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
+short zero_
+""".split()
+"""Lists names looked up in torch.Tensor only."""
+
+MAY_ALIAS = """
+detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
+""".split()
+"""Lists operators whose result may share the operand's memory."""
+
+OUT_OF_PLACE = {
+    form: f"__{name}__" if form.startswith("__") else name
+    for name in ("add", "sub", "mul")
+    for form in (f"{name}_", f"__i{name}__")
+}
+"""Maps operators in place to those that return a new tensor."""
+
+RANDOM_IN_TRAINING = (F.rrelu, torch.rrelu, torch.rrelu_)
+
+
+def apply_pointwise(
+    function: Operator, args: Iterable[object], kwargs: Mapping[str, object]
+) -> Any:
+    """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
+
+    Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
+    that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
+    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut; an
+    ordinary one is changed by operands that are not cut, of which every rank has all.
+    """
+    args = tuple(args)
+    operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    like = next(v for v in operands if isinstance(v, Sharded))
+    target = common_partition(operands, function)
+    in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
+    ordinary = isinstance(args[0], torch.Tensor) and not isinstance(args[0], Sharded)
+    unwrapped = in_place and ordinary and not target.axes  # every rank changes its copy alike
+    in_place = in_place and not unwrapped
+    replaced = False
+    if in_place and (args[0] is not like or like.partition.shape != target.shape):
+        raise LayoutError(
+            f"{function.__name__} in place would change the cut of its first operand; "
+            "use the operator that returns a new tensor"
+        )
+    if in_place:
+        check_writable(like, function.__name__)
+        more = [axis for axis in target.axes if axis not in like.partition.axes]
+        if more:
+            log_once(
+                like.grid,
+                f"{function.__name__} in place: {like.partition} stays as it is; other operands "
+                f"are gathered along {', '.join(more)}, its ranks repeat the work from here on",
+            )
+        target = like.partition
+        real = not any(value.is_complex() for value in operands)
+        if real and like.replaceable and function.__name__ in OUT_OF_PLACE:
+            # A new block takes the place of the old one, which nothing then writes into.
+            function = getattr(torch.Tensor, OUT_OF_PLACE[function.__name__])
+            replaced = True
+    local = partial(operand_block, target=target, like=like)
+    blocks = [like.block if in_place and value is like else local(value) for value in args]
+    result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
+    if replaced:
+        like.replace_storage(result.to(like.dtype))
+        return like
+    if unwrapped:
+        return result
+    if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
+        raise refuse(function, args, kwargs)
+    if in_place:
+        like.note_change()
+        return like
+    reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
+    fresh = function.__name__ not in MAY_ALIAS
+    return like.like(result, target, reordered=reordered, fresh=fresh)
+
+
+def _is_in_place(function: Operator) -> bool:
+    name = getattr(function, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") and name != "__invert__"
+    return name.endswith("_")
+
+
+def _pointwise_rule(function: Operator) -> Operator:
+    last = _inplace_position(function)
+    random = function in RANDOM_IN_TRAINING
+
+    def rule(*args: object, **kwargs: object) -> Sharded:
+        """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        if random and kwargs.get("training", len(args) > 3 and args[3]):
+            raise LayoutError(
+                "rrelu draws random slopes in training, which has no rule; use leaky_relu"
+            )
+        if len(args) > last:  # modules pass it by position
+            kwargs["inplace"] = args[last]
+            args = args[:last]
+        return apply_pointwise(function, args, kwargs)
+
+    return rule
+
+
+def _inplace_position(function: Operator) -> int:
+    """Finds the position of the argument ``inplace``; far away if there is none."""
+    try:
+        return list(inspect.signature(function).parameters).index("inplace")
+    except ValueError:
+        return sys.maxsize
+
+
+@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise", merged=True)
+def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """To another dtype, device or memory format, or to those of another tensor."""
+    other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+    if other is not None:
+        args = (other.device, other.dtype)
+        kwargs = {}
+    if not isinstance(self, Sharded):
+        return self.to(*args, **kwargs)
+    return self.like(self.block.to(*args, **kwargs))
+
+
+@register(torch.Tensor.type, family="elementwise", merged=True)
+def to_type(
+    self: Sharded, dtype: torch.dtype | str | None = None, non_blocking: bool = False
+) -> Sharded | str:
+    """To another dtype, as ``to``; without one the name of the block's type."""
+    if dtype is None:
+        return self.block.type()
+    return self.like(self.block.type(dtype, non_blocking))
+
+
+@register(torch.Tensor.contiguous, family="elementwise", merged=True)
+def contiguous(
+    self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
+) -> Sharded:
+    """Of the block; a copy where the whole is not contiguous, also if this block is."""
+    block = self.local
+    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
+    strides = zip(self.shape, block.stride(), plain.stride(), strict=True)
+    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
+    single = [c for c in self.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
+    unclear = self.is_crop or len(single) > (memory_format is torch.contiguous_format)
+    if not unclear and all(a == b for extent, a, b in strides if extent > 1):
+        return self.like(block.contiguous(memory_format=memory_format))
+    y = self.like(block.clone(memory_format=memory_format))
+    if unclear:
+        y.mark_as_copy(self)
+    return y
+
+
+def _register_all() -> None:
+    for name in POINTWISE:
+        for function in (*overloads_of(name), *overloads_of(f"{name}_")):
+            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
+    for name in POINTWISE_METHODS:
+        method = getattr(torch.Tensor, name, None)
+        if callable(method):
+            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
+
+
+_register_all()
+
+
+@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
+def relu(input: Sharded, inplace: bool = False) -> Sharded:
+    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    return _activated(F.relu, input, 0.0, {"inplace": inplace})
+
+
+@register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
+def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
+    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    options = {"negative_slope": negative_slope, "inplace": inplace}
+    return _activated(F.leaky_relu, input, float(negative_slope), options)
+
+
+def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, Any]) -> Sharded:
+    """Appends an activation to the deferred epilogue of ``x`` where it can be deferred."""
+    if slope >= 0 and slope != 1 and torch.is_grad_enabled():
+        if options["inplace"]:
+            if _joined_in_place(x, slope):
+                return x
+        elif x.private:
+            pending = x.pending
+            if isinstance(pending, FusedEpilogue) and not pending.links.takes_activation:
+                x.force()
+            chain = begin_epilogue(x)
+            if chain is not None:
+                return epilogue_result(chain.linked(slope=slope), x, x.partition)
+    x.force()
+    return apply_pointwise(operator, (x,), options)
+
+
+def _joined_in_place(x: Sharded, slope: float) -> bool:
+    """Tries to defer an activation in place; returns whether ``x`` has become its result."""
+    x.force_readers()
+    pending = x.pending
+    if isinstance(pending, FusedEpilogue) and pending.links.takes_activation:
+        x.extend(pending.linked(slope=slope))
+        return True
+    if not x.replaceable:
+        return False
+    source = x.like(x.block, fresh=True)
+    chain = begin_epilogue(source)
+    if chain is None:
+        return False
+    x.put_off_in_place(chain.linked(slope=slope))
+    return True
+
+
+@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
+def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
+    """One slope or one for each channel, which are not cut."""
+    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
+        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
+    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
+            "    use hyperslab.gather(x, axes) before it"
+        )
+    return input.like(torch.prelu(input.block, weight), fresh=True)
+
+
+@register(F.glu, family="elementwise", dims=["dim"])
+def glu(input: Sharded, dim: int = -1) -> Sharded:
+    """Halves of a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), "glu needs all of")
+    block = F.glu(input.block, dim)
+    return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
+
+
+@register(torch.diff, torch.Tensor.diff, family="elementwise", dims=["dim"])
+def diff(
+    input: torch.Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: torch.Tensor | None = None,
+    append: torch.Tensor | None = None,
+) -> Sharded:
+    """Along any dim; along a cut dim each rank fetches the neighbour's plane.
+
+    Distribution scheme: ``n`` times 1. the elements without the last one, and without the first
+    one, as two crops that are aligned, 2. their difference, block by block.
+    """
+    if n == 0 and isinstance(input, Sharded):  # torch leaves out what would come beside it
+        return input.like(input.local.clone())
+    parts = [part for part in (prepend, input, append) if part is not None]
+    x = input if len(parts) == 1 else concatenate(parts, dim, "diff")
+    if not isinstance(x, Sharded):
+        raise LayoutError("diff: the input is cut, or what is put before or behind it")
+    subtract = torch.logical_xor if x.dtype == torch.bool else torch.sub
+    for _ in range(n):
+        last = max(0, x.shape[dim] - 1)
+        before, after = (crop(x, {dim: Span(min(at, last), last)}) for at in (0, 1))
+        x = apply_pointwise(subtract, (after, before), {})
+    return x
+
+
+@register(torch.gradient, family="elementwise")
+def gradient(
+    input: Sharded,
+    *,
+    spacing: float | Sequence[float] = 1.0,
+    dim: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> tuple[Sharded, ...]:
+    """Along any dims, at equal distances; along a cut dim ranks exchange planes."""
+    given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = read_dims(given, input.dim(), "gradient")
+    distances = _distances(spacing, len(dims))
+    if edge_order not in (1, 2):
+        raise ValueError(f"gradient: edge_order is 1 or 2, not {edge_order}")
+    if len(set(dims)) < len(dims) or any(input.shape[d] <= edge_order for d in dims):
+        raise ValueError(
+            f"gradient along the dims {dims} of {input.partition}: each of them once, and with "
+            f"more than {edge_order} elements"
+        )
+    if input.dtype in (torch.bool, torch.uint8):
+        raise ValueError(f"gradient of {input.dtype}")
+    return tuple(_slope(input, d, h, edge_order) for d, h in zip(dims, distances, strict=True))
+
+
+def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
+    """Returns the distance of neighbours along each of ``count`` dims."""
+    numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
+    if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
+        raise LayoutError(
+            "gradient of a cut tensor knows equal distances only: spacing is a number for each dim"
+        )
+    if len(numbers) != count:
+        raise ValueError(f"gradient: {len(numbers)} distances for {count} dims")
+    return numbers
+
+
+def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
+    """Computes central differences, one-sided ones of ``order`` at both ends; rounds like torch."""
+    count = x.shape[dim]
+
+    def part(start: int, length: int = 1) -> Sharded:
+        return crop(x, {dim: Span(start, length)})
+
+    def over(y: Sharded, number: float) -> Sharded:
+        return apply_pointwise(torch.div, (y, number), {})
+
+    if order == 1:
+        begin = apply_pointwise(torch.sub, (part(1), part(0)), {})
+        end = apply_pointwise(torch.sub, (part(count - 1), part(count - 2)), {})
+    else:
+        begin = _weighted_sum([(-1.5, part(0)), (2.0, part(1)), (-0.5, part(2))])
+        end = _weighted_sum(
+            [(0.5, part(count - 3)), (-2.0, part(count - 2)), (1.5, part(count - 1))]
+        )
+    inner = []
+    if count > 2:
+        across = apply_pointwise(torch.sub, (part(2, count - 2), part(0, count - 2)), {})
+        inner = [over(over(across, distance), 2)]
+    return concatenate([over(begin, distance), *inner, over(end, distance)], dim, "gradient")
+
+
+def _weighted_sum(terms: Sequence[tuple[float, Sharded]]) -> Sharded:
+    products = (apply_pointwise(torch.mul, (x, weight), {}) for weight, x in terms)
+    return functools.reduce(lambda a, b: apply_pointwise(torch.add, (a, b), {}), products)
+
+
+@register(torch.bucketize, family="elementwise")
+def bucketize(
+    input: Sharded, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> Sharded:
+    """Block by block; the boundaries are an ordinary tensor."""
+    if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
+        raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
+    return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
+
+
+CHECK_EVERY = 64
+"""Counts the calls between two checks that all ranks are in the same random state."""
+
+
+def dropout_shape(x: Sharded, shape: tuple[int, ...], p: float, inplace: bool) -> Sharded:
+    """Multiply by one global mask of ``shape``, drawn in full on every rank as torch draws it."""
+    check_random_state(x)
+    scale = F.dropout(torch.ones(shape, dtype=x.dtype, device=x.device), p, True)
+    return _multiply_by_mask(x, own_part_of_mask(scale, x), 1.0, inplace)
+
+
+def own_part_of_mask(mask: torch.Tensor, x: Sharded) -> torch.Tensor:
+    """Narrows a global mask, whose extents are those of ``x`` or 1, to this rank's block."""
+    for dim, extent in enumerate(mask.shape):
+        if extent != 1:
+            lo, hi = x.box.interval(dim)
+            mask = mask.narrow(dim, lo, hi - lo)
+    return mask
+
+
+def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
+    """Drops elements by a hash of one drawn seed and each element's global index.
+
+    A mask drawn in full would take the memory of the whole activation on every rank.
+    """
+    check_random_state(x)
+    keep = _random_bits(x, x.device) >= math.floor(p * 2**31)
+    return _multiply_by_mask(x, keep, 1 / (1 - p) if p < 1 else 0.0, inplace)
+
+
+def _multiply_by_mask(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sharded:
+    if inplace:
+        check_writable(x, "dropout")
+        torch.Tensor.mul_(torch.Tensor.mul_(x, mask), scale)
+        x.note_change()
+        return x
+    return x.like(x.block * mask * scale if scale != 1.0 else x.block * mask, fresh=True)
+
+
+@per_grid
+def _random_calls(_grid: Grid) -> Iterator[int]:
+    """Counts the random operators that have run on a grid."""
+    return itertools.count()
+
+
+def check_random_state(x: Sharded) -> None:
+    """Checks now and then that all ranks are in one random state, so that they draw alike.
+
+    Raises:
+        CommError: the ranks' random states differ.
+    """
+    grid = x.grid
+    if grid.size == 1 or next(_random_calls(grid)) % CHECK_EVERY != 0:
+        return
+    state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
+    if not grid.same_on_all(zlib.crc32(state.numpy().tobytes())):
+        raise CommError(
+            "the ranks' random states differ, so they would not drop the same elements\n"
+            "    call torch.manual_seed(seed) with the same seed on every rank, and draw random "
+            "numbers on all ranks alike"
+        )
+
+
+def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str) -> None:
+    """Refuses dropout inside ``name`` unless every rank has all: only then are its masks serial.
+
+    Raises:
+        LayoutError: one of the tensors is cut.
+        CommError: the ranks' random states differ.
+    """
+    cut = [t for t in tensors if isinstance(t, Sharded)]
+    if p <= 0:
+        return
+    axes = dict.fromkeys(axis for t in cut for axis in t.partition.axes)
+    if axes:
+        raise LayoutError(
+            f"{name} draws its dropout mask for the block only\n{describe(cut)}"
+            f"    use a dropout of 0 in it; or, of all of these,\n{gather_first(*axes)}"
+        )
+    check_random_state(cut[0])
+
+
+@register(F.dropout, torch.dropout, family="elementwise", merged=True)
+def dropout(
+    input: Sharded,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,
+) -> Sharded:
+    """One global mask, the same on every grid; torch's own for a contiguous matrix."""
+    if not drops_anything(p, training if train is None else train):
+        return input
+    if input.dim() > 2:
+        return dropout_volume(input, p, inplace)
+    return dropout_shape(input, tuple(input.shape), p, inplace)
+
+
+@register(torch.dropout_, family="elementwise")
+def dropout_(input: Sharded, p: float, train: bool) -> Sharded:
+    """The same in place."""
+    return dropout(input, p, train, inplace=True)
+
+
+BATCHED_DIMS = {
+    "dropout1d": (3,),
+    "dropout2d": (4,),
+    "dropout3d": (5,),
+    "feature_dropout": (2, 3, 4, 5),
+}
+
+
+@register_each(*BATCHED_DIMS, family="elementwise")
+def feature_dropout(
+    operator: Operator,
+    input: Sharded,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Sharded:
+    """Whole channels: torch's own mask, the same on every grid."""
+    name = operator.__name__
+    active = drops_anything(p, training)
+    alone = name in ("dropout1d", "dropout3d") and input.dim() == BATCHED_DIMS[name][0] - 1
+    if alone:
+        check_unbatched(input, name)
+    elif input.dim() not in BATCHED_DIMS[name]:
+        raise LayoutError(f"{name} needs a batched input, got {input.partition}")
+    if not active:
+        return input
+    front = 1 if alone else 2
+    shape = (*input.shape[:front], *[1] * (input.dim() - front))
+    return dropout_shape(input, shape, p, inplace)
+
+
+def drops_anything(p: float, training: bool) -> bool:
+    """Returns whether anything is dropped.
+
+    Raises:
+        ValueError: ``p`` is no probability.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    return training and p > 0.0
+
+
+@register_each("new_zeros", "new_ones", "new_empty", family="elementwise")
+def new_constant(
+    operator: Operator,
+    self: Sharded,
+    *sizes: Integers,
+    size: Integers | None = None,
+    requires_grad: bool = False,
+    **options: object,
+) -> torch.Tensor:
+    """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
+    shape = integers(*sizes) if size is None else integers(size)
+    old = self.partition
+    if len(shape) != old.ndim or any(shape[d] != old.shape[d] for d in old.cut_dims):
+        whole: torch.Tensor = operator(self.local, shape, **options)
+        return whole.requires_grad_(requires_grad)
+    partition = Partition(shape, old.cuts)
+    own = partition.box(self.grid.coords).shape
+    y = self.like(operator(self.local, own, **options), partition)
+    return torch.Tensor.requires_grad_(y, requires_grad)
+
+
+@register(torch.Tensor.new_full, family="elementwise")
+def new_full(self: Sharded, size: Sequence[int], fill_value: float, **options: Any) -> torch.Tensor:
+    """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
+    return new_constant(torch.Tensor.new_full, self, size=size, fill_value=fill_value, **options)
+
+
+@register(torch.Tensor.new_tensor, family="elementwise")
+def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor:
+    """An ordinary tensor, equal on all ranks."""
+    if isinstance(data, Sharded) or not isinstance(self, Sharded):
+        raise LayoutError("new_tensor of a cut tensor has no rule; use x.clone().detach()")
+    return self.local.new_tensor(data, **options)
+
+
+@register(torch.empty_like, family="elementwise")
+def empty_like(input: Sharded, **options: object) -> Sharded:
+    """Cut as the other; its values are arbitrary."""
+    return apply_pointwise(torch.empty_like, (input,), options)
+
+
+@register_each("rand_like", "randn_like", family="elementwise")
+def random_like(
+    operator: Operator,
+    input: Sharded,
+    *,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool = False,
+    **options: Any,
+) -> Sharded:
+    """The same on every grid; without spatial dims equal to torch's own."""
+    check_random_state(input)
+    uniform = operator is torch.rand_like
+    kind = dtype or input.dtype
+    if input.dim() <= 2:
+        draw = torch.rand if uniform else torch.randn
+        device = options.get("device") or input.device
+        block = draw(input.shape, dtype=kind, device=device)[input.box.slices()]
+    else:
+        block = torch.empty_like(input.local, dtype=kind, **options)
+        block.copy_((_uniform if uniform else _normal)(input, block))
+    y = input.like(block)
+    torch.Tensor.requires_grad_(y, requires_grad)
+    return y
+
+
+def _uniform(x: Sharded, like: torch.Tensor) -> torch.Tensor:
+    """Draws multiples of the type's resolution in [0, 1), as torch does."""
+    digits = min(31, 1 - round(math.log2(torch.finfo(like.dtype).eps)))
+    return _random_bits(x, like.device).bitwise_right_shift(31 - digits).to(like.dtype) / 2**digits
+
+
+def _normal(x: Sharded, like: torch.Tensor) -> torch.Tensor:
+    """Transforms two uniform numbers in (0, 1] into a normal one (Box and Muller 1958)."""
+    kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+    radius, angle = ((_random_bits(x, like.device).to(kind) + 1) / 2**31 for _ in range(2))
+    return radius.log_().mul_(-2).sqrt_() * angle.mul_(2 * math.pi).cos_()
+
+
+def _random_bits(x: Sharded, device: torch.device) -> torch.Tensor:
+    """Hashes a drawn seed and each element's global index to 31 bits."""
+    seed = int(torch.randint(2**62, ()).item())
+    return uniform_bits(x.partition.shape, x.box, seed, device)
+
+
+def drawn_whole(x: Sharded) -> bool:
+    """Returns whether the whole tensor is small, one number for a sample and channel."""
+    return math.prod(x.shape[2:]) == 1
+
+
+def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
+    """Draws this rank's block of zeros and ones, which have the probability ``p``."""
+    check_random_state(x)
+    if drawn_whole(x):
+        with torch.no_grad():
+            return _drawn_by_torch(x, "bernoulli_", p.full() if isinstance(p, Sharded) else p)
+    bits = _random_bits(x, x.device)
+    if not isinstance(p, torch.Tensor):
+        return (bits < math.floor(p * 2**31)).to(x.dtype)
+    chances = operand_block(p, target=x.partition, like=x).detach()
+    return (bits < chances.double() * 2**31).to(x.dtype)
+
+
+def _check_generator(generator: torch.Generator | None, name: str) -> None:
+    if generator is not None:
+        raise LayoutError(
+            f"{name} of a cut tensor draws from torch's own generator, which is the same on all "
+            "ranks\n    leave generator= out, and call torch.manual_seed"
+        )
+
+
+@register(torch.bernoulli, torch.Tensor.bernoulli, family="elementwise")
+def bernoulli(
+    input: Sharded, p: float | None = None, *, generator: torch.Generator | None = None
+) -> Sharded:
+    """The same on every grid; torch's own for a contiguous matrix."""
+    _check_generator(generator, "bernoulli")
+    ones = bernoulli_block(input, input if p is None else p)
+    return input.like(ones, fresh=True)
+
+
+@register_each("bernoulli_", family="elementwise")
+def bernoulli_(
+    _: object,
+    self: Sharded,
+    p: float | torch.Tensor = 0.5,
+    *,
+    generator: torch.Generator | None = None,
+) -> Sharded:
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    _check_generator(generator, "bernoulli_")
+    return write_block(self, bernoulli_block(self, p))
+
+
+@register_each("uniform_", "normal_", family="elementwise")
+def draw_in_place(
+    operator: Operator, self: Sharded, *given: float, generator: Any = None, **named: float
+) -> Sharded:
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    name = operator.__name__
+    _check_generator(generator, name)
+    uniform = name == "uniform_"
+    numbers = {"from": 0.0, "to": 1.0} if uniform else {"mean": 0.0, "std": 1.0}
+    # By position or by name; torch has checked both before.
+    first, second = (numbers | dict(zip(numbers, given, strict=False)) | named).values()
+    if drawn_whole(self):
+        check_random_state(self)
+        return write_block(self, _drawn_by_torch(self, name, first, second))
+    block = random_like(torch.rand_like if uniform else torch.randn_like, self).block
+    return write_block(self, block * (second - first if uniform else second) + first)
+
+
+@register(torch.Tensor.exponential_, family="elementwise")
+def exponential_(
+    self: Sharded, lambd: float = 1.0, *, generator: torch.Generator | None = None
+) -> Sharded:
+    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    _check_generator(generator, "exponential_")
+    if not lambd > 0:
+        raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")
+    if not self.is_floating_point():
+        raise ValueError(f"exponential_ of {self.dtype}: takes floating-point numbers")
+    return write_block(self, exponential_block(self, lambd))
+
+
+def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
+    """Draws this rank's block of exponential numbers; their logarithm is finite, as torch's."""
+    if drawn_whole(x):
+        check_random_state(x)
+        return _drawn_by_torch(x, "exponential_", rate)
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    uniform = random_like(torch.rand_like, x, dtype=kind).block
+    half_a_step = torch.finfo(kind).eps / 4
+    return uniform.clamp_min_(half_a_step).log_().div_(-rate).to(x.dtype)
+
+
+def _drawn_by_torch(x: Sharded, name: str, *options: Any) -> torch.Tensor:
+    """Draws the whole tensor by torch's method ``name``; returns this rank's block."""
+    whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return getattr(whole, name)(*options)[x.box.slices()]
+
+
+def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
+    """Writes this rank's block of new values into ``x``, in place."""
+    y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
+    return y
+
+
+SELU_LIMIT = 1.7580993408473766
+"""Replaces dropped values, negated, before all are scaled: the limit of SELU (section 2)."""
+
+
+@register_each("alpha_dropout", "feature_alpha_dropout", family="elementwise")
+def alpha_dropout(
+    operator: Operator,
+    input: Sharded,
+    p: float = 0.5,
+    training: bool = False,
+    inplace: bool = False,
+    train: bool | None = None,
+) -> Sharded:
+    """The same on every grid; whole channels, and matrices that are contiguous, as torch's own."""
+    whole_channels = operator.__name__ == "feature_alpha_dropout"
+    active = drops_anything(p, training if train is None else train)
+    if not input.is_floating_point():
+        raise ValueError(f"alpha dropout of {input.dtype}: takes floating-point numbers")
+    if whole_channels and input.dim() < 2:
+        raise ValueError(f"alpha dropout of whole channels has no channels in {input.partition}")
+    if not active:
+        return input
+    if whole_channels:
+        check_random_state(input)
+        shape = (*input.shape[:2], *[1] * (input.dim() - 2))
+        kept = torch.empty(shape, dtype=input.dtype, device=input.device).bernoulli_(1 - p)
+        kept = own_part_of_mask(kept, input)
+    else:
+        kept = bernoulli_block(input, 1 - p)
+    scale = ((SELU_LIMIT**2 * p + 1) * (1 - p)) ** -0.5 if p < 1 else 0.0
+    shift = (kept - (1 - p)) * (SELU_LIMIT * scale)
+    y = input.block * (kept * scale) + shift
+    return write_block(input, y) if inplace else input.like(y, fresh=True)

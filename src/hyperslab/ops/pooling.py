@@ -1,0 +1,866 @@
+"""Distributes average, maximum and power-average pooling, adaptive pooling and unpooling.
+
+In reading order: flat positions of maxima in a sample's whole volume; the input with its halo
+and the place of the output; windows that tile the block, which join a fused epilogue; windows
+that overlap, by the kernel of `hyperslab.kernels.max_pool` with its graph; the rules. Then
+adaptive pooling, whose windows follow from the two extents (``interpolate`` calls the average
+*area*), and maximum unpooling, where values go back to where their maxima were.
+
+Max pooling has these cases; the first one that holds runs, on all ranks alike (`max_pool`):
+
+======================================  ====================  =======================
+case                                    forward               backward
+======================================  ====================  =======================
+windows tile every rank's block         `EpilogueFunction`    ``chain_backward``
+    with ``create_graph``                                     factors of ones
+    after a normalisation                                     ... and its sums
+    after one, with ``create_graph``                          torch's operators
+CPU, 3 dims, no dilation, small window  `WindowMaximum`       compiled winners
+    with ``create_graph``                                     winners, by ``scatter_add``
+else, and always with indices           torch's own           torch's own
+======================================  ====================  =======================
+
+The first two take windows of at most 256 elements in float32, bfloat16 or float16: a byte names
+the winner, where torch's own keeps eight. Each ``create_graph`` row is the same gradient out of
+operators that have a derivative, which no kernel has. Without a normalisation only marks are
+saved, so torch's operators would have no input: hence the factors. After a normalisation over
+several ranks the gradient has no derivative, and torch says so.
+
+Legend: a *spatial dim* is counted from 0 after batch and channel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid, plan_exchange
+from hyperslab.comm.agreement import any_rank
+from hyperslab.comm.exchange import ExchangePlan, fetch
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import (
+    AdaptiveWindow,
+    Box,
+    Cut,
+    Interval,
+    Partition,
+    TransposedWindow,
+    Window,
+)
+from hyperslab.kernels import registry
+from hyperslab.kernels.avg_pool import TileAverage
+from hyperslab.kernels.max_pool import window_maximum_backward
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
+from hyperslab.ops.operands import device_constant, operand_block
+from hyperslab.ops.overloads import (
+    Operator,
+    PerDim,
+    per_dim,
+    register_each,
+    result_type,
+    spatial_dims,
+)
+from hyperslab.ops.placement import (
+    batch_of_one,
+    check_input,
+    check_unbatched,
+    only_sample,
+    output_partition,
+    place_outputs,
+    placement,
+    read_cover,
+    with_batch,
+)
+from hyperslab.tensor import Sharded
+
+
+def move_indices(
+    index: torch.Tensor,
+    extents: Sequence[int],
+    move: Callable[[int, torch.Tensor], torch.Tensor],
+    target: Sequence[int],
+) -> torch.Tensor:
+    """Convert flat positions in a block of ``extents`` to those in one of ``target`` extents.
+
+    ``move(dim, coordinate)`` says where a coordinate of a spatial dim lies in the other block.
+    """
+    moved = torch.zeros_like(index)
+    rest = index
+    stride = 1
+    for dim in reversed(range(len(extents))):
+        moved = moved + stride * move(dim, rest % extents[dim])
+        rest = rest // extents[dim]
+        stride *= target[dim]
+    return moved
+
+
+Windows = Sequence[Window]
+
+BlockMap = Callable[[torch.Tensor], torch.Tensor]
+"""Maps a block, or rows of one, to another."""
+
+
+class PoolingInput:
+    """A pooling's input with its halo, and where its output lies.
+
+    Distribution scheme: 1. place every output on the rank that owns the centre of its window,
+    2. fetch the halo; beyond the volume's edge is ``fill``, 3. pool without padding along the cut
+    dims, with the op's own padding along the others.
+    """
+
+    def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
+        check_input(x, len(windows), name)
+        self.windows = windows
+        self.inputs = tuple(x.shape[2:])
+        extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
+        x, self.cuts = place_outputs(x, windows, extents, name)
+        self.partition = output_partition(x.partition, x.shape[1], extents, self.cuts)
+        covered = [cut is not None for cut in self.cuts]
+        cover = read_cover(x.partition, windows, self.cuts, extents, covered)
+        plan = plan_exchange(x.partition, cover, x.grid)
+        self.plan = plan
+        self.fill = fill
+        self.name = name
+        self.first = plan.wanted.lo[2:]
+        self.kernel = [w.kernel for w in windows]
+        self.stride = [w.stride for w in windows]
+        self.padding = [0 if c else w.before for c, w in zip(covered, windows, strict=True)]
+        self.out = self.partition.box(x.grid.coords)
+        self.x = x
+
+    @cached_property
+    def block(self) -> torch.Tensor:
+        """Return the rank's input with its halo."""
+        what = f"the halo exchange of {self.name}"
+        return fetch(self.x.block, self.plan, fill=self.fill, what=what)
+
+    def wrap(self, block: torch.Tensor) -> Sharded:
+        """Wrap a block of the output as a cut tensor."""
+        return self.x.like(block, self.partition, fresh=True)
+
+
+MOST_WINNERS = 256
+"""Elements of a tile of which one byte can say which is the largest."""
+
+
+def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
+    """Return the input's chain with this pooling as the last link; None if it cannot be."""
+    if not _tiles_every_block(p):
+        return None
+    if isinstance(p.x.pending, FusedEpilogue) and p.x.pending.links.pool:
+        p.x.force()
+    chain = begin_epilogue(p.x)
+    if chain is None or (maximum and math.prod(p.kernel) > MOST_WINNERS):
+        return None
+    dtype = result_type(p.name, chain.dtype, chain.block.device)
+    return chain.linked(pool=tuple(p.kernel), maximum=maximum, dtype=dtype)
+
+
+def _tiles_every_block(p: PoolingInput) -> bool:
+    """Tell if tiles cover the block of every rank; all decide alike, see `begin_epilogue`."""
+    if p.kernel != p.stride or any(w.before or w.after or w.dilation != 1 for w in p.windows):
+        return False
+    for cut, extent, k in zip(p.x.partition.cuts[2:], p.inputs, p.kernel, strict=True):
+        ends = [extent] if cut is None else [hi for _, hi in cut.intervals]
+        if any(end % k for end in ends):
+            return False
+    return True
+
+
+_kernels = torch.ops.hyperslab
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGrid:
+    """Describes where the windows of a block lie; ``extents`` counts them along each dim."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+class WindowMaximum(torch.autograd.Function):
+    """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, grid: WindowGrid, dtype: torch.dtype) -> torch.Tensor:
+        ctx.grid = grid
+        ctx.shape = tuple(x.shape)
+        ctx.dtype = x.dtype
+        ctx.channels_last = memory_format_of(x) is not torch.contiguous_format
+        mark = ctx.needs_input_grad[0]
+        y, winners = _kernels.window_maximum(
+            x, grid.kernel, grid.stride, grid.padding, grid.extents, mark, dtype
+        )
+        ctx.save_for_backward(winners if mark else None)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (winners,) = ctx.saved_tensors
+        grid = ctx.grid
+        differentiable = torch.is_grad_enabled()
+        run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
+        dx = run(
+            gradient,
+            winners,
+            grid.kernel,
+            grid.stride,
+            grid.padding,
+            ctx.shape,
+            ctx.channels_last,
+            ctx.dtype,
+        )
+        return dx, None, None
+
+
+def _for_dims(name: str) -> dict[int, Operator]:
+    """Finds torch's operators for 1, 2 and 3 spatial dims."""
+    return {n: getattr(F, name.format(n)) for n in (1, 2, 3)}
+
+
+MAX = _for_dims("max_pool{}d")
+MAX_WITH_INDICES = _for_dims("max_pool{}d_with_indices")
+AVG = _for_dims("avg_pool{}d")
+
+
+def pool_windows(
+    n: int,
+    kernel: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
+) -> tuple[Window, ...]:
+    """One window per spatial dim; an absent stride is the kernel's extent."""
+    kernels = per_dim(kernel, n)
+    strides = kernels if stride is None or stride == [] or stride == () else per_dim(stride, n)
+    pads = per_dim(padding, n)
+    for k, p in zip(kernels, pads, strict=True):
+        if not 0 <= p <= k // 2:
+            raise ValueError(f"padding {p} must be at most half of the pooling window {k}")
+    dilations = per_dim(dilation, n)
+    return tuple(
+        Window(k, s, p, p, d) for k, s, p, d in zip(kernels, strides, pads, dilations, strict=True)
+    )
+
+
+def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
+    """Return the maximum of every window."""
+    p = _max_pool_input(x, windows, ceil)
+    chain = pooled_epilogue(p, maximum=True)
+    if chain is not None:
+        return epilogue_result(chain, p.x, p.partition)
+    dilation = [w.dilation for w in windows]
+    if registry.choose("max_pool", p.block, p.kernel, max(dilation)) == "windows":
+        shapes = (p.kernel, p.stride, p.padding, p.out.shape[2:])
+        grid = WindowGrid(*map(tuple, shapes))
+        dtype = result_type(p.name, p.block.dtype, p.block.device)
+        return p.wrap(WindowMaximum.apply(p.block, grid, dtype))
+    run = MAX[len(windows)]
+    return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
+
+
+def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sharded, Sharded]:
+    """Return the maxima and their flat positions in the whole volume."""
+    p = _max_pool_input(x, windows, ceil)
+    dilation = [w.dilation for w in windows]
+    run = MAX_WITH_INDICES[len(windows)]
+    y, index = run(p.block, p.kernel, p.stride, p.padding, dilation, ceil)
+
+    def move(dim: int, at: torch.Tensor) -> torch.Tensor:
+        at = at + p.first[dim]
+        # Padding wins where all is -inf: torch names the window's first element that is not.
+        return torch.where(at < 0, at % p.windows[dim].dilation, at)
+
+    return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
+
+
+def _max_pool_input(x: Sharded, windows: Windows, ceil: bool) -> PoolingInput:
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    p = PoolingInput(x, windows, ceil, lowest, f"max_pool{len(windows)}d")
+    for window, extent in zip(windows, p.inputs, strict=True):
+        _check_not_empty(window, extent, ceil, x)
+    return p
+
+
+def _check_not_empty(window: Window, extent: int, ceil: bool, x: Sharded) -> None:
+    """Refuse a window that steps over the volume: torch's backward pass would write elsewhere."""
+    outputs = range(window.outputs(extent, ceil=ceil) if extent < window.dilation else 0)
+    taps = (window.taps(o, (0, extent)) for o in outputs)
+    if any(first == end for first, end in taps):
+        raise LayoutError(
+            f"max_pool of {x.partition} on {x.grid}: {window} reads nothing of the extent {extent} "
+            "but its padding\n    use a smaller dilation or less padding"
+        )
+
+
+def avg_pool(
+    x: Sharded,
+    windows: Windows,
+    ceil: bool,
+    *,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Sharded:
+    """The mean of every window, or its sum over ``divisor``."""
+    p = PoolingInput(x, windows, ceil, 0.0, f"avg_pool{len(windows)}d")
+    counts = [
+        _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
+        for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
+    ]
+    full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
+    chain = pooled_epilogue(p, maximum=False) if full and divisor is None else None
+    if chain is not None:
+        y = epilogue_result(chain, p.x, p.partition)
+        if len(windows) == 3:  # torch's is contiguous
+            y.mark_as_reordered()
+        return y
+    if full or divisor is not None:
+        return p.wrap(_average(p, ceil, divisor))
+    total = _average(p, ceil, 1)
+    return p.wrap(total / _outer_product(counts, total))
+
+
+def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
+    plain = divisor is None and not any(p.padding)
+    if plain and registry.choose("avg_pool", p.block, p.kernel, p.stride) == "tiles":
+        return TileAverage.apply(p.block, p.kernel)
+    if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
+        row = F.avg_pool2d(
+            p.block.unsqueeze(2),
+            [1, *p.kernel],
+            [1, *p.stride],
+            [0, *p.padding],
+            ceil,
+            divisor_override=divisor,
+        )
+        return row.squeeze(2)
+    run = AVG[len(p.windows)]
+    return run(p.block, p.kernel, p.stride, p.padding, ceil, divisor_override=divisor)
+
+
+def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list[int]:
+    """How many elements torch counts in each output's window, along one dim."""
+    counts = []
+    for o in range(*out):
+        start = o * window.stride - window.before
+        end = min(start + window.kernel, extent + window.after)
+        counts.append(end - start if include else min(end, extent) - max(start, 0))
+    return counts
+
+
+def _outer_product(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
+    out = like.new_ones(())
+    for dim, per in enumerate(counts):
+        shape = [len(per) if d == dim else 1 for d in range(len(counts))]
+        out = out * device_constant(per, like.device, like.dtype).view(shape)
+    return out
+
+
+@register_each(
+    (F.max_pool1d, torch.max_pool1d),
+    (F.max_pool2d, torch.max_pool2d),
+    (F.max_pool3d, torch.max_pool3d),
+    family="pooling",
+    lazy=True,
+)
+@register_each(
+    {
+        (run, torch.max_pool1d_with_indices) if n == 1 else run: "Any window; "
+        "the indices are the maxima's flat positions in the whole volume."
+        for n, run in MAX_WITH_INDICES.items()
+    },
+    family="pooling",
+)
+@with_batch
+def maximum(
+    operator: Operator,
+    input: Sharded,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Sharded | tuple[Sharded, Sharded]:
+    """Any window, with overlap, padding, dilation and ceil_mode."""
+    n = spatial_dims(operator)
+    run = max_pool_with_indices if operator is MAX_WITH_INDICES[n] else max_pool
+    return run(input, pool_windows(n, kernel_size, stride, padding, dilation), ceil_mode)
+
+
+@register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
+@with_batch
+def average(
+    operator: Operator,
+    input: Sharded,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Sharded:
+    """Any window, with overlap, padding, ceil_mode, count_include_pad and divisor_override."""
+    return avg_pool(
+        input,
+        pool_windows(spatial_dims(operator), kernel_size, stride, padding),
+        ceil_mode,
+        count_include_pad=count_include_pad,
+        divisor=divisor_override,
+    )
+
+
+@register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
+@with_batch
+def lp_pool(
+    operator: Operator,
+    input: Sharded,
+    norm_type: float,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    ceil_mode: bool = False,
+) -> Sharded:
+    """Any window, any power, infinity included: the norm of every window.
+
+    Distribution scheme: 1. the power, block by block, 2. average pooling, 3. its root, block by
+    block, as torch composes it. An infinite power is the maximum of the absolute values (or the
+    minimum).
+    """
+    n = spatial_dims(operator)
+    check_input(input, n, f"lp_pool{n}d")
+    windows = pool_windows(n, kernel_size, stride)
+    block = input.block
+    if math.isinf(norm_type):
+        sign = math.copysign(1, norm_type)
+        y = max_pool(input.like(block.abs() * sign), windows, ceil_mode)
+        return y.like(y.block * sign)
+    y = avg_pool(input.like(block.pow(norm_type)), windows, ceil_mode)
+    average = torch.sign(y.block) * F.relu(y.block.abs())
+    elements = math.prod(window.kernel for window in windows)
+    return y.like((average * elements).pow(1.0 / norm_type))
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Along one spatial dim, the ``inputs`` of every output in a block of them; may be none.
+
+    ``counts`` has how many inputs the windows have in the whole volume.
+    """
+
+    dim: int
+    inputs: tuple[Interval, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveLayout:
+    """One rank's geometry of an adaptive pooling; made once per (partition, sizes).
+
+    A cut dim with fewer outputs than ranks stays as it is cut: every rank pools its part of every
+    window, and the parts are brought together along the axes ``shared``. Along the other cut dims
+    the output is cut in proportion, and a rank fetches its outputs' windows.
+    """
+
+    input: Partition
+    output: Partition
+    plan: ExchangePlan
+    spans: tuple[Spans, ...]  # of the cut dims
+    shared: tuple[str, ...]
+    sizes: tuple[int, ...]  # the output block's spatial extents
+
+    def fetch(self, x: Sharded, name: str) -> torch.Tensor:
+        """This rank's windows, as far as it pools them."""
+        x = x.redistribute(self.input, f"the gather before {name}")
+        return fetch(x.block, self.plan, what=f"the halo exchange of {name}")
+
+
+@per_grid
+def lay_out_adaptive_pool(
+    grid: Grid, x: Partition, sizes: tuple[int, ...], name: str
+) -> AdaptiveLayout:
+    """Return the layout of an adaptive pooling to ``sizes``."""
+    x = x.without([cut.axis for cut in x.cuts[2:] if cut is not None and cut.thin])
+    given = x.cuts[2:]
+    windows = [AdaptiveWindow(e, s) for e, s in zip(x.shape[2:], sizes, strict=True)]
+    shared = [c.axis for c, s in zip(given, sizes, strict=True) if c is not None and s < c.parts]
+    cuts = [
+        None if c is None or c.axis in shared else w.cut_outputs(c, s)
+        for c, w, s in zip(given, windows, sizes, strict=True)
+    ]
+    output = output_partition(x, x.shape[1], sizes, cuts)
+    cover = read_cover(x, windows, cuts, sizes, [cut is not None for cut in cuts])
+    plan = plan_exchange(x, cover, grid)
+    out = output.box(grid.coords)
+    spans = tuple(
+        _spans(d, windows[d], out.interval(d + 2), plan.wanted.interval(d + 2))
+        for d in range(len(sizes))
+        if given[d] is not None
+    )
+    if any(c is not None and c.axis in shared and s > 1 for c, s in zip(given, sizes, strict=True)):
+        log_once(
+            grid,
+            f"{name}: output {' x '.join(map(str, sizes))} is too thin to be cut along "
+            f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on",
+        )
+    return AdaptiveLayout(x, output, plan, spans, tuple(shared), out.shape[2:])
+
+
+def _spans(dim: int, window: AdaptiveWindow, out: Interval, held: Interval) -> Spans:
+    reads = [window.reads((o, o + 1)) for o in range(*out)]
+    parts = ((max(lo, held[0]) - held[0], min(hi, held[1]) - held[0]) for lo, hi in reads)
+    inputs = tuple((lo, hi) if lo < hi else (0, 0) for lo, hi in parts)
+    return Spans(dim, inputs, tuple(hi - lo for lo, hi in reads))
+
+
+def output_sizes(
+    x: Sharded, n: int, output_size: int | Sequence[int | None] | None, name: str
+) -> tuple[int, ...]:
+    """The output's spatial extents; ``None`` keeps the input's."""
+    check_input(x, n, name)
+    given: list[int | None]
+    if output_size is None or isinstance(output_size, int):
+        given = [output_size] * n
+    else:
+        given = list(output_size)
+    if len(given) != n:
+        raise ValueError(f"{name}: output_size {output_size} should be one number or {n}")
+    sizes = tuple(e if s is None else int(s) for s, e in zip(given, x.shape[2:], strict=True))
+    if min(sizes) < 1 or min(x.shape[2:]) < 1:
+        raise LayoutError(
+            f"{name} of {x.partition} on {x.grid} to {sizes} leaves nothing\n"
+            "    use an output_size of at least 1 on an input that is not empty"
+        )
+    return sizes
+
+
+class LinearMap(torch.autograd.Function):
+    """Applies a linear map to a block, and its adjoint to the gradient; saves nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, run: BlockMap, adjoint: BlockMap) -> torch.Tensor:
+        ctx.both = (run, adjoint)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        run, adjoint = ctx.both
+        return LinearMap.apply(gradient, adjoint, run), None, None
+
+
+def _span_means(spans: Spans, x: torch.Tensor) -> torch.Tensor:
+    """Computes, along one dim of a block, the sums of the spans over the windows' counts."""
+    dim = spans.dim + 2
+    out = x.new_empty((*x.shape[:dim], len(spans.inputs), *x.shape[dim + 1 :]))
+    for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
+        out.select(dim, o).copy_(x.narrow(dim, lo, hi - lo).sum(dim).div_(count))
+    return out
+
+
+def _span_shares(spans: Spans, extent: int, gradient: torch.Tensor) -> torch.Tensor:
+    """Gives every input of a span its share of the mean's gradient."""
+    dim = spans.dim + 2
+    out = gradient.new_zeros((*gradient.shape[:dim], extent, *gradient.shape[dim + 1 :]))
+    for o, ((lo, hi), count) in enumerate(zip(spans.inputs, spans.counts, strict=True)):
+        out.narrow(dim, lo, hi - lo).add_(gradient.narrow(dim, o, 1) / count)
+    return out
+
+
+ADAPTIVE_AVERAGES = _for_dims("adaptive_avg_pool{}d")
+
+
+def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
+    """Average a cut tensor (batch, channel, *spatial) over windows that follow from ``sizes``.
+
+    Distribution scheme:
+    1. Cut the output in proportion to the input and fetch the windows of this rank's outputs;
+       where an axis has more ranks than outputs, every rank keeps its part of every window.
+    2. Average along the cut dims, then with torch's own pooling along the others.
+    3. Add the parts of the ranks that share windows.
+    """
+    n = len(sizes)
+    name = f"adaptive_avg_pool{n}d"
+    layout = lay_out_adaptive_pool(x.grid, x.partition, sizes, name)
+    block = layout.fetch(x, name)
+    smallest = block.new_zeros((1,) * (n + 2))
+    dtype = ADAPTIVE_AVERAGES[n](smallest, (1,) * n).dtype  # what autocast makes of it
+    if layout.spans:
+        block = block.to(torch.promote_types(block.dtype, torch.float32))
+    for spans in layout.spans:
+        shares = partial(_span_shares, spans, block.shape[spans.dim + 2])
+        block = LinearMap.apply(block, partial(_span_means, spans), shares)
+    if len(layout.spans) < n:
+        block = ADAPTIVE_AVERAGES[n](block, layout.sizes)
+    block = all_reduce_sum(block, x.grid.group(layout.shared), name)
+    return x.like(block.to(dtype), layout.output)
+
+
+@register_each(*ADAPTIVE_AVERAGES.values(), family="pooling")
+@with_batch
+def adaptive_average(
+    operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
+) -> Sharded:
+    """To any extents; to fewer than ranks by partial sums, without gathering the volume."""
+    n = spatial_dims(operator)
+    return adaptive_avg_pool(input, output_sizes(input, n, output_size, operator.__name__))
+
+
+WITH_INDICES = _for_dims("adaptive_max_pool{}d_with_indices")
+VALUES = _for_dims("adaptive_max_pool{}d")
+NOWHERE = torch.iinfo(torch.int64).max
+"""The index of a window's maximum on a rank that holds nothing of the window."""
+
+
+def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Sharded]:
+    """The maxima of a cut tensor (batch, channel, *spatial) and where in the volume they are.
+
+    Distribution scheme:
+    1. Cut the output in proportion to the input and fetch the windows of this rank's outputs;
+       where an axis has more ranks than outputs, every rank keeps its part of every window.
+    2. Repeat elements so that along the cut dims all windows are of one extent and lie side by
+       side, as torch's own pooling of that block takes them. A repetition changes no maximum.
+    3. Of the maxima of the ranks that share windows take the largest, of equals the first.
+    """
+    n = len(sizes)
+    name = f"adaptive_max_pool{n}d"
+    layout = lay_out_adaptive_pool(x.grid, x.partition, sizes, name)
+    block = layout.fetch(x, name)
+    tables = {spans.dim: _side_by_side(spans) for spans in layout.spans}
+    for dim, table in tables.items():
+        if table != list(range(block.shape[dim + 2])):
+            block = block.index_select(dim + 2, device_constant(table, block.device))
+    values, index = WITH_INDICES[n](block, layout.sizes)
+    held = layout.plan.wanted.lo[2:]
+
+    def move(dim: int, at: torch.Tensor) -> torch.Tensor:
+        return device_constant(tables[dim], at.device)[at] + held[dim] if dim in tables else at
+
+    index = move_indices(index, block.shape[2:], move, x.shape[2:])
+    for spans in layout.spans:
+        values, index = _forget_absent(values, index, spans)
+    for axis in layout.shared:
+        values, index = _first_largest(x, values, index, layout, axis)
+    return x.like(values, layout.output), x.like(index, layout.output)
+
+
+def _side_by_side(spans: Spans) -> list[int]:
+    """The inputs of all windows in turn, the last one of a window repeated to one extent."""
+    extent = max(1, *(hi - lo for lo, hi in spans.inputs))
+    return [min(lo + k, max(hi - 1, 0)) for lo, hi in spans.inputs for k in range(extent)]
+
+
+def _forget_absent(
+    values: torch.Tensor, index: torch.Tensor, spans: Spans
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let no maximum be where this rank holds nothing of the window."""
+    if all(lo < hi for lo, hi in spans.inputs):
+        return values, index
+    shape = [-1 if d == spans.dim + 2 else 1 for d in range(values.dim())]
+    absent = device_constant([lo == hi for lo, hi in spans.inputs], values.device).view(shape)
+    return values.masked_fill(absent, -torch.inf), index.masked_fill(absent, NOWHERE)
+
+
+def _first_largest(
+    x: Sharded, values: torch.Tensor, index: torch.Tensor, layout: AdaptiveLayout, axis: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the largest value along an axis and its index: of equals the first, of NaN the last."""
+    values = _beside(x, values, layout, axis)
+    index = _beside(x, index, layout, axis)
+    with torch.no_grad():
+        nan = values.isnan()
+        candidate = nan | (values == values.amax(2, keepdim=True))
+        order = torch.where(nan, -index, index)
+        choice = order.masked_fill(~candidate, NOWHERE).argmin(2, keepdim=True)
+    return values.gather(2, choice).squeeze(2), index.gather(2, choice).squeeze(2)
+
+
+def _beside(x: Sharded, block: torch.Tensor, layout: AdaptiveLayout, axis: str) -> torch.Tensor:
+    """The blocks of all ranks along an axis, beside each other in a new dim 2."""
+    ranks = x.grid.extents[axis]
+    shape = layout.output.shape
+    cuts = layout.output.cuts
+    cut = Cut(axis, tuple(range(ranks + 1)))
+    one = Partition((*shape[:2], ranks, *shape[2:]), (*cuts[:2], cut, *cuts[2:]))
+    each = x.like(block.unsqueeze(2), one)
+    return each.redistribute(one.without([axis]), "the parts of adaptive_max_pool").block
+
+
+@register_each(
+    # torch.adaptive_max_pool1d itself returns both
+    (F.adaptive_max_pool1d_with_indices, torch.adaptive_max_pool1d),
+    F.adaptive_max_pool2d_with_indices,
+    F.adaptive_max_pool3d_with_indices,
+    family="pooling",
+)
+@with_batch
+def adaptive_maximum_with_indices(
+    operator: Operator,
+    input: Sharded,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = True,
+) -> tuple[Sharded, Sharded]:
+    """To any extents, with the maxima's flat positions in the whole volume."""
+    n = spatial_dims(operator)
+    return adaptive_max_pool(input, output_sizes(input, n, output_size, f"adaptive_max_pool{n}d"))
+
+
+@register_each(*VALUES.values(), family="pooling")
+def adaptive_maximum(
+    operator: Operator,
+    input: Sharded,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+) -> Sharded:
+    """To any extents; to fewer than ranks by partial maxima, without gathering the volume."""
+    values, _ = adaptive_maximum_with_indices(operator, input, output_size)
+    return values
+
+
+UNPOOLINGS = _for_dims("max_unpool{}d")
+
+
+@dataclass(frozen=True, slots=True)
+class Unpooling:
+    """Along one dim, value ``i`` of ``extent`` goes somewhere into ``i * stride - padding`` and
+    the ``kernel - 1`` outputs after it.
+    """
+
+    kernel: int
+    stride: int
+    padding: int
+    extent: int
+
+    def reads(self, out: Interval) -> Interval:
+        """Values that may go to the outputs ``out``, one at least."""
+        lo, hi = TransposedWindow(self.kernel, self.stride, self.padding).reads(out)
+        lo = min(max(lo, 0), self.extent - 1)
+        return lo, max(min(hi, self.extent), lo + 1)
+
+    def writes(self, values: Interval) -> Interval:
+        """Return where the values may go; not clipped."""
+        first = values[0] * self.stride - self.padding
+        return first, (values[1] - 1) * self.stride - self.padding + self.kernel
+
+    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
+        """The cut of the outputs: that of the map that was pooled, where windows do not overlap."""
+        return TransposedWindow(self.kernel, self.stride, self.padding).cut_outputs(cut, outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class UnpoolLayout:
+    """One rank's geometry of an unpooling; made once per (partition, windows, sizes)."""
+
+    input: Partition
+    output: Partition
+    plan: ExchangePlan
+    windows: tuple[Unpooling, ...]
+    cut: tuple[bool, ...]  # whether the output is, by spatial dim
+    reach: Box  # where this rank's values may go, and its outputs
+
+
+def max_unpool(
+    x: Sharded, indices: torch.Tensor, windows: tuple[Unpooling, ...], sizes: tuple[int, ...]
+) -> Sharded:
+    """Put values at their ``indices``, flat positions in a volume of ``sizes``, and 0 elsewhere.
+
+    Distribution scheme:
+    1. Place the outputs of every window on the rank that owns it; fetch values and indices that
+       may come into this rank's outputs from windows that reach over the cut.
+    2. All ranks make sure together that no index lies outside its window.
+    3. Torch's own unpooling into all that the fetched windows span, of which this rank's outputs
+       are kept.
+    """
+    n = len(sizes)
+    name = f"max_unpool{n}d"
+    layout = lay_out_unpool(x.grid, x.partition, windows, sizes, name)
+    x = x.redistribute(layout.input, f"the gather before {name}")
+    at = operand_block(indices, target=layout.input, like=x)
+    values = fetch(x.block, layout.plan, what=f"the exchange of {name}")
+    at = fetch(at, layout.plan, what=f"the exchange of {name}")
+    if any(layout.cut):
+        _check_indices(at, x, layout, sizes, name)
+    reach = layout.reach
+    out = layout.output.box(x.grid.coords)
+    at = move_indices(at, sizes, lambda d, index: index - reach.lo[d + 2], reach.shape[2:])
+    # Of all kernels with stride 1, those whose unpooling has just the extents wanted.
+    pairs = zip(reach.shape[2:], values.shape[2:], strict=True)
+    y = UNPOOLINGS[n](values, at, [to - have + 1 for to, have in pairs], [1] * n)
+    return x.like(y if reach == out else y[out.slices(reach)], layout.output)
+
+
+@per_grid
+def lay_out_unpool(
+    grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
+) -> UnpoolLayout:
+    """Return where the outputs of an unpooling lie and which values may come there."""
+    x, cuts = placement(x, grid, windows, sizes, name)
+    output = output_partition(x, x.shape[1], sizes, cuts)
+    cut = tuple(c is not None for c in cuts)
+    plan = plan_exchange(x, read_cover(x, windows, cuts, sizes, cut), grid)
+    out = output.box(grid.coords)
+    spans = [out.interval(0), out.interval(1)]
+    for d, (window, size) in enumerate(zip(windows, sizes, strict=True)):
+        lo, hi = window.writes(plan.wanted.interval(d + 2)) if cut[d] else (0, size)
+        held = out.interval(d + 2)
+        spans.append((min(max(lo, 0), held[0]), max(min(hi, size), held[1])))
+    return UnpoolLayout(x, output, plan, windows, cut, Box.of(spans))
+
+
+def _check_indices(
+    at: torch.Tensor, x: Sharded, layout: UnpoolLayout, sizes: Sequence[int], name: str
+) -> None:
+    """Refuse, on all ranks, an index out of its window: its value would go to a rank far away."""
+    outside = torch.zeros_like(at, dtype=torch.bool)
+    rest = at
+    for d in reversed(range(len(sizes))):
+        index = rest if d == 0 else rest % sizes[d]
+        rest = rest // sizes[d]
+        lo, hi = layout.plan.wanted.interval(d + 2)
+        window = layout.windows[d]
+        shape = [-1 if dim == d + 2 else 1 for dim in range(at.dim())]
+        first = torch.arange(lo, hi, device=at.device).view(shape) * window.stride - window.padding
+        if layout.cut[d]:
+            outside |= (index < first) | (index >= first + window.kernel)
+        outside |= (index < 0) | (index >= sizes[d])
+    if any_rank(bool(outside.any())):
+        raise LayoutError(
+            f"{name} of {x.partition} on {x.grid} to {tuple(sizes)}: an index lies outside the "
+            "window that its value belongs to\n    give the output_size of the map that was "
+            "pooled, and its window, without dilation; or use hyperslab.gather(x, axes)"
+        )
+
+
+@register_each(*UNPOOLINGS.values(), family="pooling")
+def maximum_unpool(
+    operator: Operator,
+    input: Sharded,
+    indices: torch.Tensor,
+    kernel_size: PerDim,
+    stride: PerDim | None = None,
+    padding: PerDim = 0,
+    output_size: Sequence[int] | None = None,
+) -> Sharded:
+    """Any window and output_size; every index has to lie in its own window."""
+    n = spatial_dims(operator)
+    if isinstance(input, Sharded) and input.dim() == n + 1:
+        check_unbatched(input, operator.__name__)
+        indices = batch_of_one(indices) if isinstance(indices, Sharded) else indices[None]
+        if output_size is not None and len(output_size) == n + 1:
+            output_size = (1, *output_size)
+        options = (kernel_size, stride, padding, output_size)
+        return only_sample(maximum_unpool(operator, batch_of_one(input), indices, *options))
+    check_input(input, n, f"max_unpool{n}d")
+    meta = torch.empty(input.shape, device="meta")
+    to = operator(meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]
+    kernel = per_dim(kernel_size, n)
+    strides = kernel if stride is None else per_dim(stride, n)
+    every = zip(kernel, strides, per_dim(padding, n), input.shape[2:], strict=True)
+    return max_unpool(input, indices, tuple(Unpooling(*each) for each in every), tuple(to))

@@ -1,0 +1,789 @@
+"""Distributes reductions over dims, cut or not.
+
+In reading order: what all reductions share (their dims, the ranks that take part, the result's
+partition); sums, means, products, counts and variances; maxima and minima (values, global
+indices and their gradients) and histograms; operators along one dim that must not be cut, as
+sorting, quantiles and running sums; norms of vectors, similarities and distances; softmax, its
+logarithm and log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm import AXES, Communicator
+from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place, stack_ranks
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
+from hyperslab.kernels.memory_format import accumulator, as_float32
+from hyperslab.ops.elementwise import apply_pointwise, exponential_block
+from hyperslab.ops.operands import check_uncut, common_partition, device_constant, operand_block
+from hyperslab.ops.overloads import Operator, integers, register_each
+from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.dispatch import describe, read_dim
+
+Dims = int | tuple[int, ...] | None
+"""Types dims counted from the front, as the dispatcher passes them; None means all of them."""
+
+_LAYOUTS = 4096  # that are remembered, of reductions of one partition each
+
+
+def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
+    """Returns the dims that a reduction takes away, in order; none named means all."""
+    if isinstance(dim, int):
+        return (dim,)
+    return tuple(sorted(dim)) if dim else tuple(range(x.dim()))
+
+
+def wrap_reduced(
+    x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool
+) -> torch.Tensor:
+    """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
+    partition = _reduced_partition(x.partition, tuple(dims), keepdim)
+    if 0 in dims and not partition.axes:
+        return block
+    return x.like(block, partition)
+
+
+@functools.lru_cache(_LAYOUTS)
+def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
+    """Returns the partition of a result whose ``dims`` are reduced."""
+    shape = []
+    cuts = []
+    for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
+        if d not in dims:
+            shape.append(extent)
+            cuts.append(cut)
+        elif keepdim:
+            shape.append(1)
+            cuts.append(None)
+    return Partition(tuple(shape), tuple(cuts))
+
+
+def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
+    """Returns the ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
+    return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
+
+
+def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
+    """Gathers ``x`` where some rank has nothing of ``dims``, which has no mean and no maximum."""
+    cuts = [x.partition.cuts[d] for d in dims]
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    return gather(x, thin) if thin else x
+
+
+def sum_over_ranks(
+    x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums a block whose ``dims`` are reduced already over ranks, as ``dtype``."""
+    whole = all_reduce_sum(block, group_over(x, dims), "a sum over cut dims")
+    return wrap_reduced(x, whole.to(dtype), dims, keepdim)
+
+
+@register_each(
+    {
+        "sum": "Over any dims; "
+        "an ordinary tensor when the batch is summed too and nothing stays cut.",
+        "nansum": "Over any dims, NaN counting as zero.",
+    },
+    family="reductions",
+    dims=["dim"],
+)
+def sum_of(
+    operator: Operator,
+    input: Sharded,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Sums the block over ``dims``, in a type that does not overflow, and then over ranks."""
+    dims = reduced_dims(input, dim)
+    inexact = input.dtype.is_floating_point or input.dtype.is_complex
+    whole = dtype or (input.dtype if inexact else torch.int64)
+    block = operator(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
+    return sum_over_ranks(input, block, dims, keepdim, whole)
+
+
+def sum(input: Sharded) -> torch.Tensor:
+    """Sums all elements."""
+    return sum_of(torch.sum, input)
+
+
+@register(torch.mean, torch.Tensor.mean, family="reductions", dims=["dim"])
+def mean(
+    input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Over any dims; an ordinary tensor when the batch is averaged too and nothing stays cut."""
+    dims = reduced_dims(input, dim)
+    whole = dtype or input.dtype
+    x = without_empty_shards(input, dims)
+    # The local mean times the share of elements: sums of half precision would overflow.
+    block = torch.mean(x.block, dims, keepdim=keepdim, dtype=accumulator(whole))
+    count = math.prod(x.shape[d] for d in dims)
+    share = math.prod(x.block.shape[d] for d in dims) / count if count else 1
+    return sum_over_ranks(x, block if share == 1 else block * share, dims, keepdim, whole)
+
+
+@register(torch.nanmean, torch.Tensor.nanmean, family="reductions", dims=["dim"])
+def nanmean(
+    input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Over any dims, of what is not NaN."""
+    dims = reduced_dims(input, dim)
+    whole = dtype or input.dtype
+    block = torch.nansum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
+    number = input.block.isnan().logical_not_().sum(dims, keepdim=keepdim)
+    group = group_over(input, dims)
+    sums = all_reduce_sum(block, group, "a mean over cut dims")
+    numbers = all_reduce_sum(number, group, "a mean over cut dims")
+    return wrap_reduced(input, (sums / numbers).to(whole), dims, keepdim)
+
+
+@register(torch.prod, torch.Tensor.prod, family="reductions", dims=["dim"])
+def prod(
+    input: Sharded,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Over one dim or all: the product of all ranks' products."""
+    dims = reduced_dims(input, dim)
+    whole = torch.prod(input.block.new_ones(1), dtype=dtype).dtype
+    block = as_float32(input.block.to(whole))
+    local = block.prod() if dim is None else block.prod(dims[0], keepdim)
+    stack = stack_ranks(local, group_over(input, dims), "a product over cut dims")
+    return wrap_reduced(input, stack.prod(0).to(whole), dims, keepdim)
+
+
+@register(torch.count_nonzero, torch.Tensor.count_nonzero, family="reductions", dims=["dim"])
+def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
+    """Over any dims."""
+    dims = reduced_dims(input, dim)
+    return sum_over_ranks(input, torch.count_nonzero(input.block, dims), dims, False, torch.int64)
+
+
+@register_each(
+    {
+        name: f"Over any dims; ``bool(x.{name}())`` "
+        "is the same on all ranks where all dims are reduced."
+        for name in ("any", "all")
+    },
+    family="reductions",
+    dims=["dim"],
+)
+def any_or_all(
+    operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
+) -> torch.Tensor:
+    """Tells if any rank has a hit, or negates that: all means no zero anywhere."""
+    negate = operator is torch.all
+    hits = (input.block == 0) if negate else (input.block != 0)
+    dims = () if dim == () else reduced_dims(input, dim)
+    number = hits.sum(dims, keepdim=keepdim) if dims or dim is None else hits
+    found = all_reduce_sum(number, group_over(input, dims), "any or all over cut dims") != 0
+    result = ~found if negate else found
+    result = result.to(torch.uint8) if input.dtype == torch.uint8 else result
+    return wrap_reduced(input, result, dims, keepdim)
+
+
+@register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])
+def variance(
+    operator: Operator,
+    input: Sharded,
+    dim: Dims | bool = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Over any dims, around the global mean; true counts where shards are uneven.
+
+    Distribution scheme: 1. local mean and variance, 2. they are stacked from all ranks in one
+    message, 3. each rank combines them (Chan et al. 1979), differentiably.
+    """
+    if isinstance(dim, bool):  # var(x, unbiased)
+        unbiased = dim
+        dim = None
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    name = operator.__name__
+    if group_over(x, dims) is None:
+        found = operator(x.local, dims, correction=correction, keepdim=keepdim)
+        blocks = found if isinstance(found, tuple) else (found,)
+    else:
+        var, mean = _global_moments(x, dims, correction, keepdim)
+        first = _square_root(var) if name.startswith("std") else var
+        blocks = (first, mean) if name.endswith("_mean") else (first,)
+    results = tuple(wrap_reduced(x, block.to(x.dtype), dims, keepdim) for block in blocks)
+    return results if len(results) > 1 else results[0]
+
+
+def _global_moments(
+    x: Sharded, dims: Sequence[int], correction: float, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes global variance and mean."""
+    if x.dtype.is_complex:
+        raise LayoutError(
+            f"the variance of complex numbers over dims that are cut has no rule: {x.partition}\n"
+            "    use hyperslab.gather(x, axes) before it"
+        )
+    local = torch.var_mean(as_float32(x.local), tuple(dims), correction=0, keepdim=keepdim)
+    stack = stack_ranks(torch.stack(local), group_over(x, dims), "a variance over cut dims")
+    variances, means = stack.unbind(1)
+    count = math.prod(x.shape[d] for d in dims)
+    shares = device_constant(_counts_by_rank(x, dims), means.device, means.dtype) / count
+    shares = shares.view(-1, *[1] * (means.dim() - 1))
+    mean = (means * shares).sum(0)
+    var = ((variances + (means - mean).square()) * shares).sum(0)
+    left = count - correction
+    return var * (count / left if left > 0 else math.inf), mean
+
+
+def _counts_by_rank(x: Sharded, dims: Sequence[int]) -> list[int]:
+    """Counts the elements of ``dims`` that each rank of `group_over` holds, in rank order."""
+    cuts = [cut for d in dims if (cut := x.partition.cuts[d]) is not None]
+    cuts.sort(key=lambda cut: AXES.index(cut.axis))
+    uncut = math.prod(x.shape[d] for d in dims if x.partition.cuts[d] is None)
+    boxes = itertools.product(*(cut.intervals for cut in cuts))
+    return [uncut * math.prod(hi - lo for lo, hi in box) for box in boxes]
+
+
+def _square_root(var: torch.Tensor) -> torch.Tensor:
+    """Takes the square root; its gradient at zero is zero, as that of torch's deviation."""
+    positive = var > 0
+    return torch.where(positive, torch.where(positive, var, 1).sqrt(), var)
+
+
+LARGEST_INDEX = torch.iinfo(torch.int64).max
+
+_ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Extremum(torch.autograd.Function):
+    """Finds the largest or smallest elements; equal ones share the gradient equally.
+
+    Distribution scheme: 1. the local extremum, 2. the extremum of all ranks' ones. Backward: 1.
+    how many elements of the block are equal to it, 2. one all-reduce of the number and of the
+    gradient, 3. the block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        dims: Sequence[int],
+        group: Communicator,
+        kind: Callable[..., torch.Tensor],
+        ties_of_nan: bool,
+    ) -> torch.Tensor:
+        found = stack_ranks(kind(x, dims, keepdim=True), group, "an extremum over cut dims")
+        value = kind(found, 0)
+        ctx.dims = dims
+        ctx.group = group
+        ctx.ties_of_nan = ties_of_nan
+        ctx.save_for_backward(x, value)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, value = ctx.saved_tensors
+        equal = x == value
+        if ctx.ties_of_nan:
+            equal |= x.isnan() & value.isnan()
+        g = as_float32(gradient)
+        both = torch.stack([equal.sum(ctx.dims, keepdim=True).to(g.dtype), g])
+        number, g = reduce_in_place(both, ctx.group, "the gradient of an extremum")
+        return (equal * (g / number)).to(x.dtype), None, None, None, None
+
+
+def extremum(
+    x: Sharded,
+    block: torch.Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    kind: Callable[..., torch.Tensor],
+    *,
+    ties_of_nan: bool = False,
+) -> torch.Tensor:
+    """Applies ``kind`` (torch.amax or torch.amin) over ranks to a block that is cut as ``x``.
+
+    ``ties_of_nan``: whether NaNs that are the result share its gradient, as torch does or not.
+    """
+    group = group_over(x, dims)
+    if group is None:
+        return kind(block, dims, keepdim=keepdim)
+    value = _Extremum.apply(block, dims, group, kind, ties_of_nan)
+    return value if keepdim else value.squeeze(dims)
+
+
+@register_each("amax", "amin", family="reductions", dims=["dim"])
+def values_only(
+    operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
+) -> torch.Tensor:
+    """Over any dims; equal ones share the gradient, on whatever rank they are."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    return wrap_reduced(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
+
+
+@register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
+def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
+    """Over one dim or all; as amin and amax."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    smallest = extremum(x, x.local, dims, keepdim, torch.amin)
+    largest = extremum(x, x.local, dims, keepdim, torch.amax)
+    return torch.return_types.aminmax(
+        (wrap_reduced(x, smallest, dims, keepdim), wrap_reduced(x, largest, dims, keepdim))
+    )
+
+
+@register_each("max", "min", family="reductions")
+def values_with_indices(
+    operator: Operator,
+    input: Sharded,
+    second: int | torch.Tensor | None = None,
+    keepdim: bool = False,
+    *,
+    dim: SupportsIndex | None = None,
+    other: torch.Tensor | None = None,
+) -> torch.Tensor | _ValuesAndIndices:
+    """Over all dims, or over one with global indices, or of two tensors.
+
+    The second argument is a dim or the other tensor; by its name a dim may be a tensor, too.
+    """
+    if isinstance(second, torch.Tensor):
+        other = second
+    elif second is not None:
+        dim = second
+    if other is not None:
+        elementwise = torch.maximum if operator is torch.max else torch.minimum
+        return apply_pointwise(elementwise, (input, other), {})
+    if dim is not None:
+        (given,) = integers(dim)
+        dim = read_dim(given, input.dim() or 1, operator.__name__)
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    if dim is not None:
+        results = _with_indices(operator, x, dim, keepdim)
+        named = getattr(torch.return_types, operator.__name__)
+        pair: _ValuesAndIndices = named(
+            [wrap_reduced(x, result, dims, keepdim) for result in results]
+        )
+        return pair
+    if group_over(x, dims) is None:
+        return wrap_reduced(x, operator(x.local), dims, False)
+    kind = torch.amax if operator is torch.max else torch.amin
+    value = extremum(x, x.local, dims, False, kind, ties_of_nan=True)
+    return wrap_reduced(x, value, dims, False)
+
+
+def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _ValuesAndIndices:
+    """Finds extrema and global indices along ``dim``; the first of equal ones has the gradient.
+
+    Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in
+    the order of their shards, 3. the same operator chooses among them.
+    """
+    values, indices = operator(x.local, dim, keepdim)
+    group = group_over(x, [dim])
+    if group is None:
+        return values, indices
+    first, _ = x.box.interval(dim)
+    what = f"{operator.__name__} over a cut dim"
+    chosen, rank = operator(stack_ranks(values, group, what), 0)
+    everywhere = stack_ranks(indices + first, group, what)
+    return chosen, everywhere.gather(0, rank.unsqueeze(0)).squeeze(0)
+
+
+@register_each("argmax", "argmin", family="reductions", dims=["dim"])
+def indices_only(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
+) -> torch.Tensor:
+    """Over one dim or all; global indices, of equal elements the first."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    if dim is not None:
+        choose = torch.max if operator is torch.argmax else torch.min
+        _, indices = _with_indices(choose, x.like(x.local.detach()), dim, keepdim)
+    else:
+        indices = _flat_index(operator, x, group_over(x, dims))
+        indices = indices.view([1] * x.dim()) if keepdim else indices
+    return wrap_reduced(x, indices, dims, keepdim)
+
+
+def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> torch.Tensor:
+    """Finds the index in the flattened global tensor; ranks' boxes are not in its order."""
+    block = x.local.detach()
+    local = operator(block)
+    value = block.reshape(-1)[local]
+    index = torch.zeros_like(local)
+    at = torch.unravel_index(local, block.shape)
+    for extent, position, lo in zip(x.shape, at, x.box.lo, strict=True):
+        index = index * extent + position + lo
+    values = stack_ranks(value, group, "the index of an extremum")
+    indices = stack_ranks(index, group, "the index of an extremum")
+    best = values[operator(values)]
+    others = (values != best) & ~(values.isnan() & best.isnan())
+    return indices.masked_fill(others, LARGEST_INDEX).min()
+
+
+@register(torch.histc, torch.Tensor.histc, family="reductions")
+def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Of all elements: an ordinary tensor of counts.
+
+    Distribution scheme: 1. without limits the smallest and the largest element of all ranks, 2. the
+    counts of the block, 3. their sum.
+    """
+    with torch.no_grad():
+        if min == max and input.numel():
+            low, high = aminmax(input)
+            min = low.item()
+            max = high.item()
+        counts = torch.histc(input.block, bins, min, max)
+        return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")
+
+
+ScanResults = torch.Tensor | tuple[torch.Tensor, ...]
+"""Types a tensor, or torch's named tuple of values and indices."""
+
+
+def _wrap_results(x: Sharded, found: ScanResults, dims: Sequence[int]) -> ScanResults:
+    """Wrap blocks that have lost ``dims``, or in which the extent of one has changed."""
+    if not isinstance(found, torch.Tensor):
+        return type(found)([_wrap_results(x, part, dims) for part in found])
+    if found.dim() < x.dim():
+        return wrap_reduced(x, found, dims, False)
+    (dim,) = dims
+    return x.like(found, x.partition.with_dim(dim, found.shape[dim], None))
+
+
+@register_each("sort", "argsort", family="reductions", dims=["dim"])
+def sort(
+    operator: Operator,
+    input: Sharded,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    found = operator(input.local, dim=dim, descending=descending, stable=stable)
+    return _wrap_results(input, found, (dim,))
+
+
+@register(torch.msort, torch.Tensor.msort, family="reductions")
+def msort(input: Sharded) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (0,), "msort needs all of")
+    return _wrap_results(input, torch.msort(input.local), (0,))
+
+
+@register_each("mode", "median", "nanmedian", family="reductions", dims=["dim"])
+def middle_value(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    name = operator.__name__
+    if dim is None and name == "mode":
+        dim = input.dim() - 1
+    dims = reduced_dims(input, dim)
+    check_uncut(input, dims, f"{name} needs all of")
+    found = operator(input.local) if dim is None else operator(input.local, dim, keepdim)
+    return _wrap_results(input, found, dims)
+
+
+@register_each("topk", "kthvalue", family="reductions", dims=["dim"])
+def ranked(
+    operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
+) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _wrap_results(input, operator(input.local, k, dim, *args, **options), (dim,))
+
+
+@register_each(
+    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", family="reductions", dims=["dim"]
+)
+def cumulative(operator: Operator, input: Sharded, dim: int, **options: object) -> ScanResults:
+    """Along a dim that is not cut; otherwise refused."""
+    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
+    return _wrap_results(input, operator(input.local, dim, **options), (dim,))
+
+
+@register_each("quantile", "nanquantile", family="reductions", dims=["dim"])
+def quantile(
+    operator: Operator,
+    input: Sharded,
+    q: float | torch.Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **options: object,
+) -> torch.Tensor:
+    """One quantile along a dim that is not cut; otherwise refused."""
+    name = operator.__name__
+    if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
+        raise LayoutError(
+            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
+            "    call it for each q, or use x.full()"
+        )
+    dims = reduced_dims(input, dim)
+    check_uncut(input, dims, f"{name} needs all of")
+    return wrap_reduced(input, operator(input.local, q, dim, keepdim, **options), dims, keepdim)
+
+
+Order = float | str | None
+
+
+def norm_block(
+    x: Sharded, ord: float, dims: Sequence[int], keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """Computes the block of a vector norm over ``dims``.
+
+    Distribution scheme: 1. the norm of the block, 2. the norms of all ranks are stacked, 3. their
+    norm; for infinite orders the extremum of the absolute values.
+    """
+    group = group_over(x, dims)
+    if group is None:
+        return torch.linalg.vector_norm(x.local, ord, dims, keepdim, dtype=dtype)
+    block = as_float32(x.local if dtype is None else x.local.to(dtype))
+    if math.isinf(ord):
+        kind = torch.amax if ord > 0 else torch.amin
+        whole = extremum(x, block.abs(), dims, keepdim, kind)
+    else:
+        local = torch.linalg.vector_norm(block, ord, dims, keepdim)
+        if ord == 0:
+            whole = all_reduce_sum(local, group, "a norm over cut dims")
+        else:
+            stack = stack_ranks(local, group, "a norm over cut dims")
+            whole = torch.linalg.vector_norm(stack, ord, 0)
+    return whole.to(torch.linalg.vector_norm(x.local.new_zeros(1), dtype=dtype).dtype)
+
+
+@register(torch.linalg.vector_norm, family="reductions", dims=["dim"])
+def vector_norm(
+    x: Sharded,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Of any order over any dims."""
+    dims = reduced_dims(x, dim)
+    x = without_empty_shards(x, dims)
+    return wrap_reduced(x, norm_block(x, float(ord), dims, keepdim, dtype), dims, keepdim)
+
+
+@register(torch.norm, torch.Tensor.norm, family="reductions", dims=["dim"])
+def norm(
+    input: Sharded,
+    p: Order = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Vector norms of any order over any dims, Frobenius norms; not nuclear ones."""
+    if isinstance(p, str) and p != "fro":
+        raise _matrix_norm("norm", p, input)
+    return vector_norm(input, _read_order(p), dim, keepdim, dtype=dtype)
+
+
+@register(torch.linalg.norm, family="reductions", dims=["dim"])
+def linalg_norm(
+    input: Sharded,
+    ord: Order = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Vector norms over any dims, Frobenius norms; not other matrix norms."""
+    vector = isinstance(dim, int) or (dim is not None and len(dim) == 1)
+    if ord is not None and ord != "fro" and not vector and (dim is not None or input.dim() != 1):
+        raise _matrix_norm("linalg.norm", ord, input)
+    return vector_norm(input, _read_order(ord), dim, keepdim, dtype=dtype)
+
+
+def _read_order(given: Order) -> float:
+    return 2.0 if given is None or given == "fro" else float(given)
+
+
+def _matrix_norm(name: str, ord: Order, x: Sharded) -> LayoutError:
+    return LayoutError(
+        f"{name}: the matrix norm {ord!r} has no rule for a cut tensor {x.partition} on {x.grid}\n"
+        "    use x.full(), or torch.linalg.vector_norm(x, ord, dim) for the norm of a vector"
+    )
+
+
+def _broadcast_operands(function: Operator, *operands: torch.Tensor) -> list[Sharded]:
+    """Cuts operands alike and expands them to their common global shape."""
+    target = common_partition(operands, function)
+    like = next(value for value in operands if isinstance(value, Sharded))
+    shape = target.box(like.grid.coords).shape
+    blocks = [operand_block(value, target=target, like=like) for value in operands]
+    return [like.like(block.expand(shape), target) for block in blocks]
+
+
+@register(F.cosine_similarity, family="reductions")
+def cosine_similarity(
+    x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8
+) -> torch.Tensor:
+    """Over one dim, cut or not: the sum of products of what is normalised."""
+    a, b = _broadcast_operands(F.cosine_similarity, x1, x2)
+    dims = (read_dim(dim, a.dim(), "cosine_similarity"),)
+    a = without_empty_shards(a, dims)
+    b = without_empty_shards(b, dims)
+    if group_over(a, dims) is None:
+        return wrap_reduced(a, F.cosine_similarity(a.local, b.local, dims[0], eps), dims, False)
+    probes = (value.local.new_zeros(1) for value in (a, b))
+    dtype = F.cosine_similarity(next(probes), next(probes), 0).dtype  # autocast may choose another
+    first, second = (
+        _unit_vector(value.like(as_float32(value.local.to(dtype))), dims, eps) for value in (a, b)
+    )
+    return sum_over_ranks(a, (first * second).sum(dims), dims, False, dtype)
+
+
+def _unit_vector(x: Sharded, dims: tuple[int, ...], eps: float) -> torch.Tensor:
+    """Divides by the norm, at least ``eps``; as in torch the gradient passes that limit."""
+    norm = norm_block(x, 2.0, dims, True, None)
+    return x.local / (norm + (norm.clamp_min(eps) - norm).detach())
+
+
+@register(F.pairwise_distance, family="reductions")
+def pairwise_distance(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    keepdim: bool = False,
+) -> torch.Tensor:
+    """Over the last dim, cut or not."""
+    a, b = _broadcast_operands(F.pairwise_distance, x1, x2)
+    return vector_norm(a.like(a.local - b.local + eps), p, a.dim() - 1, keepdim)
+
+
+@register(torch.dist, torch.Tensor.dist, family="reductions")
+def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """Over all dims, cut or not."""
+    a, b = _broadcast_operands(torch.dist, input, other)
+    return vector_norm(a.like(a.local - b.local), p)
+
+
+class _Softmax(torch.autograd.Function):
+    """Computes softmax over a cut dim, or its logarithm; saves its output, as torch does.
+
+    Distribution scheme: 1. the local maximum and the sum of exponentials below it, 2. they are
+    stacked from all ranks, 3. the block. Backward: 1. the local sum, 2. its all-reduce, 3. the
+    block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dim: int, group: Communicator, log: bool
+    ) -> torch.Tensor:
+        largest, sums = _largest_and_sum(x, dim, group)
+        y = x - largest
+        y = y.sub_(sums.log_()) if log else y.exp_().div_(sums)
+        ctx.dim = dim
+        ctx.group = group
+        ctx.log = log
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        part = gradient if ctx.log else gradient * y
+        total = part.sum(ctx.dim, keepdim=True).contiguous()
+        total = reduce_in_place(total, ctx.group, "the gradient of softmax")
+        dx = gradient - y.exp() * total if ctx.log else (gradient - total) * y
+        return dx, None, None, None
+
+
+def _largest_and_sum(
+    x: torch.Tensor, dim: int, group: Communicator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes the global maximum, and the global sum of exp(x - maximum)."""
+    largest = x.amax(dim, keepdim=True)
+    # A shard of -inf alone adds nothing; if all are, the result is NaN, as it is in torch.
+    sums = (x - largest.masked_fill(largest == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
+    stack = stack_ranks(torch.stack([largest, sums]), group, "softmax over a cut dim")
+    all_largest, all_sums = stack.unbind(1)
+    total = all_largest.amax(0)
+    return total, (all_sums * (all_largest - total).exp_()).sum(0)
+
+
+@register_each("softmax", "log_softmax", family="reductions", dims=["dim"])
+def softmax(
+    operator: Operator,
+    input: Sharded,
+    dim: int | None = None,
+    *args: int | torch.dtype | None,
+    dtype: torch.dtype | None = None,
+    **_: object,
+) -> Sharded:
+    """Over one dim, cut or not."""
+    # The third argument is a type, or a ``_stacklevel`` in torch.nn.functional.
+    dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
+    if dim is None:
+        dim = 0 if input.dim() in (0, 1, 3) else 1
+    x = without_empty_shards(input, [dim])
+    group = group_over(x, [dim])
+    if group is None:
+        return x.like(operator(x.local, dim, dtype=dtype))
+    whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
+    log = operator.__name__ == "log_softmax"
+    y = _Softmax.apply(as_float32(x.local.to(whole)), dim, group, log)
+    return x.like(y.to(whole))
+
+
+@register(F.softmin, family="reductions", dims=["dim"])
+def softmin(
+    input: Sharded,
+    dim: int | None = None,
+    _stacklevel: int = 3,
+    dtype: torch.dtype | None = None,
+) -> Sharded:
+    """Over one dim, cut or not."""
+    return softmax(torch.softmax, input.like(-input.local), dim, dtype=dtype)
+
+
+@register(F.gumbel_softmax, family="reductions")
+def gumbel_softmax(
+    logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Sharded:
+    """Over one dim, which must not be cut; the same on every grid, as rand_like."""
+    dim = read_dim(dim, logits.dim(), "gumbel_softmax")
+    check_uncut(logits, (dim,), "gumbel_softmax over")
+    noise = exponential_block(logits).log_().neg_()
+    soft = torch.softmax((logits.local + noise) / tau, dim)
+    if hard:  # the gradient goes straight through
+        chosen = soft.argmax(dim, keepdim=True)
+        soft = torch.zeros_like(soft).scatter_(dim, chosen, 1.0) - soft.detach() + soft
+    return logits.like(soft)
+
+
+@register_each("logsumexp", family="reductions", dims=["dim"])
+def logsumexp(_: Operator, input: Sharded, dim: Dims, keepdim: bool = False) -> torch.Tensor:
+    """Over any dims: the log-sum-exp of all ranks' log-sum-exps."""
+    dims = reduced_dims(input, dim)
+    x = without_empty_shards(input, dims)
+    group = group_over(x, dims)
+    if group is None:
+        return wrap_reduced(x, torch.logsumexp(x.local, dims, keepdim), dims, keepdim)
+    local = torch.logsumexp(as_float32(x.local), dims, keepdim)
+    whole = torch.logsumexp(stack_ranks(local, group, "a log-sum-exp over cut dims"), 0)
+    return wrap_reduced(x, whole.to(torch.logsumexp(x.local.new_zeros(1), 0).dtype), dims, keepdim)

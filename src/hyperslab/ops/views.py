@@ -1,0 +1,853 @@
+"""Distributes views and copies of elements: reshape, permute, slice, concatenate, repeat.
+
+In reading order: reshapes, where cut dims that stay as they are stay cut and others are
+gathered; permutations, where every cut goes with its dim and nothing travels; slices along any
+dim (narrow, select, split, chunk and their kin) and windows; concatenation and repetition,
+block by block along a dim that is whole, by boxes along a cut one.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsInt
+
+import torch
+
+from hyperslab.comm import Grid, per_grid, plan_exchange
+from hyperslab.comm.exchange import fetch
+from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
+from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.ops.operands import check_alike_but
+from hyperslab.ops.overloads import Integers, Operator, integers, register_each
+from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.dispatch import read_dim, read_dims
+
+_LAYOUTS = 4096
+"""Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DimGroup:
+    """Pairs adjacent dims ``source`` with the adjacent dims ``target`` that they become."""
+
+    source: range
+    target: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshape:
+    """Names the axes to gather first, the result's partition, and whether a cut dim has changed.
+
+    ``single``: some shard of that is one element, of which torch takes any stride.
+    """
+
+    gathered: tuple[str, ...]
+    partition: Partition
+    carried: bool
+    single: bool
+
+
+def dim_groups(old: Sequence[int], new: Sequence[int]) -> list[DimGroup]:
+    """Splits a reshape into the smallest independent reshapes of neighbouring dims.
+
+    >>> [(list(g.source), list(g.target)) for g in dim_groups((2, 3, 4), (2, 12))]
+    [([0], [0]), ([1, 2], [1])]
+    """
+    groups: list[DimGroup] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        source = i
+        target = j
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            i += 1
+            j += 1
+        elif i < len(old) and old[i] == 1:  # dropped, or inserted: nothing merges
+            i += 1
+        elif j < len(new) and new[j] == 1:
+            j += 1
+        else:
+            i, j = _match_runs(old, new, i, j)
+        groups.append(DimGroup(range(source, i), range(target, j)))
+    return groups
+
+
+def _match_runs(old: Sequence[int], new: Sequence[int], i: int, j: int) -> tuple[int, int]:
+    """Finds the ends of the shortest runs from ``i`` and ``j`` with equal products."""
+    left = right = 1
+    start = (i, j)
+    while left != right or (i, j) == start:
+        if j == len(new) or (left <= right and i < len(old)):
+            left *= old[i]
+            i += 1
+        else:
+            right *= new[j]
+            j += 1
+    return i, j
+
+
+def resolve_shape(shape: Sequence[int], numel: int, old: Sequence[int]) -> tuple[int, ...]:
+    """Replace a -1 by the extent that fits the global number of elements."""
+    known = math.prod(extent for extent in shape if extent != -1)
+    free = list(shape).count(-1)
+    fits = known == numel if free == 0 else free == 1 and known > 0 and numel % known == 0
+    if not fits or (numel == 0 and _not_one(shape) != _not_one(old)):
+        raise LayoutError(
+            f"cannot reshape the global shape {tuple(old)} to {tuple(shape)}\n"
+            "    shapes of a cut tensor are global: x.shape[0] is the whole mini-batch"
+        )
+    return tuple(numel // known if extent == -1 else extent for extent in shape)
+
+
+def _not_one(shape: Sequence[int]) -> list[int]:
+    """Drops extents of 1: without elements nothing tells which other dims merge."""
+    return [extent for extent in shape if extent != 1]
+
+
+def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
+    """Reshape by global shape.
+
+    Distribution scheme: 1. spatial dims that merge with others are gathered along their axes
+    (leaving space), but for the first one of several: its shards are those of the merged dim, which
+    stays cut until a rule asks for all of it; a batch that comes first stays cut for every rule,
+    2. the local reshape.
+    """
+    plan = _lay_out_reshape(x.partition, tuple(shape))
+    whole = gather(x, plan.gathered) if plan.gathered else x
+    block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
+    # A view on some ranks, a copy on others, as `contiguous`.
+    unclear = plan.carried and (whole.is_crop or plan.single)
+    y = whole.like(block.clone() if unclear else block, plan.partition)
+    if plan.gathered or unclear:
+        y.mark_as_copy(x)
+    return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
+    """Lays out a reshape to a global shape, which may have a -1."""
+    new = resolve_shape(shape, math.prod(old.shape), old.shape)
+    cuts: list[Cut | None] = [None] * len(new)
+    gathered: list[str] = []
+    shards: list[Interval] = []
+    for group in dim_groups(old.shape, new):
+        carried = _carried(group, old, new)
+        axes = [cut.axis for dim in group.source if (cut := old.cuts[dim]) is not None]
+        if carried is not None:
+            dim, cut = carried
+            cuts[dim] = cut
+            axes.remove(cut.axis)
+            if not _kept_cut(group, old.shape, new):
+                shards += [i for d in group.source if (own := old.cuts[d]) for i in own.intervals]
+        gathered += axes
+    if "data" in gathered:
+        raise LayoutError(
+            f"cannot reshape {old} to {new}: the batch dim is cut and would merge with others "
+            "before it, or be divided across a cut\n    have it in front of those that it merges "
+            "with, or use hyperslab.gather(x, 'data') before"
+        )
+    single = any(hi - lo < 2 for lo, hi in shards)
+    return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
+
+
+def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int, Cut] | None:
+    """Finds the dim of the result that keeps the cut of the group's first one, and its cut.
+
+    The first dim alone: the blocks of its shards lie one after the other in the merged dim.
+    """
+    source = [dim for dim in group.source if old.shape[dim] != 1]
+    target = [dim for dim in group.target if new[dim] != 1]
+    if _kept_cut(group, old.shape, new):
+        source = list(group.source)
+        target = list(group.target)
+    cut = old.cuts[source[0]] if source and target else None
+    if cut is None:
+        return None
+    if len(source) == len(target) == 1:
+        return target[0], cut
+    inner = math.prod(old.shape[dim] for dim in source[1:])
+    outer = math.prod(new[dim] for dim in target[1:])
+    rows = [bound * inner for bound in cut.bounds]
+    if any(row % outer for row in rows):
+        return None
+    bounds = tuple(row // outer for row in rows)
+    if cut.axis == "data":  # rows of samples, or slices of them: each stays with its replica
+        return target[0], Cut(cut.axis, bounds)
+    if cut.merged == tuple(new[dim] for dim in target):
+        return target[0], Cut(cut.axis, bounds)
+    if len(target) == 1 and len(new) > 2:  # of two dims the last one holds features
+        return target[0], Cut(cut.axis, bounds, tuple(old.shape[dim] for dim in source))
+    return None
+
+
+def _kept_cut(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
+    return (
+        len(group.source) == 1 == len(group.target) and old[group.source[0]] == new[group.target[0]]
+    )
+
+
+@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="views", merged=True)
+def reshape(
+    input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
+) -> Sharded:
+    """By global shape; of cut dims that merge the first one may stay cut, the batch say."""
+    given = (*shape, *named.values())
+    if any(isinstance(value, torch.dtype) for value in given):
+        raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")
+    return reshape_to(input, integers(*given))  # type: ignore[arg-type]
+
+
+@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views", merged=True)
+def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """By the global shape of the other tensor."""
+    if not isinstance(input, Sharded):
+        return input.reshape(other.shape)
+    return reshape_to(input, tuple(other.shape))
+
+
+@register_each("flatten", family="views", dims=["start_dim", "end_dim"], merged=True)
+def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
+    """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
+    shape = input.partition.shape
+    end = end_dim + 1
+    return reshape_to(input, (*shape[:start_dim], math.prod(shape[start_dim:end]), *shape[end:]))
+
+
+@register(torch.ravel, torch.Tensor.ravel, family="views")
+def ravel(input: Sharded) -> Sharded:
+    """As flatten."""
+    return reshape_to(input, (input.numel(),))
+
+
+@register(torch.unflatten, torch.Tensor.unflatten, family="views", dims=["dim"], merged=True)
+def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
+    """Splits a dim that is not cut."""
+    shape = input.partition.shape
+    extents = resolve_shape(tuple(sizes), shape[dim], (shape[dim],))
+    return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
+
+
+@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views")
+def unsqueeze(input: Sharded, dim: int) -> Sharded:
+    """Anywhere; each cut goes with its dim."""
+    d = read_dim(dim, input.dim() + 1, "unsqueeze")
+    shape = list(input.partition.shape)
+    shape.insert(d, 1)
+    cuts = list(input.partition.cuts)
+    cuts.insert(d, None)
+    return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
+
+
+def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Unsqueezes a tensor, a cut one by its rule: inside a rule torch dispatches to no other."""
+    return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
+
+
+@register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"])
+def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
+    """Drops dims of global extent 1; each cut goes with its dim."""
+    n = input.dim()
+    shape = input.partition.shape
+    cuts = input.partition.cuts
+    dims = range(n) if dim is None else integers(dim)
+    drop = [d for d in dims if shape[d] == 1]
+    keep = [d for d in range(n) if d not in drop]
+    partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
+    return input.like(input.local.squeeze(drop) if drop else input.local, partition)
+
+
+def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
+    """Permutes the dims: dim ``i`` of the view is dim ``dims[i]`` of ``x``."""
+    n = x.dim()
+    order = [d % n if -n <= d < n else n for d in dims]
+    if sorted(order) != list(range(n)):
+        raise LayoutError(f"permute: {tuple(dims)} is no order of the dims of {x.partition}")
+    shape = x.partition.shape
+    cuts = x.partition.cuts
+    partition = Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
+    return x.like(x.local.permute(order), partition)
+
+
+def exchanged(x: Sharded, a: int, b: int) -> Sharded:
+    """Exchanges two dims, as a view."""
+    order = list(range(x.dim()))
+    a, b = read_dims((a, b), x.dim(), "transpose")
+    order[a], order[b] = order[b], order[a]
+    return permuted(x, order)
+
+
+def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Sharded:
+    """Moves the dims ``source`` to ``destination``, the others in order, as a view."""
+    origin = dict(zip(destination, source, strict=True))
+    if len(origin) != len(source) or len(set(origin.values())) != len(source):
+        raise LayoutError(f"movedim: repeated dims among {tuple(source)} or {tuple(destination)}")
+    others = iter([d for d in range(x.dim()) if d not in origin.values()])
+    return permuted(x, [origin[to] if to in origin else next(others) for to in range(x.dim())])
+
+
+@register(torch.permute, torch.Tensor.permute, family="views")
+def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
+    """Any order of the dims; each cut goes with its dim."""
+    return permuted(input, integers(*dims, *named.values()))
+
+
+@register(torch.channel_shuffle, torch.native_channel_shuffle, family="views")
+def channel_shuffle(input: Sharded, groups: int) -> Sharded:
+    """Of channels that are not cut: block by block."""
+    if input.dim() < 3 or input.shape[1] % groups or input.partition.cuts[1] is not None:
+        raise LayoutError(
+            f"channel_shuffle in {groups} groups: {input.partition} has to have channels in dim 1 "
+            "that are not cut\n    and whose number is a multiple of the groups"
+        )
+    return input.like(torch.channel_shuffle(input.local, groups))
+
+
+@register_each("transpose", "swapaxes", "swapdims", family="views")
+def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
+    """Two dims exchanged; each cut goes with its dim."""
+    a, b = (*dims, *named.values())
+    return exchanged(input, a, b)
+
+
+@register_each("movedim", "moveaxis", family="views", dims=["source", "destination"])
+def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
+    """Some dims moved; each cut goes with its dim."""
+    return moved(input, integers(source), integers(destination))
+
+
+_T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH"))
+
+
+@register_each(
+    (torch.t, torch.Tensor.t, _T),
+    _MT,
+    _H,
+    (torch.adjoint, torch.Tensor.adjoint, _MH),
+    family="views",
+)
+def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
+    """The last two dims exchanged; each cut goes with its dim."""
+    matrix = operator in (torch.t, _H)
+    if input.dim() < 2 or (matrix and input.dim() > 2):
+        raise UnsupportedOp(
+            f"a transpose without dims, of {input.partition}\n    use x.transpose(a, b)"
+        )
+    y = exchanged(input, -2, -1)
+    conjugate = operator in (torch.adjoint, _H) and y.is_complex()
+    return y.like(y.local.conj()) if conjugate else y
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Selects the ``count`` elements ``start, start + step, ...`` of one dim.
+
+    >>> Span(1, 3, 2).reads((1, 3))
+    (3, 6)
+    >>> Span(1, 3, 2).follow(Cut("depth", (0, 4, 8))).bounds
+    (0, 2, 3)
+    """
+
+    start: int
+    count: int
+    step: int = 1
+
+    def reads(self, out: Interval) -> Interval:
+        """Returns the smallest interval of the dim that holds the chosen elements ``out``."""
+        lo, hi = out
+        first = self.start + lo * self.step
+        return (first, first + (hi - lo - 1) * self.step + 1) if lo < hi else (first, first)
+
+    def follow(self, cut: Cut) -> Cut:
+        """Returns the cut that leaves every chosen element where it is; shards may become empty."""
+        inner = (-((self.start - bound) // self.step) for bound in cut.bounds[1:-1])
+        bounds = (0, *(min(max(bound, 0), self.count) for bound in inner), self.count)
+        return Cut(cut.axis, bounds)
+
+    def slice(self, out: Interval, origin: int) -> slice:
+        """Returns the slice of the chosen elements ``out`` in a block that begins at ``origin``."""
+        lo, hi = self.reads(out)
+        return slice(lo - origin, hi - origin, self.step) if lo < hi else slice(0, 0)
+
+
+def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
+    """Crops some dims to the elements ``spans[dim]``.
+
+    Distribution scheme: 1. chosen elements stay on the ranks that own them, and the result is a
+    view; 2. where that leaves a rank without any, that dim is cut in balanced shards, or not at
+    all if there are fewer elements than ranks, and every rank fetches its own.
+    """
+    chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
+    stay, target, cover = _lay_out_slices(x.partition, chosen)
+    block = x.local
+    origin = x.box
+    if not stay:
+        block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
+        origin = cover.box(x.grid.coords)
+    box = target.box(x.grid.coords)
+    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
+    y = x.like(block[tuple(slices)], target)
+    if not stay:
+        y.mark_as_copy(x)
+    elif any(x.partition.cuts[d] and s.count != x.shape[d] for d, s in enumerate(chosen)):
+        y.mark_as_crop()
+    return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_slices(
+    partition: Partition, chosen: tuple[Span, ...]
+) -> tuple[bool, Partition, Cover]:
+    """Returns if all elements stay where they are, the result's partition, and what it reads."""
+    cuts = []
+    stay = True
+    for cut, span in zip(partition.cuts, chosen, strict=True):
+        new = cut and span.follow(cut)
+        if new is not None and new.thin:
+            stay = False
+            new = Cut.balanced(new.axis, span.count, new.parts)
+        cuts.append(None if new is None or new.thin else new)
+    target = Partition(tuple(s.count for s in chosen), tuple(cuts))
+    reads = [
+        tuple(span.reads(out) for out in outs)
+        for span, outs in zip(chosen, target.cover.intervals, strict=True)
+    ]
+    return stay, target, Cover(target.cover.axes, tuple(reads))
+
+
+def drop_dim(x: Sharded, dim: int) -> Sharded:
+    """Drops a dim of extent 1 that is not cut, as a view."""
+    return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
+
+
+def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
+    """Splits a dim at successive bounds."""
+    return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
+
+
+@register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"])
+def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
+    """Any dim; elements stay on their ranks unless that leaves a rank without any."""
+    first = int(start)
+    extent = input.shape[dim]
+    if not (-extent <= first <= extent and 0 <= length <= extent - first % (extent + 1)):
+        raise IndexError(f"narrow: {length} elements from {first} of dim {dim}, {input.partition}")
+    return crop(input, {dim: Span(first + extent * (first < 0), length)})
+
+
+@register(torch.select, torch.Tensor.select, family="views", dims=["dim"])
+def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
+    """Any dim, the batch too; along a cut dim every rank fetches the slice."""
+    position = int(index)
+    extent = input.shape[dim]
+    if not -extent <= position < extent:
+        raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
+    return drop_dim(crop(input, {dim: Span(position % extent, 1)}), dim)
+
+
+@register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"])
+def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
+    """Every slice of a dim, as select."""
+    return tuple(select(input, dim, index) for index in range(input.shape[dim]))
+
+
+@register(torch.split, torch.Tensor.split, family="views", dims=["dim"])
+def split(
+    tensor: Sharded,
+    split_size_or_sections: int | Sequence[int] = 0,
+    dim: int = 0,
+    *,
+    split_size: int | Sequence[int] | None = None,
+) -> tuple[Sharded, ...]:
+    """Any dim; each part as narrow."""
+    size = split_size_or_sections if split_size is None else split_size
+    extent = tensor.shape[dim]
+    if not isinstance(size, int):
+        return split_with_sizes(tensor, size, dim)
+    if size <= 0:
+        raise ValueError(f"split: the size of a part must be positive, not {size}")
+    return split_at(tensor, dim, [*range(0, extent, size), extent] if extent else [0, 0])
+
+
+@register(torch.split_with_sizes, torch.Tensor.split_with_sizes, family="views", dims=["dim"])
+def split_with_sizes(
+    input: Sharded, split_sizes: Sequence[int], dim: int = 0
+) -> tuple[Sharded, ...]:
+    """Any dim; each part as narrow."""
+    sizes = list(split_sizes)
+    if sum(sizes) != input.shape[dim] or any(size < 0 for size in sizes):
+        raise LayoutError(f"split: sizes {sizes} do not fill dim {dim} of {input.partition}")
+    return split_at(input, dim, [0, *itertools.accumulate(sizes)])
+
+
+@register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"])
+def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
+    """Any dim; each part as narrow."""
+    if chunks <= 0:
+        raise ValueError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    if input.shape[dim] == 0:
+        return split_with_sizes(input, [0] * chunks, dim)
+    return split(input, math.ceil(input.shape[dim] / chunks), dim)
+
+
+@register(torch.tensor_split, torch.Tensor.tensor_split, family="views", dims=["dim"])
+def tensor_split(
+    input: Sharded,
+    indices_or_sections: int | Sequence[int] | torch.Tensor = (),
+    dim: int = 0,
+    *,
+    indices: Sequence[int] | None = None,
+    sections: int | None = None,
+) -> tuple[Sharded, ...]:
+    """Any dim; each part as narrow."""
+    extent = input.shape[dim]
+    given = next((v for v in (indices, sections) if v is not None), indices_or_sections)
+    if isinstance(given, Sharded):
+        given = given.full()  # or each rank would split elsewhere
+    if isinstance(given, torch.Tensor):
+        given = given.tolist()
+    if isinstance(given, int):
+        return split_at(input, dim, Cut.balanced("", extent, given).bounds)
+    ends = [slice(None, end).indices(extent)[1] for end in given]
+    spans = [Span(a, max(0, b - a)) for a, b in itertools.pairwise([0, *ends, extent])]
+    return tuple(crop(input, {dim: span}) for span in spans)
+
+
+DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
+
+
+@register_each(*DIM_OF_SPLIT, family="views")
+def split_along(
+    operator: Operator,
+    input: Sharded,
+    sections: int | Sequence[int] = (),
+    *,
+    indices: Sequence[int] | None = None,
+) -> tuple[Sharded, ...]:
+    """As tensor_split along its dim."""
+    name = operator.__name__
+    dim = DIM_OF_SPLIT[name]
+    if input.dim() <= dim:
+        raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
+    return tensor_split(input, sections if indices is None else indices, dim)
+
+
+@register(torch.Tensor.unfold, family="views")
+def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
+    """Any dim; windows that lie within their rank's block are views of it.
+
+    Distribution scheme: 1. every window lies on the rank that owns its centre; where that leaves a
+    rank without any, that dim is cut in balanced shards, or not at all if there are fewer windows
+    than ranks, 2. every rank fetches what its windows read, 3. they are views of that.
+    """
+    dim = read_dim(dimension, self.dim(), "unfold")
+    if not 1 <= size <= self.shape[dim]:
+        raise ValueError(
+            f"unfold: windows of {size} elements along dim {dim}, which has {self.shape[dim]}: "
+            f"{self.partition}"
+        )
+    if step < 1:
+        raise ValueError(f"unfold: the step is {step} but must be greater than zero")
+    stay, windows, cover = _lay_out_windows(self.partition, dim, Window(size, step))
+    target = Partition((*windows.shape, size), (*windows.cuts, None))
+    if stay:
+        lo, hi = cover.box(self.grid.coords).interval(dim)
+        block = self.local.narrow(dim, lo - self.box.lo[dim], hi - lo)
+    else:
+        block = fetch(self.local, plan_exchange(self.partition, cover, self.grid), what="unfold")
+    y = self.like(block.unfold(dim, size, step), target)
+    if not stay:
+        y.mark_as_copy(self)
+    elif self.partition.cuts[dim] is not None:
+        y.mark_as_crop()
+    return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_windows(
+    partition: Partition, dim: int, window: Window
+) -> tuple[bool, Partition, Cover]:
+    """Returns if every window lies in its rank's block, their partition, and what they read."""
+    count = window.outputs(partition.shape[dim])
+    cut = partition.cuts[dim]
+    new = cut and window.cut_outputs(cut, count)
+    if new is not None and new.thin:
+        new = None
+    windows = partition.with_dim(dim, count, new)
+    outs = windows.cover.intervals
+    reads = [tuple(map(window.reads, own)) if d == dim else own for d, own in enumerate(outs)]
+    cover = Cover(windows.cover.axes, tuple(reads))
+    owned = partition.cover.intervals[dim]
+    stay = len(owned) == len(reads[dim]) and all(
+        lo <= a and b <= hi for (lo, hi), (a, b) in zip(owned, reads[dim], strict=True)
+    )
+    return stay, windows, cover
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInterval:
+    """Names a part of ``source`` along the joined dim; ordinary sources are global."""
+
+    source: torch.Tensor
+    interval: Interval
+
+
+def join(
+    sections: Sequence[SourceInterval], dim: int, target: Partition, like: Sharded, what: str
+) -> Sharded:
+    """Concatenate sections along ``dim``, into a tensor that is cut as ``target``.
+
+    Distribution scheme: 1. of every section this rank fetches what lies in its box of the target
+    (nothing travels where the section is cut like the target), 2. it concatenates them.
+    """
+    parts = []
+    offset = 0
+    for section in sections:
+        cover = _wanted_boxes(target, dim, offset, section.interval)
+        offset += section.interval[1] - section.interval[0]
+        if isinstance(section.source, Sharded):
+            plan = plan_exchange(section.source.partition, cover, like.grid)
+            parts.append(fetch(section.source.block, plan, what=what))
+        else:
+            parts.append(section.source[cover.box(like.grid.coords).slices()])
+    return like.like(_cat(parts, dim), target, fresh=True)
+
+
+def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    alike = len({part.dtype for part in parts}) == 1
+    last = alike and all(memory_format_of(p) is not torch.contiguous_format for p in parts)
+    if dim == 1 and last and any(part.requires_grad for part in parts):
+        return _JoinedChannels.apply(*parts)
+    return torch.cat(parts, dim)
+
+
+class _JoinedChannels(torch.autograd.Function):
+    """Concatenates channels, which are last in memory.
+
+    Torch hands views of the gradient on; adding another one to such a view takes seven times as
+    long as to a tensor of its own, and a convolution copies it anyway (2.13, bfloat16).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.extents = [part.shape[1] for part in parts]
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pieces = gradient.split(ctx.extents, 1)
+        order = CHANNELS_LAST[gradient.dim()]
+        needs = zip(pieces, ctx.needs_input_grad, strict=True)
+        return tuple(p.contiguous(memory_format=order) if wanted else None for p, wanted in needs)
+
+
+def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
+    """Finds each rank's wanted box of a source whose section begins at ``offset`` of the target."""
+    lo, hi = interval
+    shift = lo - offset
+    cover = target.cover
+    spans = [(max(a + shift, lo), min(b + shift, hi)) for a, b in cover.intervals[dim]]
+    intervals = list(cover.intervals)
+    intervals[dim] = tuple((min(a, hi), max(min(a, hi), b)) for a, b in spans)
+    return Cover(cover.axes, tuple(intervals))
+
+
+def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: Grid) -> Partition:
+    """Cuts the joined tensor like that operand for which the fewest elements travel.
+
+    Along ``dim``, where that operand is cut there, in balanced shards.
+    """
+    cut = [t.partition for t in tensors if isinstance(t, Sharded)]
+    candidates = tuple(dict.fromkeys(_candidate_cut(partition, dim, extent) for partition in cut))
+    if len(candidates) == 1:
+        return candidates[0]
+    held = tuple(
+        t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in tensors
+    )
+    return _cheapest_cut(grid, candidates, held, dim)
+
+
+@per_grid
+def _cheapest_cut(
+    grid: Grid, candidates: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
+) -> Partition:
+    return min(candidates, key=lambda target: _moved_elements(held, dim, target, grid))
+
+
+def _candidate_cut(partition: Partition, dim: int, extent: int) -> Partition:
+    cut = partition.cuts[dim]
+    joined = cut and Cut.balanced(cut.axis, extent, cut.parts)
+    return partition.with_dim(dim, extent, None if joined is None or joined.thin else joined)
+
+
+def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:
+    """Counts the elements that all ranks receive together."""
+    moved = 0
+    offset = 0
+    places = [grid.coords_of(rank) for rank in range(grid.size)]
+    for partition in held:
+        extent = partition.shape[dim]
+        cover = _wanted_boxes(target, dim, offset, (0, extent))
+        offset += extent
+        for coords in places:
+            wanted = cover.box(coords)
+            moved += wanted.size - wanted.intersect(partition.box(coords)).size
+    return moved
+
+
+def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded:
+    """Join whole tensors, cut or ordinary; see `join` for the scheme."""
+    tensors = tuple(tensors)
+    like = next(t for t in tensors if isinstance(t, Sharded))
+    dim = read_dim(dim, like.dim(), name)
+    # Torch skips one-dimensional empty tensors, with which old code begins its lists.
+    kept = [t for t in tensors if tuple(t.shape) != (0,) or like.dim() == 1]
+    check_alike_but(kept, dim, name, "crop, pad or interpolate")
+    target = cut_of_joined(kept, dim, sum(t.shape[dim] for t in kept), like.grid)
+    joined = join([SourceInterval(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
+    if len(kept) == len(tensors):
+        return joined
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
+    return like.like(joined.block.to(dtype), target)
+
+
+@register(torch.cat, torch.concat, torch.concatenate, family="views")
+def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
+    """Any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
+    return concatenate(tensors, dim, "cat")
+
+
+@register(torch.stack, family="views")
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
+    """A new dim, anywhere, that is not cut; operands are aligned as by cat."""
+    n = next(t for t in tensors if isinstance(t, Sharded)).dim()
+    new = read_dim(dim, n + 1, "stack")
+    return concatenate([add_dim(t, new) for t in tensors], new, "stack")
+
+
+DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
+
+
+@register_each(*DIM_OF_STACK, family="views")
+def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
+    """As cat along its dim, for tensors that have that dim already."""
+    name = operator.__name__
+    dim = DIM_OF_STACK[name]
+    least = max(2, dim + 1)  # torch gives a dim more to tensors that have fewer
+    if any(t.dim() < least for t in tensors):
+        raise LayoutError(f"{name} of tensors with fewer than {least} dims; use stack")
+    return concatenate(tensors, dim, name)
+
+
+def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Expands dims of extent 1 to a global shape, as a view; -1 keeps a dim."""
+    if not isinstance(x, Sharded):
+        return x.expand(*shape)
+    front = len(shape) - x.dim()
+    own = (*[1] * front, *x.shape)
+    found = [b if a == -1 else a for a, b in zip(shape, own, strict=front >= 0)]
+    fits = all(b in (1, a) for a, b in zip(found, own, strict=front >= 0))
+    if front < 0 or -1 in shape[:front] or not fits:
+        raise LayoutError(
+            f"expand: {x.partition} cannot be expanded to {tuple(shape)}\n"
+            "    shapes of a cut tensor are global"
+        )
+    cuts = (*[None] * front, *x.partition.cuts)
+    kept = tuple(cut if a == b else None for a, b, cut in zip(found, own, cuts, strict=True))
+    partition = Partition(tuple(found), kept)
+    return x.like(x.local.expand(partition.box(x.grid.coords).shape), partition)
+
+
+def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
+    """Repeats a tensor along every dim; new dims stand in front.
+
+    Distribution scheme: 1. the local repetition along dims that are not cut, 2. along each cut
+    dim the tensor is joined with itself, as cat does it.
+    """
+    front = len(counts) - x.dim()
+    if front < 0:
+        raise LayoutError(f"{name}: {len(counts)} numbers for {x.partition}")
+    y = reshape_to(x, (*[1] * front, *x.shape))
+    cut = y.partition.cut_dims
+    local = [1 if dim in cut else count for dim, count in enumerate(counts)]
+    shape = tuple(e * n for e, n in zip(y.shape, local, strict=True))
+    y = y.like(y.local.repeat(local), Partition(shape, y.partition.cuts))
+    for dim in cut:
+        if counts[dim] != 1:
+            parts = [y] * counts[dim] or [crop(y, {dim: Span(0, 0)})]
+            y = concatenate(parts, dim, name)
+    return y
+
+
+@register(torch.Tensor.expand, family="views")
+def expand_to_sizes(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
+    """Dims of extent 1 and new ones in front, by global shape; a view."""
+    return expanded(self, integers(*sizes) if size is None else integers(size))
+
+
+@register(torch.Tensor.expand_as, family="views")
+def expand_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """To the global shape of the other tensor; a view."""
+    return expanded(self, tuple(other.shape))
+
+
+@register(torch.broadcast_to, torch.Tensor.broadcast_to, family="views")
+def broadcast_to(input: Sharded, size: Sequence[int]) -> torch.Tensor:
+    """As expand."""
+    return expanded(input, tuple(size))
+
+
+@register(torch.broadcast_tensors, family="views")
+def broadcast_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As expand, each cut as it is; ordinary ones stay whole."""
+    shape = torch.broadcast_shapes(*(tuple(t.shape) for t in tensors))
+    return tuple(expanded(t, shape) for t in tensors)
+
+
+@register(torch.Tensor.repeat, family="views")
+def repeat(self: Sharded, *repeats: Integers, **named: Integers) -> Sharded:
+    """Any dims; along a cut dim as cat of the tensor with itself."""
+    return repeated(self, integers(*repeats, *named.values()), "repeat")
+
+
+@register(torch.tile, torch.Tensor.tile, family="views")
+def tile(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
+    """Any dims; along a cut dim as cat of the tensor with itself."""
+    counts = integers(*dims, *named.values())
+    return repeated(input, (*[1] * (input.dim() - len(counts)), *counts), "tile")
+
+
+@register(torch.repeat_interleave, torch.Tensor.repeat_interleave, family="views", dims=["dim"])
+def repeat_interleave(
+    input: torch.Tensor,
+    repeats: int | torch.Tensor,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Sharded:
+    """Any dim, by a number or one for each element; copies stay on the rank of their element.
+
+    Distribution scheme: 1. the local repetition, 2. a new cut if a rank is left without elements.
+    """
+    if not isinstance(input, Sharded) or isinstance(repeats, Sharded) or dim is None:
+        raise UnsupportedOp(
+            f"repeat_interleave of {getattr(input, 'partition', tuple(input.shape))} needs a dim "
+            "and ordinary numbers of copies\n    use x.full() to repeat all elements as one row"
+        )
+    extent = input.shape[dim]
+    counts = torch.as_tensor(repeats).flatten().expand(extent).tolist()
+    ends = [0, *itertools.accumulate(counts)]
+    cut = input.partition.cuts[dim]
+    new = cut and Cut(cut.axis, tuple(ends[bound] for bound in cut.bounds))
+    partition = input.partition.with_dim(dim, ends[-1], new)
+    lo, hi = input.box.interval(dim)
+    copies = torch.tensor(counts[lo:hi], dtype=torch.int64, device=input.device)
+    y = input.like(input.local.repeat_interleave(copies, dim), partition)
+    if new is None or not new.thin:
+        return y
+    balanced = Cut.balanced(new.axis, ends[-1], new.parts)
+    spread = partition.with_dim(dim, ends[-1], None if balanced.thin else balanced)
+    return y.redistribute(spread, "repeat_interleave")

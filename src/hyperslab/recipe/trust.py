@@ -1,0 +1,369 @@
+"""Decides whose code a recipe may name, before any of it is imported.
+
+A recipe that the user passes to a command is his own, and names what he likes. The recipe in a
+run's folder may be anybody's, and so may be what lies beside it. So it names only
+
+- hyperslab's own classes and those of torch that are listed here,
+- what the user names on the command line: a target by its key (``model.target=...``), or the
+  classes of a module that is installed (``--trust monai.networks.nets``),
+- anything at all where the user has trained with the very same names and arguments on this
+  machine, and the modules lie where they lay then; `remember` notes that in his state folder.
+
+[Note: importing executes] An import of ``a.b`` runs ``a`` first, and a folder needs no
+``__init__.py`` to be a package. So modules are looked for one level at a time, by what
+`PathFinder` says of their files, and each level is judged before it is imported. The current
+folder is no place to look for modules unless the recipe is the user's own or what it names was
+trained with from there.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import site
+import stat
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ImportString, TypeAdapter
+from torch import nn
+from torch.optim import lr_scheduler
+
+from hyperslab.errors import RecipeError, reason
+from hyperslab.formats.registry import load_plugins, look_in_current_folder
+from hyperslab.util.atomic_files import write_text
+
+RUN_RECIPE = "recipe.yaml"
+"""Names the recipe in a run's folder."""
+
+RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
+"""Names what a training leaves beside the recipe in its folder."""
+
+TORCH_LOSSES = frozenset(
+    f"torch.nn.functional.{name}"
+    for name in vars(nn.functional)
+    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div"))
+    and name[0] != "_"
+)
+
+
+def _within(name: str, root: str) -> bool:
+    return name == root or name.startswith(f"{root}.")
+
+
+def _torch_classes() -> Iterator[str]:
+    """Yield the dotted names of layers, losses, optimizers and schedules, as torch documents them.
+
+    None of their arguments is taken for code.
+    """
+    for home, base, within in (
+        (nn, nn.Module, "torch.nn.modules"),
+        (torch.optim, torch.optim.Optimizer, "torch.optim"),
+        (lr_scheduler, lr_scheduler.LRScheduler, "torch.optim"),
+    ):
+        for name, found in vars(home).items():
+            is_class = isinstance(found, type) and issubclass(found, base)
+            if is_class and _within(found.__module__, within):
+                yield f"{home.__name__}.{name}"
+
+
+LISTED = frozenset(_torch_classes()) | TORCH_LOSSES
+"""Lists the constructors and losses of torch that any recipe may name."""
+
+OWN_PACKAGE = "hyperslab"
+OWN_LOSSES = "hyperslab.losses"
+"""The module whose functions any recipe may name; of all other modules it is classes only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Says which code may be imported for a recipe, and where its modules are looked for.
+
+    ``own``: the recipe is the user's own. ``trained`` are names with which he has trained here, if
+    all of the recipe's are; ``unknown`` is why that cannot be told. ``modules`` are those of
+    ``--trust``, ``named`` the targets and plug-ins that overrides name. ``file`` is where the
+    recipe is from, for errors.
+
+    All are equal: recipes are compared by what they say.
+    """
+
+    own: bool = field(default=False, compare=False)
+    trained: frozenset[str] = field(default=frozenset(), compare=False)
+    unknown: str = field(default="", compare=False)
+    modules: tuple[str, ...] = field(default=(), compare=False)
+    named: frozenset[str] = field(default=frozenset(), compare=False)
+    file: str = field(default="the recipe", compare=False)
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of a command line that trusts the same modules."""
+        return [word for module in self.modules for word in ("--trust", module)]
+
+    def answers_for(self, name: str) -> bool:
+        """Say whether the user answers for what has this name, so that it may be a function."""
+        return name in self.trained or name in self.named
+
+    def imported(self, name: str, key: str) -> Any:
+        """Import what has a dotted name, once all modules on the way to it are allowed.
+
+        Raises:
+            RecipeError: it is not allowed; says what would allow it. Nothing was imported.
+            Exception: whatever is wrong in somebody else's module.
+        """
+        if self.own or self.answers_for(name):
+            self._look_here(name)
+            return TypeAdapter(ImportString).validate_python(name)
+        module, _, last = name.rpartition(".")
+        if not _within(name, OWN_PACKAGE) and name not in LISTED:
+            self._check_installed(name, module, key)
+        return getattr(importlib.import_module(module), last)
+
+    def load_plugins(self, modules: Sequence[str], key: str) -> None:
+        """Import modules that register formats; raises as `imported`, or a `DataError`."""
+
+        def allow(module: str) -> None:
+            if self.own or self.answers_for(module):
+                self._look_here(module)
+            else:
+                self._check_installed(module, module, key)
+
+        load_plugins(modules, allow)
+
+    def check_defined(self, found: Any, name: str, key: str) -> None:
+        """Refuse all but classes, and those where they are not defined, for a run of anybody's.
+
+        Functions may run what their arguments say (`torch.hub.load`, and one of torch.fx that
+        compiles a text), and modules have the names of others that they import.
+
+        Raises:
+            RecipeError: it is something else, or from somewhere else.
+        """
+        if self.own or self.answers_for(name) or name in LISTED:
+            return
+        home = str(getattr(found, "__module__", ""))
+        if home == OWN_LOSSES and _within(name, home):
+            return
+        roots = (OWN_PACKAGE,) if _within(name, OWN_PACKAGE) else self.modules
+        if not isinstance(found, type):
+            wrong = f"is a {type(found).__name__}, and a run's folder may name classes only"
+        elif not any(_within(home, root) for root in roots):
+            wrong = f"is defined elsewhere, in {home}"
+        elif not _is_allowed_place(home):
+            wrong = "is defined outside of the installed packages"
+        else:
+            return
+        raise RecipeError(f"{self.file}: {key} {name} {wrong}\n    {_to_name(name, key)}")
+
+    def _check_installed(self, name: str, module: str, key: str) -> None:
+        """Refuse a module that is not trusted or not installed, see [Note: importing executes]."""
+        if not any(_within(module, root) for root in self.modules):
+            raise RecipeError(self._refusal(name, module, key))
+        for level in itertools.accumulate(module.split("."), "{}.{}".format):
+            spec = find_spec(level)  # imports the level above, which was judged before
+            if spec is not None and not _is_installed(_places_of(spec)):
+                raise RecipeError(self._refusal(name, module, key))
+
+    def _refusal(self, name: str, module: str, key: str) -> str:
+        places = located(name)
+        outside = [place for place in places if not _is_installed([place])]
+        where = f" ({(outside or places)[-1]})" if places else ""
+        unknown = f" ({self.unknown})" if self.unknown else ""
+        words = (
+            f"{self.file}: {key} {name}{where} is not hyperslab's, and no run with it is known to "
+            f"have been trained by you on this machine{unknown}\n    "
+        )
+        if places and not outside:
+            return f"{words}if you trust this package, add --trust {module}"
+        return words + _to_name(name, key)
+
+    def _look_here(self, name: str) -> None:
+        """Look for modules in the current folder, too; for a run only if they are nowhere else."""
+        if self.own or _top_spec(name, elsewhere=True) is None:
+            look_in_current_folder()
+
+
+NO_TRUST = Trust()
+
+
+def _to_name(name: str, key: str) -> str:
+    """Return the words that say how a user answers for a name."""
+    override = f"{key}=[{name}]" if key == "data.plugins" else f"{key}={name}"
+    return f"if you know what it does, name it on the command line: {override}"
+
+
+def trust_of(path: Path, modules: Sequence[str] = (), *, begins: bool = False) -> Trust:
+    """Return the trust in a recipe by where its file lies.
+
+    ``modules`` are those of ``--trust``. A training that ``begins`` takes any recipe for the
+    user's own unless a training has left something beside it.
+    """
+    paths = {os.path.abspath(path), os.path.realpath(path)}
+    own = not any(_lies_in_run(Path(one), begins=begins) for one in paths)
+    return Trust(own=own, modules=tuple(modules), file=str(path))
+
+
+def _lies_in_run(path: Path, *, begins: bool) -> bool:
+    """Say whether a file is the recipe of a run, or lies in the folder of one."""
+    return (path.name == RUN_RECIPE and not begins) or any(
+        os.path.lexists(folder / RUN_RECIPE)
+        and any(os.path.lexists(folder / mark) for mark in RUN_MARKS)
+        for folder in path.parents
+    )
+
+
+def named_code(values: Any, key: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Yield the key and the name of all code in a recipe's values, and what it is given.
+
+    >>> list(named_code({"loss": {"target": "a.B", "x": 1}, "data": {"plugins": ["c"]}}))
+    [('loss.target', 'a.B', {'target': 'a.B', 'x': 1}), ('data.plugins', 'c', None)]
+    """
+    if isinstance(values, Mapping):
+        for word in ("target", "python_class"):
+            if isinstance(values.get(word), str):
+                yield f"{key}{word}", values[word], values
+        plugins = values.get("plugins") if key == "data." else None
+        for module in [plugins] if isinstance(plugins, str) else plugins or ():
+            yield "data.plugins", str(module), None
+        for name, value in values.items():
+            yield from named_code(value, f"{key}{name}.")
+    elif isinstance(values, (list, tuple)):
+        for place, value in enumerate(values):
+            yield from named_code(value, f"{key}{place}.")
+
+
+def with_memory(trust: Trust, values: Mapping[str, Any]) -> Trust:
+    """Return the trust in a recipe of these values that knows what the user has trained here."""
+    if trust.own or not _others(values):
+        return trust
+    try:
+        note = _memory() / _digest(values)
+        state = note.lstat()
+    except FileNotFoundError:
+        return trust
+    except (OSError, RuntimeError) as error:
+        return replace(trust, unknown=f"what you have trained is not known: {reason(error)}")
+    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+        return trust
+    return replace(trust, trained=frozenset(name for _, name, _ in _others(values)))
+
+
+def remember(values: Mapping[str, Any]) -> None:
+    """Note that the user trains with the code that a recipe of these values names.
+
+    Raises:
+        OSError, RuntimeError: there is no folder that belongs to him alone.
+    """
+    if others := _others(values):
+        folder = _memory()
+        for one in (*reversed(folder.parents), folder):  # all private, whatever the umask
+            one.mkdir(mode=0o700, exist_ok=True)
+        _check_private(folder)
+        words = [[key, name, *located(name)] for key, name, _ in others]
+        write_text(folder / _digest(values), json.dumps(words, indent=1) + "\n", concurrent=True)
+
+
+def _others(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Return the code that is not listed."""
+    return [one for one in named_code(values) if one[1] not in LISTED]
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """Hash what a recipe names, with all arguments and the files where modules lie now."""
+    found = sorted(
+        [key, json.dumps(given, sort_keys=True, default=str), *located(name)]
+        for key, name, given in _others(values)
+    )
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _memory() -> Path:
+    """Return the folder of what was trained here, by the XDG base directory specification."""
+    asked = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(asked) if os.path.isabs(asked) else Path.home() / ".local" / "state"
+    folder = home / "hyperslab" / "trained"
+    if folder.exists():
+        _check_private(folder)
+    return folder
+
+
+def _check_private(folder: Path) -> None:
+    """Refuse a folder that somebody else may write to, or may put another one in place of.
+
+    Raises:
+        PermissionError: names it, or the folder above it.
+    """
+    for one in dict.fromkeys((folder, *folder.parents, *folder.resolve().parents)):
+        state = one.stat()
+        others = state.st_mode & stat.S_IWOTH
+        # Where every user has a group of his own, it has his number.
+        group = state.st_mode & stat.S_IWGRP and state.st_gid not in (0, state.st_uid)
+        if state.st_uid not in ((os.geteuid(),) if one == folder else (0, os.geteuid())):
+            raise PermissionError(errno.EPERM, "belongs to somebody else", str(one))
+        if (others or group) and (one == folder or not state.st_mode & stat.S_ISVTX):
+            raise PermissionError(errno.EPERM, "others may write to it, chmod go-w", str(one))
+
+
+def located(name: str) -> tuple[str, ...]:
+    """Return the files of the modules that a dotted name leads through, and import none."""
+    top, *rest = name.replace(":", ".").split(".")
+    if top == "__main__":
+        return (os.path.realpath(getattr(sys.modules[top], "__file__", None) or "interactive"),)
+    spec = _top_spec(top)
+    found: list[str] = []
+    while spec is not None:
+        found += _places_of(spec)
+        if not rest or spec.submodule_search_locations is None:
+            break
+        # By its last name alone: with the whole one parents would have to be there.
+        spec = PathFinder.find_spec(rest.pop(0), [*spec.submodule_search_locations])
+    return tuple(map(os.path.realpath, found))
+
+
+def _top_spec(name: str, *, elsewhere: bool = False) -> ModuleSpec | None:
+    """Find the first module of a dotted name; unless ``elsewhere``, in the current folder, too."""
+    top = name.partition(".")[0].partition(":")[0]
+    with suppress(ValueError, ImportError, FileNotFoundError):
+        if (spec := find_spec(top)) is not None or elsewhere:
+            return spec
+        return PathFinder.find_spec(top, [os.getcwd()])
+    return None
+
+
+def _places_of(spec: ModuleSpec) -> list[str]:
+    """Return a module's file; of a folder without ``__init__.py`` all folders that make it up."""
+    if spec.has_location and spec.origin is not None:
+        return [spec.origin]
+    return [*(spec.submodule_search_locations or ())]
+
+
+def _is_installed(places: Sequence[str]) -> bool:
+    """Say whether all files lie where packages are installed."""
+    return bool(places) and all(
+        any(Path(place).is_relative_to(home) for home in _installed_homes())
+        for place in map(os.path.abspath, places)
+    )
+
+
+def _is_allowed_place(module: str) -> bool:
+    """Say whether a module that is imported is hyperslab's, or installed."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return _within(module, OWN_PACKAGE) or (spec is not None and _is_installed(_places_of(spec)))
+
+
+def _installed_homes() -> set[str]:
+    """Return the folders into which packages are installed, as they are named and as they lie."""
+    names = [*site.getsitepackages(), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    names += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return {*names, *map(os.path.realpath, names)}

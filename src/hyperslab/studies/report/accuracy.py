@@ -1,0 +1,354 @@
+"""Writes the chapter on an evaluation: errors of predicted numbers, scores of classes.
+
+In reading order: which parameters were learnt; tables and figures of predicted numbers (true
+against predicted, and residuals: Oyama et al. 2020, figure 10); tables of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from hyperslab.errors import DataError
+from hyperslab.studies.number_format import DASH, MINUS, UNITS, interval_words, label, number, slug
+from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
+from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
+from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
+from hyperslab.studies.run_folder import Columns, Measures, Run
+from hyperslab.studies.table import Table, TableCell, TableRow
+from hyperslab.train.metrics import ConfidenceInterval, FloatArray
+
+Ratios = Mapping[str, ConfidenceInterval]
+
+
+def accuracy(run: Run) -> Chapter:
+    """Shows tables and figures of the evaluation, or says how to make it."""
+    if not run.evaluation:
+        notice = Notice(
+            "This run has not been evaluated yet. The evaluation predicts the test split, which "
+            "the network never saw:",
+            f"hyperslab evaluate {run.path}",
+        )
+        return Chapter("accuracy", "Accuracy", [notice])
+    of = run.evaluation
+    about = (
+        f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
+        f"{of.get('checkpoint', DASH)}."
+    )
+    blocks = _of_classes(run, about) if run.scores else _of_numbers(run, about)
+    return Chapter("accuracy", "Accuracy", blocks)
+
+
+def ratios_of(run: Run) -> Ratios:
+    """Computes by parameter the error over that of predicting the training split's mean.
+
+    With 95 % intervals, by a bootstrap over volumes. Empty where the evaluation does not say which
+    volumes its samples are of, or what the mean is, and where there are too few.
+    """
+    if not run.errors or not isinstance(run.evaluation.get("training_mean"), dict):
+        return {}
+    try:
+        scored, _ = read_scored(run.path.name, [run.path / "evaluation"])
+    except DataError:  # evaluated by an earlier version
+        return {}
+    if len(scored.volumes) < FEWEST_VOLUMES:
+        return {}
+    return {name: scored.ratio(name) for name in scored.parameters}
+
+
+def learnt_parameters(ratios: Ratios) -> list[str]:
+    """Lists the parameters whose whole interval is better than predicting the mean."""
+    return [name for name, ratio in ratios.items() if ratio.upper < 1]
+
+
+def learnt_words(ratios: Ratios) -> str:
+    """Says what was learnt and what was not; empty where nothing can be said."""
+    if not ratios:
+        return ""
+    better = learnt_parameters(ratios)
+    worse = [name for name, ratio in ratios.items() if ratio.lower > 1]
+    none = [name for name, ratio in ratios.items() if not math.isfinite(ratio.value)]
+    open_ones = [name for name in ratios if name not in (*better, *worse, *none)]
+    told = (
+        ("Learnt, with less error than predicting the mean: ", better),
+        ("Not told apart from predicting the mean: ", open_ones),
+        ("Worse than predicting the mean: ", worse),
+        ("Predicted by what is no finite number: ", none),
+    )
+    words = [
+        f"{start}{', '.join(f'{label(n)} {interval_words(ratios[n])}' for n in names)}."
+        for start, names in told
+        if names
+    ]
+    return f"{' '.join(words)} In brackets: 95 % intervals, by a bootstrap over volumes."
+
+
+NORMALISED_ERRORS = {
+    "ratio": "ratio",
+    "mse": "MSE",
+    "mse_of_mean": "MSE of the mean",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "bias": "bias",
+    "r2": "R²",
+    "correlation": "correlation",
+}
+PHYSICAL_ERRORS = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
+RELATIVE_ERRORS = {
+    "relative_error": "relative error",
+    "relative_error_sc18": "by SC18's formula",
+    "relative_error_sc18_of_mean": "of the mean",
+}
+"""Heads the relative errors; Mathuriya et al. 2018, section VII-A, divide by the prediction."""
+
+
+def _of_numbers(run: Run, about: str) -> list[Block]:
+    errors = run.errors
+    ratios = ratios_of(run)
+    about += (
+        " The ratio is the mean squared error over that of always predicting the mean of the "
+        "training split: 1 means nothing was learnt, 0 is perfect."
+    )
+    normalised = Table(
+        f"Normalised parameters, in [{MINUS}1, 1]",
+        ["parameter", *NORMALISED_ERRORS.values()],
+        [
+            [
+                TableCell(label(name), name if label(name) != name else ""),
+                *(_score_cell(key, row, "ratio") for key in NORMALISED_ERRORS),
+            ]
+            for name, row in errors.items()
+        ],
+    )
+    physical = Table(
+        "Physical parameters, each in its own unit",
+        ["parameter", *PHYSICAL_ERRORS.values(), *RELATIVE_ERRORS.values()],
+        [
+            [
+                TableCell(label(name), f"[{UNITS[name]}]" if name in UNITS else ""),
+                *(number(row.get(key)) for key in PHYSICAL_ERRORS),
+                *(_percent(row.get(key)) for key in RELATIVE_ERRORS),
+            ]
+            for name, row in errors.items()
+        ],
+    )
+    words = learnt_words(ratios)
+    blocks: list[Block] = [*([words] if words else []), about, normalised, physical]
+    if not run.predictions:
+        missing = "evaluation/predictions.csv is not there, so predictions cannot be drawn:"
+        return [*blocks, Notice(missing, f"hyperslab evaluate {run.path}")]
+    # One reach for all parameters, so that a narrow distribution of residuals looks narrow.
+    reach = _reach_around(*(_residuals(name, run.predictions) for name in errors))
+    scatters = [_scatter(n, run.predictions, errors[n], ratios.get(n)) for n in errors]
+    histograms = [_histogram(n, run.predictions, errors[n], reach) for n in errors]
+    return [
+        *blocks,
+        Heading("True against predicted"),
+        "Normalised parameters of the test samples; a point on the dashed line is exact.",
+        Figures(scatters, "small"),
+        Heading("Residuals"),
+        Figures(histograms, "small"),
+    ]
+
+
+def _score_cell(key: str, row: Measures, barred: str) -> TableCell:
+    """Makes a cell of a number, with a bar behind that of the key ``barred``."""
+    value = row.get(key)
+    return TableCell(number(value), share=value if key == barred else None)
+
+
+def _percent(value: float | None) -> str:
+    return number(None) if value is None else f"{number(100 * value)} %"
+
+
+MOST_POINTS = 1000
+"""Limits the points that are drawn, an even choice: more only make a page heavy."""
+
+
+def evenly(count: int) -> np.ndarray:
+    """Chooses at most `MOST_POINTS` indices, evenly spaced, first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(np.int64))
+
+
+def _residuals(name: str, predictions: Columns) -> FloatArray:
+    return predictions[f"predicted_{name}"] - predictions[f"true_{name}"]
+
+
+def _reach_around(*values: FloatArray) -> float:
+    """Finds a limit that holds all values either side of zero."""
+    reach = max((float(np.nanmax(np.abs(v), initial=0.0)) for v in values), default=0.0)
+    return 1.08 * reach if reach > 0 else 1.0
+
+
+def _scatter(
+    name: str, predictions: Columns, errors: Measures, ratio: ConfidenceInterval | None
+) -> Picture:
+    """Draws true against predicted, with the band of the straight line through the samples.
+
+    ``ratio``: of the errors to those of the mean.
+    """
+    canvas = Canvas(f"scatter-{slug(name)}", width=240, height=250)
+    true = predictions[f"true_{name}"]
+    predicted = predictions[f"predicted_{name}"]
+    chosen = evenly(len(true))
+    axes = canvas.axes
+    canvas.square(max(1.1, _reach_around(true, predicted)))
+    band = fitted_band(true, predicted)
+    if band is not None:
+        axes.fill_between(*band, color=FIRST, alpha=0.18, linewidth=0)
+    axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.65, markersize=5, mew=0)
+    axes.set_title(f"{len(true)} samples", loc="left", fontsize=LETTERS)
+    some = "" if len(chosen) == len(true) else f" {len(chosen)} of {len(true)} samples are drawn."
+    shaded = "" if band is None else " Band: the straight line through them, 95 %."
+    r2 = number(errors.get("r2"))
+    correlation = number(errors.get("correlation"))
+    of_mean = "" if ratio is None else f"Ratio {interval_words(ratio)}; "
+    return canvas.picture(
+        title=label(name),
+        alt=f"{name}: predicted against true for {len(true)} test samples, R squared {r2}, "
+        f"correlation {correlation}.",
+        caption=f"{of_mean}R² = {r2}, correlation {correlation}.{shaded}{some}",
+    )
+
+
+DRAWN_LINES = 1000
+"""Counts the straight lines through samples that a bootstrap draws."""
+
+
+def fitted_band(
+    true: FloatArray, predicted: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray] | None:
+    """Computes where 95 % of the straight lines lie that a bootstrap over samples draws.
+
+    Flat for a network that predicts the mean. Returns places along the true values, and the ends
+    of the interval there; None where there are too few samples, or all are alike.
+    """
+    known = np.isfinite(true) & np.isfinite(predicted)
+    x = true[known]
+    y = predicted[known]
+    if len(x) < FEWEST_VOLUMES or np.ptp(x) == 0:
+        return None
+    drawn = np.random.default_rng(0).integers(0, len(x), (DRAWN_LINES, len(x)))
+    x_drawn = x[drawn]
+    y_drawn = y[drawn]
+    x_mean = x_drawn.mean(1)
+    y_mean = y_drawn.mean(1)
+    off = x_drawn - x_mean[:, None]
+    spread = (off**2).sum(1)
+    usable = spread > 0
+    slope = (off * (y_drawn - y_mean[:, None])).sum(1)[usable] / spread[usable]
+    places = np.linspace(x.min(), x.max(), 40)
+    lines = y_mean[usable, None] + slope[:, None] * (places - x_mean[usable, None])
+    lower, upper = np.quantile(lines, [0.025, 0.975], axis=0)
+    return places, lower, upper
+
+
+def _histogram(name: str, predictions: Columns, errors: Measures, reach: float) -> Picture:
+    """Draws the distribution of predicted - true, up to ``reach`` on both sides."""
+    canvas = Canvas(f"residual-{slug(name)}", width=240, height=190)
+    off = _residuals(name, predictions)
+    bins = np.linspace(-reach, reach, 2 * int(np.clip(1.5 * np.sqrt(len(off)), 7, 30)) + 2)
+    canvas.axes.hist(off, bins=list(bins), color=FIRST, alpha=0.75)
+    canvas.axes.axvline(0, color=INK, linewidth=1)
+    canvas.axes.axvline(float(off.mean()), color=SECOND, linewidth=2, linestyle="--")
+    canvas.axes.set(xlim=(-reach, reach), xlabel=f"predicted {MINUS} true", ylabel="samples")
+    canvas.axes.grid(visible=False, axis="x")
+    canvas.axes.locator_params(axis="x", nbins=5)
+    canvas.whole_ticks("y")
+    bias = number(errors.get("bias"))
+    rmse = number(errors.get("rmse"))
+    return canvas.picture(
+        title=label(name),
+        alt=f"{name}: histogram of {len(off)} residuals, bias {bias}, "
+        f"root mean square error {rmse}.",
+        caption=f"Bias {bias} (dashed), RMSE {rmse}.",
+    )
+
+
+SCORES = {
+    "dice": "Dice",
+    "dice_mean": "mean Dice",
+    "iou": "IoU",
+    "precision": "precision",
+    "recall": "recall",
+}
+SURFACES = {
+    "hausdorff_95_mm": "Hausdorff 95 % [mm]",
+    "average_surface_distance_mm": "average [mm]",
+    "surface_dice": "surface Dice",
+    "samples_both": "samples with both",
+    "samples_missed": "missed",
+    "samples_invented": "invented",
+}
+VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
+"""Lists the scores that count voxels; all other scores of a class are shown."""
+
+
+def dice_of(scores: Mapping[str, Measures]) -> list[tuple[str, float]]:
+    """Lists the Dice of every class but the background."""
+    found = [(name, row.get("dice")) for name, row in list(scores.items())[1:]]
+    return [(name, dice) for name, dice in found if dice is not None]
+
+
+def _of_classes(run: Run, about: str) -> list[Block]:
+    scores = run.scores
+    about += (
+        " Scores are of all their voxels together, 1 is perfect; the mean Dice is of the samples "
+        "that have the class, each counted alike."
+    )
+    known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
+    further = dict.fromkeys(key for row in scores.values() for key in row if key not in known)
+    measured = {**SCORES, **{key: _measure_label(key) for key in further}}
+    rows: list[TableRow] = []
+    for name, row in scores.items():
+        voxels = int(row.get("true_positives") or 0) + int(row.get("false_negatives") or 0)
+        rows.append([name, *(_score_cell(key, row, "dice") for key in measured), f"{voxels:,}"])
+    head = ["class", *measured.values(), "true voxels"]
+    table = Table("Overlap of predicted and true masks", head, rows)
+    return [about, table, *_surfaces(run), *_confusion(run)]
+
+
+def _measure_label(key: str) -> str:
+    """Writes ``mean_surface_distance_mm`` as ``mean surface distance [mm]``."""
+    named = f"{key.removesuffix('_mm')} [mm]" if key.endswith("_mm") else key
+    return named.replace("_", " ")
+
+
+def _surfaces(run: Run) -> Iterable[Block]:
+    """Tables distances between surfaces, of the classes that have one."""
+    rows: list[TableRow] = [
+        [name, *(_count_or_number(key, row.get(key)) for key in SURFACES)]
+        for name, row in run.scores.items()
+        if any(key in row for key in SURFACES)
+    ]
+    about = run.evaluation.get("surfaces")
+    within = about.get("tolerance_mm") if isinstance(about, dict) else None
+    caption = "Distances between the surfaces of predicted and true masks"
+    if isinstance(within, float | int):
+        caption += f"; surface Dice: what lies within {number(within)} mm"
+    if rows:
+        yield Table(caption, ["class", *SURFACES.values()], rows)
+
+
+def _count_or_number(key: str, value: float | None) -> str:
+    whole = key.startswith("samples_") and value is not None and value == value // 1
+    return f"{value:,.0f}" if whole else number(value)
+
+
+def _confusion(run: Run) -> Iterable[Block]:
+    names: Sequence[str] = list(run.scores)
+    try:
+        matrix = np.array(run.evaluation.get("confusion", []), np.float64)
+    except (ValueError, TypeError):  # ragged, or of words
+        return
+    if matrix.shape != (len(names), len(names)):
+        return
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    rows: list[TableRow] = [
+        [name, *(TableCell(f"{number(100 * share)} %", share=share) for share in row)]
+        for name, row in zip(names, shares.tolist(), strict=True)
+    ]
+    head = ["true class", *(f"as {name}" for name in names)]
+    yield Table("Where the voxels of each class went [% of the true ones]", head, rows)

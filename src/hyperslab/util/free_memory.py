@@ -1,0 +1,41 @@
+"""Computes how much memory a process could still get, of its machine and its control groups."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def free_memory(groups: Path = CGROUPS, mine: Path = OWN_CGROUP) -> int:
+    """Computes what this process could get [B] of the machine and its control groups (Linux)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free: float = int(fields["MemAvailable"].split()[0]) * 1024
+    # Some containers do not show a process its groups.
+    for line in mine.read_text().splitlines() if mine.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free = min(free, _left_in_cgroup(groups, path, "memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):  # the older kind
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            free = min(free, _left_in_cgroup(groups / "memory", path, *files))
+    return int(free)
+
+
+def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
+    """Computes what a control group and those around it leave [B]; a container may see only one.
+
+    Cached pages of files count as used until somebody needs the memory.
+    """
+    left = math.inf
+    folder = groups / path.lstrip("/")
+    for place in (folder, *folder.parents):
+        if (place / limit).exists() and (most := (place / limit).read_text().strip()).isdigit():
+            stat = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+            cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+            left = min(left, max(0, int(most) - int((place / used).read_text()) + cached))
+        if place == groups:
+            break
+    return left

@@ -1,0 +1,353 @@
+"""Whose code a recipe may name: judged before anything is imported (tier: no process)."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperslab.errors import DataError, RecipeError
+from hyperslab.recipe import trust as trust_module
+from hyperslab.recipe.instantiate import A_LOSS, A_NETWORK, AN_OPTIMIZER, Maker, RightKind
+from hyperslab.recipe.load import load_recipe, recipe_of_values, remember_code
+from hyperslab.recipe.section import TargetSection
+from hyperslab.recipe.trust import Trust, located, trust_of, with_memory
+
+NET = """
+import pathlib
+from collections import OrderedDict
+from torch import nn
+from torch.nn import Linear
+
+pathlib.Path({mark!r}).touch()
+
+class Net(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer = nn.Conv3d(channels, 1, 1)
+
+def network(channels: int) -> nn.Module:
+    return Net(channels)
+"""
+
+
+def make(
+    target: str, *modules: str, kind: RightKind = A_NETWORK, own: bool = False, **arguments: Any
+) -> Any:
+    context = {"trust": Trust(own=own, modules=modules, file="run/recipe.yaml")}
+    section = TargetSection.model_validate({"target": target, **arguments}, context=context)
+    return Maker("model", kind)(section)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """A file that is there once a module was imported."""
+    return tmp_path / "mark"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, with one in it; the current folder is another one."""
+    home = tmp_path / "site-packages"
+    (home / "pkg_of_trust" / "nets").mkdir(parents=True)
+    (home / "pkg_of_trust" / "__init__.py").touch()
+    (home / "pkg_of_trust" / "nets" / "__init__.py").write_text(NET.format(mark=str(mark)))
+    (home / "pkg_of_trust" / "again.py").write_text("from pkg_of_trust.nets import Net\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(home)])
+    monkeypatch.setattr(trust_module, "_installed_homes", lambda: {str(home)})
+    for name in [name for name in sys.modules if name.startswith("pkg_of_trust")]:
+        monkeypatch.delitem(sys.modules, name)
+    yield home
+    for name in [name for name in sys.modules if name.startswith("pkg_of_trust")]:
+        del sys.modules[name]
+
+
+def test_an_installed_class_needs_a_word_and_the_error_has_it(installed: Path, mark: Path) -> None:
+    name = "pkg_of_trust.nets.Net"
+    words = rf"run/recipe.yaml: model\.target {name} \(.*__init__\.py\) is not hyperslab's"
+    with pytest.raises(RecipeError, match=rf"(?s){words}.*add --trust pkg_of_trust\.nets$"):
+        make(name, channels=1)
+    with pytest.raises(RecipeError, match=words):
+        make(name, "pkg_of_trust.net", channels=1)  # no part of its name
+    assert not mark.exists()
+    for module in ("pkg_of_trust.nets", "pkg_of_trust"):
+        assert type(make(name, module, channels=1)).__name__ == "Net"
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nets.network", "is a function, and a run's folder may name classes only"),
+        ("nets.pathlib", "is a module, and a run's folder may name classes only"),
+        ("nets.OrderedDict", "is defined elsewhere, in collections"),
+        ("nets.Linear", r"is defined elsewhere, in torch\.nn"),
+        ("nets.Nett", "has no 'Nett'"),
+        ("net.Net", "cannot be imported: .*No module named"),
+    ],
+)
+def test_of_a_trusted_module_only_its_own_classes_are_made(
+    installed: Path, name: str, words: str
+) -> None:
+    with pytest.raises(RecipeError, match=words):
+        make(f"pkg_of_trust.{name}", "pkg_of_trust", channels=1)
+    if name == "nets.network":
+        return
+    with pytest.raises(RecipeError):
+        make("pkg_of_trust.again.Net", "pkg_of_trust.again", channels=1)
+    assert make("pkg_of_trust.again.Net", "pkg_of_trust", channels=1)
+
+
+@pytest.mark.parametrize("place", ["first on the path", "a part of the package", "here"])
+def test_what_is_not_installed_is_not_imported_by_a_trusted_name(
+    installed: Path, mark: Path, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "here" / "pkg_of_trust"
+    other.mkdir()
+    (other / "evil.py").write_text(NET.format(mark=str(mark)))
+    if place == "a part of the package":  # without __init__.py a folder joins the others
+        (installed / "pkg_of_trust" / "__init__.py").unlink()
+        (installed / "pkg_of_trust" / "nets" / "__init__.py").unlink()
+    if place == "first on the path":
+        (other / "__init__.py").write_text(NET.format(mark=str(mark)))
+    if place != "here":
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "here"), *sys.path])
+    with pytest.raises(RecipeError, match=r"is not hyperslab's|No module named"):
+        make("pkg_of_trust.evil.Net", "pkg_of_trust", channels=1)
+    assert not mark.exists()
+
+
+ATTACKS: dict[str, dict[str, Any]] = {
+    "torch.fx.graph_module.reduce_graph_module": {
+        "body": {"_code": "def forward(self, x): return x\n"},
+        "import_block": "open('attacked', 'w')\n",
+    },
+    "torch.hub.load": {"repo_or_dir": ".", "source": "local", "model": "x"},
+    "torch.load": {"f": "attacked", "weights_only": False},
+    "torch.jit.load": {"f": "attacked"},
+    "torch.nn.functional.boolean_dispatch": {},
+    "torch.nn.modules.module.torch.load": {},
+    "functools.partial": {"func": "x"},
+    "builtins.eval": {"source": "open('attacked', 'w')"},
+    "pickle.loads": {},
+    "subprocess.Popen": {"args": "touch attacked", "shell": True},
+    "os.system": {"command": "touch attacked"},
+    "hyperslab.recipe.load.yaml.load": {},
+    "hyperslab.recipe.trust.importlib.import_module": {"name": "evil"},
+    "hyperslab.recipe.trust.TypeAdapter": {},
+    "hyperslab": {},
+    "torch.optim.lr_scheduler.partial": {},
+}
+
+
+@pytest.mark.parametrize("trusted", [False, True], ids=["", "with a word for its package"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_runs_its_arguments(
+    name: str, trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    modules = (name.partition(".")[0],) if trusted else ()
+    inner = {"target": name, **ATTACKS[name]}
+    for kind in (A_NETWORK, A_LOSS, AN_OPTIMIZER):
+        with pytest.raises(RecipeError):
+            make(name, *modules, kind=kind, **ATTACKS[name])
+        with pytest.raises(RecipeError):
+            make("torch.nn.TransformerEncoder", *modules, encoder_layer=inner, num_layers=1)
+        with pytest.raises(RecipeError):
+            make("torch.nn.ModuleList", *modules, modules=[inner])
+    assert os.listdir(tmp_path) == []
+
+
+def test_hyperslabs_own_and_torchs_layers_losses_and_optimizers_need_no_word() -> None:
+    assert make("hyperslab.models.UNet3D", in_channels=1, classes=2, channels=2, levels=1)
+    assert make("torch.nn.Conv3d", in_channels=1, out_channels=1, kernel_size=1)
+    assert make("torch.nn.functional.huber_loss", kind=A_LOSS, delta=0.5)
+    assert make("hyperslab.losses.dice_loss", kind=A_LOSS)
+    assert "torch.nn.Module" in trust_module.LISTED
+    assert "torch.nn.DataParallel" not in trust_module.LISTED
+
+
+def test_who_has_written_a_recipe_is_told_by_where_it_lies(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    run = tmp_path / "runs" / "x"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in (own, run / "recipe.yaml", run / "other.yaml", run / "logs" / "deep.yaml"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (tmp_path / "a-link.yaml").symlink_to(run / "recipe.yaml")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "recipe.yaml").symlink_to(own)
+    assert trust_of(own).own
+    for name in ("recipe.yaml", "other.yaml", "logs/deep.yaml"):
+        assert not trust_of(run / name).own, name
+        assert not trust_of(run / name, begins=True).own, name
+    assert not trust_of(tmp_path / "a-link.yaml", begins=True).own
+    assert not trust_of(tmp_path / "bare" / "recipe.yaml").own
+    assert trust_of(tmp_path / "bare" / "recipe.yaml", begins=True).own  # nothing was trained
+
+
+@pytest.fixture
+def home(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a module of the user's and a recipe that names it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "net_of_mine.py").write_text(NET.format(mark=str(mark)))
+    model = {"target": "net_of_mine.network", "channels": 1}
+    data = {"path": "x", "batch_size": 1, "plugins": ["net_of_mine"]}
+    recipe = recipe_of_values({"model": model, "data": data, "output": "run"}, "fit")
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    remember_code(recipe)
+    (home / "run").mkdir()
+    values = recipe.model_dump(mode="json")
+    (home / "run" / "recipe.yaml").write_text(yaml.safe_dump(values))
+    yield home
+    sys.modules.pop("net_of_mine", None)
+
+
+def is_trusted(home: Path, **changes: Any) -> bool:
+    """Whether a run's recipe may name the user's network, and what was tried."""
+    values = yaml.safe_load((home / "run" / "recipe.yaml").read_text())
+    file = home / "run" / "recipe.yaml"
+    for key, value in changes.items():
+        values[key].update(value)
+    file.write_text(yaml.safe_dump(values))
+    return bool(load_recipe(file).trust.trained)
+
+
+def test_what_the_user_has_trained_with_needs_no_word(home: Path, mark: Path) -> None:
+    recipe = load_recipe("run/recipe.yaml")
+    assert not mark.exists()
+    assert type(Maker("model", A_NETWORK)(recipe.model)).__name__ == "Net"
+    assert is_trusted(home, data={"path": "moved", "batch_size": 3})
+    (home / "run").rename(home / "renamed")
+    assert load_recipe("renamed/recipe.yaml").trust.trained
+    (home / "net_of_mine.py").write_text(NET.format(mark="edited"))
+    assert load_recipe("renamed/recipe.yaml").trust.trained
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"channels": 2}},
+        {"model": {"target": "net_of_mine.Net"}},
+        {"data": {"plugins": ["net_of_mine", "json"]}},
+        {"optimizer": {"name": "target", "target": "net_of_mine.network"}},
+        {"optimizer": {"name": "target", "target": "hyperslab.launch.supervisor.subprocess.run"}},
+    ],
+)
+def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> None:
+    assert is_trusted(home)
+    assert not is_trusted(home, **changes)
+
+
+def test_a_module_elsewhere_is_another_one(home: Path, mark: Path) -> None:
+    other = home.parent / "other"
+    other.mkdir()
+    (other / "net_of_mine.py").write_text(NET.format(mark=str(mark)))
+    os.chdir(other)
+    with pytest.raises(RecipeError, match=r"model\.target net_of_mine\.network .*other/net_of_m"):
+        Maker("model", A_NETWORK)(load_recipe(home / "run" / "recipe.yaml").model)
+    with pytest.raises(RecipeError, match=r"name it on the command line: data\.plugins=\[net_of"):
+        load_recipe(home / "run" / "recipe.yaml").data.origin  # noqa: B018
+    assert not mark.exists()
+    named = load_recipe(home / "run" / "recipe.yaml", ["model.target=net_of_mine.network"])
+    assert Maker("model", A_NETWORK)(named.model)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("what", ["folder", "above", "a link"])
+def test_what_others_may_write_to_says_nothing(home: Path, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "state" / "hyperslab" / "trained"
+    if what == "a link":
+        (note,) = folder.iterdir()
+        note.rename(folder / "other")
+        note.symlink_to(folder / "other")
+        assert not is_trusted(home)
+        return
+    (folder if what == "folder" else folder.parent).chmod(0o777)
+    assert not is_trusted(home)
+    recipe = load_recipe("run/recipe.yaml")
+    with pytest.raises(RecipeError, match=r"others may write to it, chmod go-w: .*hyperslab"):
+        Maker("model", A_NETWORK)(recipe.model)
+
+
+def test_plugins_of_a_run_wait_until_its_data_are_opened(home: Path, mark: Path) -> None:
+    is_trusted(home, data={"format": "of_a_plugin"})
+    recipe = load_recipe("run/recipe.yaml")
+    assert not mark.exists()
+    recipe.data.origin  # noqa: B018
+    assert mark.exists()
+    own = home / "own.yaml"
+    own.write_text(yaml.safe_dump({"data": {"path": "x", "batch_size": 1, "plugins": ["no_such"]}}))
+    with pytest.raises(RecipeError, match="plugin 'no_such': cannot be imported"):
+        load_recipe(own)
+    trusted = load_recipe(
+        "run/recipe.yaml",
+        ["data.plugins=[no_such]"],
+    )
+    with pytest.raises(DataError, match="plugin 'no_such': cannot be imported"):
+        trusted.data.origin  # noqa: B018
+
+
+def test_where_modules_lie_is_told_without_importing(tmp_path: Path, mark: Path) -> None:
+    here = tmp_path / "folder_of_trust" / "sub"
+    here.mkdir(parents=True)
+    (here / "deep.py").write_text(NET.format(mark=str(mark)))
+    os.chdir(tmp_path)
+    places = located("folder_of_trust.sub.deep.Net")
+    assert places == (str(here.parent), str(here), str(here / "deep.py"))
+    assert located("torch.nn.Conv3d")[-1].endswith("nn/__init__.py")
+    assert located("no_such_module.Net") == ()
+    assert not mark.exists()
+
+
+def test_a_recipe_without_code_asks_for_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/nonexistent")
+    monkeypatch.setattr(trust_module, "_memory", lambda: pytest.fail("was looked at"))
+    values = {"optimizer": {"target": "torch.optim.AdamW"}, "data": {"plugins": []}}
+    assert not with_memory(Trust(), values).trained
+
+
+SOURCE = Path(trust_module.__file__).parents[1]
+IMPORTERS = {"import_module", "__import__", "exec_module", "find_spec", "run_module"}
+ALLOWED = {
+    "recipe/trust.py": "what a recipe names, once it is judged",
+    "formats/registry.py": "what the user names by --plugin, or `Trust.load_plugins` has judged",
+    "__init__.py": "hyperslab's own",
+    "cli/__init__.py": "hyperslab's own commands",
+    "kernels/registry.py": "hyperslab's own kernels",
+    "simulate/nbody.py": "libraries that are listed there",
+    "util/torch_internals.py": "torch's own",
+}
+
+
+def importers_in(text: str) -> list[str]:
+    """What imports, or looks for, a module whose name is no constant."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            constant = bool(node.args) and isinstance(node.args[0], ast.Constant)
+            if name in IMPORTERS and not constant:
+                found.append(name)
+        elif isinstance(node, ast.Name) and node.id == "ImportString":
+            found.append(node.id)
+    return found
+
+
+def test_one_way_leads_from_a_recipe_to_an_import() -> None:
+    paths = {path.relative_to(SOURCE).as_posix(): path for path in SOURCE.rglob("*.py")}
+    found = {name for name, path in paths.items() if importers_in(path.read_text())}
+    assert found == {*ALLOWED}
+    assert importers_in("importlib.import_module(name)")
+    assert importers_in("TypeAdapter(ImportString)")
+    assert not importers_in("importlib.import_module('triton')")
