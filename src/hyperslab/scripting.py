@@ -38,6 +38,7 @@ from hyperslab.train.network import LossFunction, UserObjects, class_name, diges
 from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.run import RECIPE, train
 from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.util.logs import show_logs
 
 T = TypeVar("T")
 
@@ -340,14 +341,4 @@ def _show_progress() -> None:
     """Let a program that says nothing of logs show what the command line shows."""
     if log.hasHandlers():
         return
-    handler = _StdoutHandler()
-    log.addHandler(handler)
-    is_main = not dist.is_initialized() or dist.get_rank() == 0
-    log.setLevel(logging.INFO if is_main else logging.WARNING)
-
-
-class _StdoutHandler(logging.Handler):
-    """Prints to what is standard output now."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(printable(self.format(record)), flush=True)
+    show_logs(is_main=not dist.is_initialized() or dist.get_rank() == 0)

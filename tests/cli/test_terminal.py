@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.terminal import PrintableFormatter, clean_errors
+from hyperslab.cli.terminal import clean_errors
 from hyperslab.errors import DataError, printable
+from hyperslab.util.logs import StdoutHandler
 
 EVIL = "\x1b]0;title\x07\x1b[2K\r\u202e\x9b31m"
 
@@ -38,7 +39,10 @@ def test_errors_and_logs_are_harmless(capsys: pytest.CaptureFixture[str]) -> Non
     assert not harmful(text)
     assert ".hdf5: is bad\n    do better" in text
     record = logging.makeLogRecord({"msg": "left out: %s", "args": (EVIL,)})
-    assert not harmful(PrintableFormatter("%(message)s").format(record))
+    StdoutHandler().emit(record)
+    shown = capsys.readouterr().out
+    assert shown.startswith("left out: ")
+    assert not harmful(shown)
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -16,7 +16,7 @@ from hyperslab.checkpoint.run_state import DataCard, Position, RunState
 from hyperslab.formats.targets import Parameters
 from hyperslab.models.larc import scale_by_norms
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.objective import Regression
+from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 from hyperslab.train.trainer import Progress, Trainer
 from tests.ranks import run_ranks
@@ -83,7 +83,7 @@ def trained(optimizer: dict[str, Any], grid: dict[str, int]) -> list[list[Floats
     schedule = build_schedule(config.optimizer, built, PER_EPOCH)
     about = DataCard(SHAPE[1:], SHAPE[1:], (), Parameters.normalised(("a", "b")))
     state = RunState(model, built, schedule, SHAPE[0], "", about, ranks.device)
-    objective = Regression("mse")
+    objective = Objective("mse")
     progress = Progress(config, ranks, state, Position())
     data: Any = Nothing()
     trainer = Trainer(config, ranks, objective, data=data, validation=data, progress=progress)

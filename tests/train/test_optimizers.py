@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperslab.recipe.optimizer import AdamSection, LinearSchedule, SGDSection, StepSchedule
-from hyperslab.train.optimizer import build_optimizer, build_schedule, factor_at
+from hyperslab.recipe.optimizer import AdamSection, SGDSection
+from hyperslab.recipe.schedule import LinearSchedule, StepSchedule
+from hyperslab.train.optimizer import build_optimizer, build_schedule
 
 
 @pytest.mark.parametrize(
@@ -14,12 +15,12 @@ from hyperslab.train.optimizer import build_optimizer, build_schedule, factor_at
     [(0, 1.0), (50, 0.505), (25, 0.7525), (99.5, 0.01495), (100, 0.01), (129.9, 0.01)],
 )
 def test_linear_decay_to_a_hundredth_in_100_epochs(epoch: float, expected: float) -> None:
-    assert factor_at(LinearSchedule(), epoch) == pytest.approx(expected)
+    assert LinearSchedule().factor_at(epoch) == pytest.approx(expected)
 
 
 def test_mlperf_warms_up_and_drops() -> None:
     schedule = StepSchedule(name="steps", warmup=4, at={32: 0.25, 64: 0.125})
-    at = [factor_at(schedule, epoch) for epoch in (0, 1, 3, 4, 31.99, 32, 63, 64, 100)]
+    at = [schedule.factor_at(epoch) for epoch in (0, 1, 3, 4, 31.99, 32, 63, 64, 100)]
     assert at == [0, 0.25, 0.75, 1, 1, 0.25, 0.25, 0.125, 0.125]
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.train.step import STOP_SIGNALS, StopRequest, Verdict, Vote
+from hyperslab.train.step import Verdict, Vote
+from hyperslab.util.signals import STOP_SIGNALS, StopRequest
 from tests.ranks import run_ranks
 
 

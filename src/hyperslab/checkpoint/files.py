@@ -42,6 +42,7 @@ from typing import Any
 import torch
 
 from hyperslab.errors import CheckpointError, reason
+from hyperslab.util.documents import value_of_json
 
 MANIFEST = "manifest.json"
 
@@ -82,7 +83,7 @@ def read_checksum_manifest(path: Path) -> ChecksumManifest:
         CheckpointError: there is none, or it is damaged.
     """
     try:
-        values = parse_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
+        values = value_of_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
         return _check_manifest(values)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no complete checkpoint: {_reason(error)}") from None
@@ -132,14 +133,6 @@ def read_limited(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise ValueError(f"{path.name} has more than {limit >> 20} MiB")
     return data
-
-
-def parse_json(data: bytes) -> Any:
-    """Raises ValueError alone, whatever it is."""
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
 
 
 def _check_manifest(values: Any) -> ChecksumManifest:

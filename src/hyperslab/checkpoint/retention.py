@@ -125,19 +125,17 @@ def mend_best(path: Path, best_step: int | None) -> None:
 
     A run may have been killed between writing a checkpoint and pointing to it.
     """
-    if best_step is not None:
-        broadcast_from_main(
-            lambda: _mend(path.parent, best_step),
-            failing=f"cannot tidy {path.parent}",
-            error=CheckpointError,
-        )
-
-
-def _mend(folder: Path, best_step: int) -> None:
+    if best_step is None:
+        return
+    folder = path.parent
     best = _path_of(folder, best_step)
-    remove(partial_path(folder / BEST))  # the run was killed while it pointed there
-    if standing(best).is_dir() and best_name(folder) != best.name:
-        _point(folder / BEST, best.name)
+
+    def mend() -> None:
+        remove(partial_path(folder / BEST))  # the run was killed while it pointed there
+        if standing(best).is_dir() and best_name(folder) != best.name:
+            _point(folder / BEST, best.name)
+
+    broadcast_from_main(mend, failing=f"cannot tidy {folder}", error=CheckpointError)
 
 
 def _path_of(folder: Path, step: int) -> Path:

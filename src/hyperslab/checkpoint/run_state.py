@@ -41,13 +41,8 @@ class DataCard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> DataCard:
-        """Return the same from what `state` gave."""
-        parameters = {key: _as_tuple(value) for key, value in state["parameters"].items()}
-        rest: dict[str, Any] = {key: tuple(state[key]) for key in ("shape", "whole", "classes")}
-        named = ("redshifts", "stored_redshifts", "voxel", "channels")
-        known: dict[str, Any] = {key: tuple(state.get(key, ())) for key in named}
-        known |= {key: state[key] for key in ("dtype", "varied") if key in state}
-        return cls(**rest, parameters=Parameters(**parameters), **known)
+        """Return the same from what `state` gave; raises ValueError where it is something else."""
+        return TypeAdapter(cls).validate_python(state)
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -58,10 +53,6 @@ class DataCard:
     def state(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 class KeepsState(Protocol):
@@ -109,10 +100,17 @@ class RunState:
             "about": self.about.state(),
             "position": asdict(at),
             "schedule": self.schedule.state_dict(),
-            "random": _random_state(self.device),
+            "random": self._random_state(),
             "batch_size": self.batch_size,
             "samples": self.samples,
         }
+
+    def _random_state(self) -> dict[str, torch.Tensor]:
+        """Return the state of torch's default generators, the same on every rank."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
 
     def restore(self, path: Path) -> Position:
         """Go back to a checkpoint, written on any grid, and say where that is.
@@ -147,7 +145,9 @@ class RunState:
         if "about" in state:
             self._check_shown(DataCard.from_state(state["about"]), path)
         self.schedule.load_state_dict(state["schedule"])
-        _set_random_state(state["random"], self.device)
+        torch.set_rng_state(state["random"]["cpu"])
+        if self.device.type == "cuda" and "cuda" in state["random"]:
+            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
         return TypeAdapter(Position).validate_python(state["position"])
 
     def _check_shown(self, then: DataCard, path: Path) -> None:
@@ -161,17 +161,3 @@ class RunState:
                 f"{list(now.parameters.names)} and {list(now.redshifts)}\n"
                 "    keep them, or start another run"
             )
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Return the state of torch's default generators, the same on every rank."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _set_random_state(states: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

@@ -14,7 +14,7 @@ What is read back is compared with what it should be.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from hyperslab.checkpoint.files import (
     SUFFIX,
     ChecksumManifest,
     check_replaceable,
-    parse_json,
     put_back,
     put_in_place,
     read_limited,
@@ -48,15 +47,7 @@ from hyperslab.checkpoint.snapshot import (
     SnapshotMemory,
     snapshot_of,
 )
-from hyperslab.checkpoint.state import (
-    MaybeOptimizer,
-    State,
-    Tensors,
-    check_fits,
-    decode_value,
-    fill,
-    state_of,
-)
+from hyperslab.checkpoint.state import State, Tensors, check_fits, decode_value, fill, state_of
 from hyperslab.comm.agreement import (
     Group,
     all_gather,
@@ -67,6 +58,7 @@ from hyperslab.comm.agreement import (
 )
 from hyperslab.errors import CheckpointError, reason
 from hyperslab.util.atomic_files import partial_path
+from hyperslab.util.documents import value_of_json
 
 
 def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> State:
@@ -83,7 +75,8 @@ def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> St
     groups = kept.get("param_groups")
     if not isinstance(kept.get("state"), dict) or not isinstance(groups, list):
         raise _damaged_state(path, "its optimizer has no groups")
-    if not all(isinstance(g, dict) and _are_names(g.get("params")) for g in groups):
+    names = [g.get("params") if isinstance(g, dict) else None for g in groups]
+    if not all(isinstance(n, list) and all(isinstance(one, str) for one in n) for n in names):
         raise _damaged_state(path, "a group of its optimizer has no weights")
     if not {"other_state", "rest"} <= kept.keys():
         raise _damaged_state(path, "its optimizer is not whole")
@@ -102,7 +95,7 @@ def read_extra_values(path: Path, manifest: ChecksumManifest) -> dict[str, Any]:
 
 def _read_values(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        values = parse_json(read_limited(path / STATE_FILE, STATE_LIMIT))
+        values = value_of_json(read_limited(path / STATE_FILE, STATE_LIMIT))
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {reason(error)}") from None
     except ValueError as error:
@@ -129,10 +122,6 @@ def _read_stem(path: Path, manifest: ChecksumManifest, stem: str) -> Tensors:
     return found
 
 
-def _are_names(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-
 def _damaged_state(path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"the checkpoint {path} is of nobody's making: {STATE_FILE}: {why}")
 
@@ -140,8 +129,8 @@ def _damaged_state(path: Path, why: str) -> CheckpointError:
 LEAST_FREE_SPACE = 16 << 20
 """A disk with less space [B] than this is why a checkpoint could not be written."""
 
-FileSums = dict[str, str]
-"""SHA-256 by names of files."""
+RankPart = tuple[str, dict[str, str]]
+"""Holds the digest of a rank's tensors, and the SHA-256 of its files by their names."""
 
 
 def save(
@@ -178,12 +167,18 @@ def load(
             network, or its files are pickles; on every rank, and before anything is changed.
     """
     path, manifest = _verify(path)
-    failing = f"the checkpoint {path} does not fit this model"
 
     def read() -> dict[str, Any]:
         state = read_state(path, manifest, optimizer=optimizer is not None)
         extra = read_extra_values(path, manifest)
-        _check_and_fill(state, model, optimizer, failing)
+        try:
+            check_fits(state, model, optimizer)
+            fill(state, model, optimizer)
+        except (CheckpointError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            why = str(error) if isinstance(error, CheckpointError) else reason(error)
+            raise CheckpointError(
+                f"the checkpoint {path} does not fit this model: {why}"
+            ) from error
         return extra
 
     return collective_try(read)
@@ -208,20 +203,17 @@ def take_snapshot(
     """Take what this rank has to write, or why it cannot; waits for nobody. See `snapshot_of`."""
     try:
         state = state_of(model, optimizer)
-        late = _optimizer_addresses(state, optimizer) if memory is not None else frozenset()
+        late: set[int] = set()
+        if memory is not None and optimizer is not None:
+            # What only its step changes: the weights that it trains, and what it keeps.
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            late = {tensor.data_ptr() for tensor in (*weights, *state.moments.values())}
         rank = own_rank()
         return snapshot_of(state, extra, rank=rank, ranks=ranks_in(), memory=memory, late=late)
     except CheckpointError as error:
         return error
     except (ValueError, RecursionError, OSError, MemoryError) as error:
         return CheckpointError(reason(error))  # of what holds itself, or for want of memory
-
-
-def _optimizer_addresses(state: State, optimizer: MaybeOptimizer) -> Set[int]:
-    """Return the addresses of weights that it trains, and of what it keeps."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    trained = {weight.data_ptr() for group in groups for weight in group["params"]}
-    return trained | {tensor.data_ptr() for tensor in state.moments.values()}
 
 
 def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group = None) -> None:
@@ -238,7 +230,11 @@ def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group =
 
     try:
         on_main(lambda: _prepare(partial, path))
-        parts = _from_every_rank(lambda: _write_part(partial, own), failing, group)
+        parts: list[RankPart] = []
+        for rank, part in enumerate(all_gather(_write_part(partial, own), group)):
+            if isinstance(part, str):
+                raise CheckpointError(f"{failing}: {part} (rank {rank})")
+            parts.append(part)
         on_main(lambda: _finish(partial, path, own, parts))
     except CheckpointError as error:
         full = on_main(lambda: _fullness(partial))
@@ -269,38 +265,15 @@ def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
     return broadcast_from_main(verify, failing=failing, error=CheckpointError)
 
 
-def _check_and_fill(
-    state: State, model: torch.nn.Module, optimizer: MaybeOptimizer, failing: str
-) -> None:
-    try:
-        check_fits(state, model, optimizer)
-        fill(state, model, optimizer)
-    except (CheckpointError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        why = str(error) if isinstance(error, CheckpointError) else reason(error)
-        raise CheckpointError(f"{failing}: {why}") from error
-
-
-def _from_every_rank(
-    make: Callable[[], tuple[str, FileSums]], failing: str, group: Group
-) -> list[tuple[str, FileSums]]:
-    """Gather what all ranks have, or raise on all of them what went wrong on the first."""
-    found: tuple[str, FileSums] | str
-    try:
-        found = make()
-    except (OSError, CheckpointError) as error:
-        found = str(error) if isinstance(error, CheckpointError) else reason(error)
-    parts = all_gather(found, group)
-    for rank, part in enumerate(parts):
-        if isinstance(part, str):
-            raise CheckpointError(f"{failing}: {part} (rank {rank})")
-    return [part for part in parts if not isinstance(part, str)]
-
-
-def _write_part(partial: Path, own: Snapshot | CheckpointError) -> tuple[str, FileSums]:
+def _write_part(partial: Path, own: Snapshot | CheckpointError) -> RankPart | str:
+    """Write this rank's files; returns why where that cannot be, for the others must hear of it."""
     if isinstance(own, CheckpointError):
-        raise own
-    sums = {name: write_tensors(partial / name, part) for name, part in own.files.items()}
-    return own.digest, sums
+        return str(own)
+    try:
+        sums = {name: write_tensors(partial / name, part) for name, part in own.files.items()}
+        return own.digest, sums
+    except OSError as error:
+        return reason(error)
 
 
 def _prepare(partial: Path, path: Path) -> None:
@@ -315,7 +288,7 @@ def _finish(
     partial: Path,
     path: Path,
     own: Snapshot | CheckpointError,
-    parts: list[tuple[str, FileSums]],
+    parts: list[RankPart],
 ) -> None:
     """Complete the folder, make sure that it is on the disk, and give it its name."""
     assert isinstance(own, Snapshot)

@@ -69,7 +69,10 @@ class SnapshotMemory:
         size = sum(map(_padded, tensors))
         if size > self.nbytes:
             self._room = torch.empty(0, dtype=torch.uint8)  # not both at a time
-            self._room = _pinned(size) if cuda else _pageable(size)
+            if cuda:  # page-locked, so that the device copies asynchronously
+                self._room = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            else:
+                self._room = _pageable(size)
         places = self._places(tensors, late)
         copies = {name: {key: next(places) for key in part} for name, part in files.items()}
         if self._late:
@@ -125,11 +128,6 @@ def _is_late(tensor: torch.Tensor, late: Set[int]) -> bool:
 
 def _padded(tensor: torch.Tensor) -> int:
     return -(-tensor.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-
-
-def _pinned(size: int) -> torch.Tensor:
-    """Allocate page-locked memory, so that the device copies asynchronously."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def _pageable(size: int) -> torch.Tensor:
@@ -199,8 +197,12 @@ def snapshot_of(
         }
         if beside:
             files[EXTRA_STEM + SUFFIX] = beside
+    if memory is None:
+        held = {name: {key: t.cpu() for key, t in part.items()} for name, part in files.items()}
+    else:
+        held = memory.hold(files, late)
     return Snapshot(
-        _on_host(files) if memory is None else memory.hold(files, late),
+        held,
         _encode_json({"model": state.model, "optimizer": state.optimizer, "extra": values}),
         _index(owners, names, tensors[MODEL_STEM]),
         _digest(tensors),
@@ -274,9 +276,3 @@ def _check_extra_tensor(tensor: torch.Tensor) -> torch.Tensor:
         raise CheckpointError("a tensor that is cut over ranks is no extra value: gather it")
     check_storable("of the extra values", tensor)
     return tensor.detach()
-
-
-def _on_host(files: dict[str, Tensors]) -> dict[str, Tensors]:
-    return {
-        name: {key: tensor.cpu() for key, tensor in part.items()} for name, part in files.items()
-    }

@@ -50,6 +50,10 @@ def encode_value(
     Raises:
         CheckpointError: names a value of another kind, of which nobody could make it again.
     """
+
+    def below(value: Any, key: object) -> Any:
+        return encode_value(value, f"{name}/{key}" if name else str(key), tensors, take)
+
     kind = type(value)
     if isinstance(value, torch.Tensor):
         key = _free_name(name, tensors)
@@ -59,20 +63,19 @@ def encode_value(
         return value
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
-    if kind is list:
-        return _encode_each(value, name, tensors, take)
     if kind is dict and all(type(key) is str and not key.startswith(DOLLAR) for key in value):
-        return {k: encode_value(v, _below(name, k), tensors, take) for k, v in value.items()}
+        return {key: below(item, key) for key, item in value.items()}
     if kind in _OF_PAIRS:
         pairs = [
-            [encode_value(k, name, tensors, take), encode_value(v, _below(name, k), tensors, take)]
-            for k, v in value.items()
+            [encode_value(key, name, tensors, take), below(item, key)]
+            for key, item in value.items()
         ]
         return {_OF_PAIRS[kind]: pairs}
-    if kind in _OF_ITEMS:
-        return {_OF_ITEMS[kind]: _encode_each(value, name, tensors, take)}
+    if kind is list or kind in _OF_ITEMS:
+        items = [below(item, place) for place, item in enumerate(value)]
+        return items if kind is list else {_OF_ITEMS[kind]: items}
     if kind in _OF_TEXT:
-        mark, as_text = _OF_TEXT[kind]
+        mark, as_text, _ = _OF_TEXT[kind]
         return {mark: as_text(value)}
     raise CheckpointError(
         f"{name or 'it'} is of the type {kind.__qualname__}, which a checkpoint does not hold\n"
@@ -117,14 +120,6 @@ def tensors_named(value: Any) -> Iterator[str]:
         yield from tensors_named([*value.values()])
 
 
-def _encode_each(values: Any, name: str, tensors: Tensors, take: Any) -> list[Any]:
-    return [encode_value(v, _below(name, i), tensors, take) for i, v in enumerate(values)]
-
-
-def _below(name: str, key: object) -> str:
-    return f"{name}/{key}" if name else str(key)
-
-
 def _free_name(name: str, tensors: Tensors) -> str:
     """Names may meet where keys hold a slash; and a file of tensors has none that is no text."""
     found = name.encode(errors="replace").decode()
@@ -140,13 +135,30 @@ _OF_ITEMS: dict[type, str] = {
     frozenset: "$frozenset",
     torch.Size: "$size",
 }
-_OF_TEXT: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    complex: ("$complex", lambda z: [repr(z.real), repr(z.imag)]),
-    bytes: ("$bytes", lambda b: base64.b64encode(b).decode()),
-    bytearray: ("$bytearray", lambda b: base64.b64encode(b).decode()),
-    torch.dtype: ("$dtype", lambda kind: str(kind).removeprefix("torch.")),
-    torch.device: ("$device", str),
+_OF_TEXT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    complex: (
+        "$complex",
+        lambda number: [repr(number.real), repr(number.imag)],
+        lambda parts: complex(float(parts[0]), float(parts[1])),
+    ),
+    bytes: (
+        "$bytes",
+        lambda data: base64.b64encode(data).decode(),
+        lambda text: base64.b64decode(text, validate=True),
+    ),
+    bytearray: (
+        "$bytearray",
+        lambda data: base64.b64encode(data).decode(),
+        lambda text: bytearray(base64.b64decode(text, validate=True)),
+    ),
+    torch.dtype: (
+        "$dtype",
+        lambda kind: str(kind).removeprefix("torch."),
+        lambda name: _decode_dtype(name),
+    ),
+    torch.device: ("$device", str, torch.device),
 }
+"""Kinds by their marks, with the ways to JSON and back."""
 
 
 def _decode_pairs(kind: type) -> Callable[..., Any]:
@@ -159,6 +171,10 @@ def _decode_items(kind: type) -> Callable[..., Any]:
     return lambda items, tensors: kind([decode_value(item, tensors) for item in items])
 
 
+def _decode_text(decode: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda text, _: decode(text)
+
+
 def _decode_dtype(name: str) -> torch.dtype:
     found = getattr(torch, name)
     if not isinstance(found, torch.dtype):
@@ -169,13 +185,9 @@ def _decode_dtype(name: str) -> torch.dtype:
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
     **{mark: _decode_pairs(kind) for kind, mark in _OF_PAIRS.items()},
     **{mark: _decode_items(kind) for kind, mark in _OF_ITEMS.items()},
+    **{mark: _decode_text(decode) for mark, _, decode in _OF_TEXT.values()},
     "$tensor": lambda name, tensors: tensors[name],
-    "$float": lambda text, _: float(text),
-    "$complex": lambda parts, _: complex(float(parts[0]), float(parts[1])),
-    "$bytes": lambda text, _: base64.b64decode(text, validate=True),
-    "$bytearray": lambda text, _: bytearray(base64.b64decode(text, validate=True)),
-    "$dtype": lambda name, _: _decode_dtype(name),
-    "$device": lambda name, _: torch.device(name),
+    "$float": _decode_text(float),
 }
 
 
@@ -212,8 +224,9 @@ def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
         CheckpointError: names what cannot be stored.
     """
     state = State()
-    for name, key in _unwrapped_names(model, model.state_dict()).items():
-        value = encode_value(key, name, state.weights, _gather_whole)
+    current = model.state_dict()
+    for name, key in _keys_by_name(model, current).items():
+        value = encode_value(current[key], name, state.weights, _gather_whole)
         if value != {"$tensor": name}:
             state.model[name] = value
     if optimizer is not None:
@@ -235,7 +248,8 @@ def check_fits(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) 
 
 
 def _check_values(state: State, model: torch.nn.Module) -> None:
-    expected = _unwrapped_names(model, model.state_dict())
+    current = model.state_dict()
+    expected = _keys_by_name(model, current)
     found = _state_dict_values(state)
     for names, words in (
         ([name for name in expected if name not in found], "it has no {}"),
@@ -244,8 +258,8 @@ def _check_values(state: State, model: torch.nn.Module) -> None:
         if names:
             more = ", ..." if len(names) > NAMES_SHOWN else ""
             raise CheckpointError(words.format(", ".join(names[:NAMES_SHOWN]) + more))
-    for name, value in expected.items():
-        stored = found[name]
+    for name, key in expected.items():
+        value, stored = current[key], found[name]
         if name.rpartition(".")[2] == EXTRA_STATE:  # of which the module itself makes what it will
             continue
         if isinstance(value, torch.Tensor) != isinstance(stored, torch.Tensor):
@@ -360,21 +374,16 @@ def _exact(stored: Any, loaded: Any) -> Any:
     return stored
 
 
-def _unwrapped_names(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state dict under the names that the network has without wrappers."""
-    named: dict[str, Any] = {}
-    wrapped = _wrapper_prefixes(model)
-    for key, value in state.items():
-        name = _without_wrappers(key, wrapped)
-        if name in named:
-            raise CheckpointError(f"two weights have the name {name}")
-        named[name] = value
-    return named
-
-
 def _keys_by_name(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys of a state dict by the names that the network has without wrappers."""
+    keys: dict[str, str] = {}
     wrapped = _wrapper_prefixes(model)
-    return {_without_wrappers(key, wrapped): key for key in state}
+    for key in state:
+        name = _without_wrappers(key, wrapped)
+        if name in keys:
+            raise CheckpointError(f"two weights have the name {name}")
+        keys[name] = key
+    return keys
 
 
 def _wrapper_prefixes(model: torch.nn.Module) -> list[str]:
@@ -426,18 +435,16 @@ def _distribute_like(current: Any, value: Any) -> Any:
     return distribute_tensor(value.to(mesh.device_type), mesh, current.placements)
 
 
-def _spread(value: Any, weight: torch.Tensor) -> Any:
-    """Cut and lay out a value of a weight's shape as the weight is; leave others."""
-    if isinstance(value, dict):
-        return {key: _spread_one(item, weight) for key, item in value.items()}
-    return value
-
-
-def _spread_one(value: Any, weight: torch.Tensor) -> Any:
-    if not isinstance(value, torch.Tensor) or value.shape != weight.shape:
-        return value
-    if hasattr(weight, "full_tensor"):
-        return _distribute_like(weight, value)
-    if value.stride() == weight.stride():
-        return value
-    return torch.empty_like(weight, dtype=value.dtype, device="cpu").copy_(value)
+def _spread(values: Any, weight: torch.Tensor) -> Any:
+    """Cut and lay out what has a weight's shape as the weight is; leave the rest."""
+    if not isinstance(values, dict):
+        return values
+    found = dict(values)
+    for key, value in values.items():
+        if not isinstance(value, torch.Tensor) or value.shape != weight.shape:
+            continue
+        if hasattr(weight, "full_tensor"):
+            found[key] = _distribute_like(weight, value)
+        elif value.stride() != weight.stride():
+            found[key] = torch.empty_like(weight, dtype=value.dtype, device="cpu").copy_(value)
+    return found

@@ -37,7 +37,8 @@ from hyperslab.cli.rank import (
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
 from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
-from hyperslab.train.predict import InputOutcome, predict, recipe_for_volumes
+from hyperslab.train.evaluate import recipe_for
+from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.sliding_windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
@@ -76,7 +77,9 @@ def predict_command(
     files, overrides = _split(inputs)
     trusted = trust_of(run / RUN_RECIPE, trust or ())
     with telling_ranks():
-        recipe = recipe_for_volumes(run, overrides, ranks=ranks, trust=trusted)
+        recipe = recipe_for(
+            run, overrides, ranks=ranks, axis="depth", replicas=False, trust=trusted
+        )
         check_ranks(recipe, ranks)
     options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
     options += [*options_of_windows(windows), *trusted.options]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from hyperslab.errors import HyperslabError, printable
+from hyperslab.util.logs import StdoutHandler
 from hyperslab.util.startup import say_stopped
 
 if TYPE_CHECKING:  # slow to import, and not for every command
@@ -109,18 +110,9 @@ def _exit_code(end: BaseException) -> int:
     return 128 + signal.SIGINT if isinstance(end, KeyboardInterrupt) else 1
 
 
-class PrintableFormatter(logging.Formatter):
-    """Prints the message alone, its control characters written out."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
-
-
 def log_to_stdout(level: int) -> None:
     """Have the logs of this process printed, from a level on."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(handlers=[handler], level=level)
+    logging.basicConfig(format="%(message)s", handlers=[StdoutHandler()], level=level)
 
 
 def say(text: str, *, err: bool = False) -> None:

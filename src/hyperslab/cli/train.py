@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from hyperslab.cli.rank import (
     is_started_again,
     telling_ranks,
 )
-from hyperslab.cli.terminal import PrintableFormatter
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
 from hyperslab.recipe.load import load_recipe
@@ -32,6 +30,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
 from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.train.run import RECIPE, GridChoice, prepare_folder, train
+from hyperslab.util.logs import show_logs
 
 log = logging.getLogger("hyperslab")
 
@@ -102,7 +101,7 @@ def train_command(
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config, machine)
             return
-        _log_to_terminal(is_main=True)
+        show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
             prepare_folder(config, stack, resume=resume)
         arguments = ["train", str(recipe), *words, "--output", str(config.output)]
@@ -124,7 +123,7 @@ def _settle(recipe: Recipe, ranks: int | None, choose: GridChoice) -> Recipe:
     """Return the recipe with the grid that is best for the ranks to be started here."""
     if ranks is None:
         raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
-    _log_to_terminal(is_main=True)
+    show_logs(is_main=True)
     return choose(recipe, ranks)
 
 
@@ -143,7 +142,7 @@ def _train(
 ) -> Stopped | None:
     """Train, and return the signal that ended it, if one did."""
     is_main = become_rank()
-    _log_to_terminal(is_main=is_main)
+    show_logs(is_main=is_main)
     try:
         train(
             recipe,
@@ -169,27 +168,3 @@ def _predict(recipe: Recipe, machine: str | None) -> None:
         log.warning("the profile has no prediction beside it: %s", error)
     except OSError as error:
         log.warning("the prediction beside the profile cannot be written: %s", reason(error))
-
-
-def _log_to_terminal(*, is_main: bool) -> None:
-    """Print the logs on the terminal, set up once in a process."""
-    if not any(isinstance(handler, _Terminal) for handler in log.handlers):
-        handler = _Terminal()
-        handler.setFormatter(PrintableFormatter("%(message)s"))
-        log.addHandler(handler)
-    log.setLevel(logging.INFO if is_main else logging.WARNING)
-
-
-class _Terminal(logging.Handler):
-    """Writes to what is standard output now: a progress bar may have put itself in front of it.
-
-    A reader that has gone, such as `head`, does not end the training.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stdout, flush=True)
-        except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)

@@ -17,7 +17,7 @@ from hyperslab.errors import (
     Stopped,
     UnsupportedOp,
 )
-from hyperslab.train.step import STOP_SIGNALS
+from hyperslab.util.signals import STOP_SIGNALS
 
 LINES_QUOTED = 12
 """Lines of a rank's error output that an error quotes."""

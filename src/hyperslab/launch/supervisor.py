@@ -33,7 +33,7 @@ from hyperslab.launch.failures import (
     stopped_error,
 )
 from hyperslab.launch.guard import PAUSE
-from hyperslab.train.step import heeded_signals
+from hyperslab.util.signals import heeded_signals
 from hyperslab.util.startup import PARENT, tie_to_parent
 
 
@@ -365,7 +365,7 @@ def launch(
     if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
     that only they have, and talk over the loopback.
 
-    The signals of `hyperslab.train.step` are passed on to them; then they have
+    The signals of `hyperslab.util.signals` are passed on to them; then they have
     ``patience`` [s] to end. When one fails, the others are ended, and killed if they do not; so is
     one that has been stopped (SIGSTOP) for longer than ``limit`` [s]. However this process ends,
     the ranks do within seconds: see `guard`.

@@ -19,7 +19,8 @@ from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import Subvolumes, joined, padded, selected
 from hyperslab.planner.trace import Workload
-from hyperslab.recipe.schema import CosmoFlowSection, GridSection, Recipe
+from hyperslab.recipe.network import CosmoFlowSection
+from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.train.builders import samples_of_split
 from hyperslab.train.network import build_network, check_first_pass
 from hyperslab.train.objective import build_objective

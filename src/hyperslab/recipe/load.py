@@ -23,8 +23,9 @@ from pydantic import BaseModel, ValidationError
 from torch.optim import lr_scheduler
 
 from hyperslab.errors import RecipeError, reason
+from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
-from hyperslab.recipe.section import OneOf
+from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.shipped import shipped_recipes
 from hyperslab.recipe.trust import (
     LISTED,
@@ -76,7 +77,7 @@ def write_out_short_forms(values: dict[str, Any]) -> None:
         section.setdefault("name", A_TARGET if section.get(A_TARGET) else name)
 
 
-_OWN_CLASSES = {"optimizer": ("adam", "sgd")}
+_OWN_CLASSES = {"optimizer": declared_names(OptimizerSection)}
 """Names that are ours where torch has them, too."""
 
 

@@ -1,65 +1,32 @@
-"""Declares the sections of a recipe on the optimizer, its learning rate, and when training ends.
+"""Declares the optimizers that a recipe may name, each with how it is made; and when training ends.
 
-`MlperfSection` is what MLPerf's log says of a submission; MLPerf asks for a goal.
+An optimizer is one class derived from `OptimizerSection`, here or in a module of its own that
+`hyperslab.recipe.schema` imports: the recipe's names are those of the classes. Torch's own are
+named by target. `MlperfSection` is what MLPerf's log says of a submission; MLPerf asks for a goal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from hyperslab.recipe.section import Section, TargetSection
+from hyperslab.errors import RecipeError
+from hyperslab.recipe.instantiate import AN_OPTIMIZER, Maker, imported
+from hyperslab.recipe.schedule import LinearSchedule, ScheduleSection
+from hyperslab.recipe.section import NamedSection, Section, TargetSection, declared
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
+Weights = Iterable[torch.nn.Parameter]
 
-class LinearSchedule(Section):
-    """Goes from 1 to ``factor`` in ``epochs``, then flat (Oyama et al. 2020, section IV)."""
-
-    name: Literal["linear"] = "linear"
-    epochs: PositiveFloat = 100  # until the rate is at its least
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.01  # the least rate over the first
-    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
-
-
-class PolynomialSchedule(Section):
-    """Goes from 1 to ``factor`` in ``epochs``, then flat (Mathuriya et al. 2018, section III-B)."""
-
-    name: Literal["polynomial"]
-    epochs: PositiveFloat = 100  # until the rate is at its least
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.05  # the least rate over the first
-    power: PositiveFloat = 1  # of what is left of the epochs
-    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
-
-
-class StepSchedule(Section):
-    """Constant between epochs: ``at`` maps how many epochs are done to the factor from there on."""
-
-    name: Literal["steps"]
-    at: dict[NonNegativeInt, NonNegativeFloat] = Field(default={})  # epoch: factor
-    warmup: NonNegativeFloat = 0  # [epochs] from 0 to 1, before
-
-
-class TargetSchedule(TargetSection):
-    """A class derived from torch's `LRScheduler`; it moves on after each epoch or each step."""
-
-    name: Literal["target"] = "target"
-    every: Literal["epoch", "step"] | None = None  # None: the class's habit
-
-
-AnySchedule = Annotated[
-    LinearSchedule | PolynomialSchedule | StepSchedule | TargetSchedule,
-    Field(discriminator="name"),
-]
+if TYPE_CHECKING:  # a type checker cannot know which classes are declared
+    AnySchedule = ScheduleSection
+else:
+    AnySchedule = declared(ScheduleSection)
 
 
 class LarcSection(Section):
@@ -69,7 +36,7 @@ class LarcSection(Section):
     otherwise: PositiveFloat = 6.25e-5  # where one of the norms is 0
 
 
-class OptimizerSection(Section):
+class OptimizerSection(NamedSection):
     """Holds what all optimizers have."""
 
     learning_rate: PositiveFloat = 1e-3  # before the schedule's factor
@@ -77,6 +44,13 @@ class OptimizerSection(Section):
     clip: PositiveFloat | None = None  # the gradient's L2 norm at most
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
+
+    def check(self) -> None:
+        """Look at what is named from outside, and make nothing; raises as `build` does."""
+
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        """Make torch's optimizer of these weights with the section's numbers."""
+        raise NotImplementedError
 
 
 class AdamSection(OptimizerSection):
@@ -86,12 +60,18 @@ class AdamSection(OptimizerSection):
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # of the running means of g and g²
     eps: PositiveFloat = 1e-8  # added to the root of the mean of g²
 
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        return torch.optim.Adam(weights, lr=self.learning_rate, betas=self.betas, eps=self.eps)
+
 
 class SGDSection(OptimizerSection):
     """Configures stochastic gradient descent."""
 
     name: Literal["sgd"]
     momentum: Probability = 0.9  # what stays of the last step
+
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        return torch.optim.SGD(weights, lr=self.learning_rate, momentum=self.momentum)
 
 
 class TargetOptimizer(TargetSection, OptimizerSection):
@@ -109,8 +89,46 @@ class TargetOptimizer(TargetSection, OptimizerSection):
             return values
         return {("learning_rate" if key == "lr" else key): v for key, v in values.items()}
 
+    def check(self) -> None:
+        """Look at the target and its arguments, and make nothing.
 
-AnyOptimizer = Annotated[AdamSection | SGDSection | TargetOptimizer, Field(discriminator="name")]
+        Raises:
+            RecipeError: as `Maker`; or it is one that cannot train a network here.
+        """
+        Maker("optimizer", AN_OPTIMIZER, ([],)).check(self._with_rate())
+        kind = imported(str(self.target), "optimizer.target", self.trust)
+        check_optimizer_class(kind, f"optimizer.target {self.target}")
+
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        self.check()
+        made: torch.optim.Optimizer = Maker("optimizer", AN_OPTIMIZER, ([*weights],))(
+            self._with_rate()
+        )
+        return made
+
+    def _with_rate(self) -> TargetOptimizer:
+        if self.learning_rate is None:
+            return self
+        return self.model_copy(update={"arguments": {"lr": self.learning_rate, **self.arguments}})
+
+
+def check_optimizer_class(kind: Any, name: str) -> None:
+    """Refuse an optimizer that cannot train a network here.
+
+    Raises:
+        RecipeError: it needs a closure, or sparse gradients.
+    """
+    step = inspect.signature(kind.step).parameters if hasattr(kind, "step") else {}
+    if "closure" in step and step["closure"].default is inspect.Parameter.empty:
+        raise RecipeError(
+            f"{name} calls the network several times a step (it needs a "
+            "closure)\n    take one that makes one step of one gradient: AdamW, SGD, ..."
+        )
+    if kind is torch.optim.SparseAdam:
+        raise RecipeError(
+            f"{name} takes sparse gradients only, which volumes do not give\n"
+            "    take torch.optim.Adam"
+        )
 
 
 class StopSection(Section):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
 from pydantic import (
+    AfterValidator,
     Discriminator,
     Field,
     NonNegativeInt,
@@ -19,90 +20,16 @@ from pydantic import (
 )
 
 from hyperslab.recipe.data import DataSection
-from hyperslab.recipe.optimizer import (
-    AdamSection,
-    AnyOptimizer,
-    LinearSchedule,
-    MlperfSection,
-    OptimizerSection,
-    Probability,
-    SGDSection,
-    StepSchedule,
-    StopSection,
-    TargetOptimizer,
-    TargetSchedule,
-)
-from hyperslab.recipe.section import CodeSection, Section, TargetSection
+from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
+from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
+from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
 
-__all__ = [
-    "AdamSection",
-    "CosmoFlowSection",
-    "DataSection",
-    "GridSection",
-    "LinearSchedule",
-    "MlperfSection",
-    "OptimizerSection",
-    "ParallelizeSection",
-    "PythonModel",
-    "Recipe",
-    "RegressionLoss",
-    "SGDSection",
-    "SegmentationLoss",
-    "StepSchedule",
-    "TargetModel",
-    "TargetOptimizer",
-    "TargetSchedule",
-    "UNet3DSection",
-]
-
-
-class ModelSection(Section):
-    """Holds what all networks have. Their channels, outputs and classes are those of the data."""
-
-    # a class for every voxel, or numbers for the volume; None: whichever the data have
-    segments: ClassVar[bool | None] = False
-    statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
-
-
-class CosmoFlowSection(ModelSection):
-    """Leads from volumes to numbers."""
-
-    name: Literal["cosmoflow"] = "cosmoflow"
-    # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
-    variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
-    width: PositiveInt | None = None  # voxels along each side; given, it is checked
-    batch_norm: bool = False  # after each convolution
-    dropout: Probability | None = None  # of dropping; None: the variant's own
-
-
-class UNet3DSection(ModelSection):
-    """Leads from volumes to a class for every voxel."""
-
-    segments: ClassVar[bool | None] = True
-    name: Literal["unet3d"]
-    channels: PositiveInt = 32  # after the first convolution
-    levels: PositiveInt = 3  # poolings
-
-
-class TargetModel(TargetSection):
-    """A class derived from `torch.nn.Module`; whether it segments follows from the data."""
-
-    segments: ClassVar[bool | None] = None
-    name: Literal["target"] = "target"
-
-
-class PythonModel(CodeSection):
-    """A network that a program has handed to `hyperslab.fit`; no one writes this in a recipe."""
-
-    segments: ClassVar[bool | None] = None
-    name: Literal["python"]
-    python_class: str  # its dotted name
-    digest: str  # of its parts and their settings
-
-
-AnyModel = Annotated[
-    CosmoFlowSection | UNet3DSection | TargetModel | PythonModel, Field(discriminator="name")
-]
+if TYPE_CHECKING:  # a type checker cannot know which classes are declared
+    AnyModel = NetworkSection
+    AnyOptimizer = OptimizerSection
+else:
+    AnyModel = declared(NetworkSection)
+    AnyOptimizer = declared(OptimizerSection)
 
 
 class ParallelizeSection(Section):
@@ -176,7 +103,25 @@ AnyLoss = Annotated[
 ]
 
 
-LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+LOGGERS = {
+    "tensorboard": "hyperslab.train.loggers.TensorboardLog",
+    "wandb": "hyperslab.train.loggers.WandbLog",
+    "mlflow": "hyperslab.train.loggers.MlflowLog",
+}
+"""Loggers by their names in a recipe, each a `ScalarLog` that is imported when a run has it."""
+
+
+def _known_logger(name: str) -> str:
+    if name not in _logger_names():
+        raise ValueError(f"it should be one of {', '.join(_logger_names())}")
+    return name
+
+
+def _logger_names() -> tuple[str, ...]:
+    return ("csv", *LOGGERS)
+
+
+LoggerName = Annotated[str, AfterValidator(_known_logger), OneOf(_logger_names)]
 
 
 COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")

@@ -6,9 +6,9 @@ arguments; `OneOf` marks a key that takes one of a list of words that may grow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import (
     BaseModel,
@@ -84,6 +84,34 @@ class TargetSection(CodeSection):
         clashing = {k: v for k, v in arguments.items() if k in type(self).model_fields}
         others = {k: v for k, v in arguments.items() if k not in clashing}
         return {**values, **others, **({"arguments": clashing} if clashing else {})}
+
+
+class NamedSection(Section):
+    """One of several kinds of a section, told apart by the ``name`` that each of them declares."""
+
+    if TYPE_CHECKING:
+        name: str
+
+
+def declared(base: type[NamedSection]) -> Any:
+    """Return the union of the sections derived from ``base`` so far, told apart by their names.
+
+    What a recipe may name is so what has been declared: there is no second list to keep.
+    """
+    return Annotated[Union[tuple(_named_sections(base))], Field(discriminator="name")]  # noqa: UP007
+
+
+def declared_names(base: type[NamedSection]) -> list[str]:
+    """Return the names that sections derived from ``base`` so far have in a recipe."""
+    fields = [kind.model_fields["name"] for kind in _named_sections(base)]
+    return [name for field in fields for name in get_args(field.annotation)]
+
+
+def _named_sections(base: type[NamedSection]) -> Iterator[type[NamedSection]]:
+    for kind in base.__subclasses__():
+        if "name" in kind.model_fields:
+            yield kind
+        yield from _named_sections(kind)
 
 
 T = TypeVar("T")

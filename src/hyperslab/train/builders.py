@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,16 +26,8 @@ from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
-from hyperslab.train.network import (
-    NO_USER_OBJECTS,
-    UserObjects,
-    build_network,
-    check_first_pass,
-    check_network_target,
-    name_of_network,
-)
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, build_network, check_first_pass
 from hyperslab.train.objective import check_loss_target
-from hyperslab.train.optimizer import check_optimizer, check_schedule
 
 
 def check_targets(recipe: Recipe) -> None:
@@ -45,11 +36,12 @@ def check_targets(recipe: Recipe) -> None:
     Raises:
         RecipeError: one cannot be found, is of another kind, or does not take such arguments.
     """
-    check_network_target(recipe)
+    recipe.model.check()
     if "optimizer" not in recipe.handed_in:
-        check_optimizer(recipe.optimizer)
-    if "optimizer.schedule" not in recipe.handed_in:
-        check_schedule(recipe)
+        recipe.optimizer.check()
+    schedule = recipe.optimizer.schedule
+    if schedule is not None and "optimizer.schedule" not in recipe.handed_in:
+        schedule.check()
     metrics = {f"metrics.{name}": metric for name, metric in recipe.metrics.items()}
     for key, section in {"loss": recipe.loss, **metrics}.items():
         if isinstance(section, TargetSection) and key not in recipe.handed_in:
@@ -70,7 +62,7 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
     }
     missing = [f"{key} ({recipe.handed_in[key]})" for key in recipe.handed_in if not here.get(key)]
     if recipe.model.name == "python" and given.model is None:
-        missing.insert(0, name_of_network(recipe))
+        missing.insert(0, recipe.model.words)
     if missing:
         raise RecipeError(
             f"this run is a program's, which has handed in {', '.join(missing)}\n"
@@ -79,11 +71,6 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
 
 
 KEEP_NOTHING = StorePolicy("direct")
-
-
-def training_split(recipe: Recipe, data: volumes.Dataset) -> list[int]:
-    """Return the samples that training shows, whatever split ``data`` itself is."""
-    return samples_of_split(recipe, data.source, "train")
 
 
 def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
@@ -122,7 +109,7 @@ def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
 
     Of the targets too, where they are not in the volumes' files: a table may change alone.
     """
-    samples = training_split(recipe, data)
+    samples = samples_of_split(recipe, data.source, "train")
     names = [data.source.names[sample] for sample in samples]
     names *= recipe.data.repeat
     words = [recipe.data.seed, names]
@@ -140,20 +127,16 @@ def open_training(
     Each is opened when it is asked for.
     """
     data = recipe.data
-    others = ["validation", *(["test"] if recipe.follow_test else [])]
-    if data.mode == "direct":
-        for split in ("train", *others):
-            yield open_data(recipe, grid, split=split, given=given)
-        return
-    budget = memory_budget(grid) if data.budget is None else data.budget
-    store = StorePolicy(data.mode, budget, data.staging)
-    training = open_data(recipe, grid, split="train", store=store, given=given)
-    yield training
-    budget -= training.store_room
-    for split in others:
-        store = replace(store, budget=budget)
+    budget: int | None = None
+    if data.mode != "direct":
+        budget = memory_budget(grid) if data.budget is None else data.budget
+    for split in ("train", "validation", *(["test"] if recipe.follow_test else [])):
+        store = KEEP_NOTHING
+        if budget is not None:
+            store = StorePolicy(data.mode, budget, data.staging)
         opened = open_data(recipe, grid, split=split, store=store, given=given)
-        budget -= opened.store_room
+        if budget is not None:
+            budget -= opened.store_room
         yield opened
 
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-import platform
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +32,7 @@ from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, sta
 from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError, HyperslabError, RecipeError
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -46,8 +43,8 @@ from hyperslab.train.builders import (
     build_model,
     data_card,
     open_data,
+    samples_of_split,
     training_digest,
-    training_split,
 )
 from hyperslab.train.metrics import (
     SURFACE_TOLERANCE,
@@ -76,6 +73,7 @@ from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel,
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 from hyperslab.util.free_memory import free_memory
+from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
 
@@ -112,22 +110,20 @@ class Surfaces:
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """All ranks find the same, as they have the same libraries and files."""
         self.wanted = self.policy.wanted
-        if not self.wanted:
-            return
-        if (
-            broadcast_from_main(lambda: self.data.source.voxel_size(self.data.schedule.samples[0]))
-            is None
-        ):
-            self.left_out.append("the files do not say how large a voxel is")
+        if self.wanted and (why := broadcast_from_main(self._why_not)):
+            self.left_out.append(why)
             self.wanted = False
-            return
+
+    def _why_not(self) -> str:
+        """Return why none can be measured; nothing where some can."""
+        if self.data.source.voxel_size(self.data.schedule.samples[0]) is None:
+            return "the files do not say how large a voxel is"
         try:
-            broadcast_from_main(check_monai)
+            monai_metrics()
         except HyperslabError as error:
-            self.left_out.append(str(error))
-            self.wanted = False
+            return str(error)
+        return ""
 
     def add(self, predicted: Sharded, true: Sharded) -> None:
         """Add the samples of the mini-batch last shown, (B, D, H, W) both; every rank calls it.
@@ -172,18 +168,6 @@ class Surfaces:
         return found, left_out
 
 
-def check_monai() -> None:
-    """Check that MONAI is installed; raises what `monai_metrics` does."""
-    monai_metrics()
-
-
-def surface_summaries(
-    found: SampleSurfaces, classes: tuple[str, ...]
-) -> dict[str, dict[str, float]]:
-    """Summarise each class but the background over all samples that were measured."""
-    return {name: surface_summary([by[name] for by in found.values()]) for name in classes[1:]}
-
-
 Masks = dict[str, NDArray[np.uint8]]
 
 NO_SURFACES = SurfacePolicy(wanted=False)
@@ -220,11 +204,12 @@ class ClassEvaluation:
         Where surfaces were measured, every class but the background has `surface_summary` too.
         """
         means = mean_dice(self.confusions, self.classes)
-        surfaces = surface_summaries(self.surfaces, self.classes) if self.surfaces else {}
-        return {
-            name: {"dice_mean": means[name], **scores, **surfaces.get(name, {})}
-            for name, scores in scores_of(self.confusion, self.classes).items()
-        }
+        found: dict[str, Scores] = {}
+        for name, scores in scores_of(self.confusion, self.classes).items():
+            found[name] = {"dice_mean": means[name], **scores}
+            if self.surfaces and name != self.classes[0]:
+                found[name] |= surface_summary([by[name] for by in self.surfaces.values()])
+        return found
 
     def write(self, folder: Path) -> None:
         """Write ``metrics`` (.json, .csv), ``confusion.csv``, ``samples.csv``, ``masks.npz``."""
@@ -247,6 +232,7 @@ class ClassEvaluation:
         write_json(folder / "metrics.json", content)
 
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
+        """Return the table of samples; cells are empty where no surface was measured."""
         kinds = ("dice", "iou", "precision", "recall")
         head = ["sample", *(f"{kind}_{name}" for name in self.classes for kind in kinds)]
         if self.surfaces:
@@ -255,17 +241,11 @@ class ClassEvaluation:
         rows: list[list[object]] = []
         for sample, confusion in zip(self.samples, self.confusions, strict=True):
             scores = scores_of(confusion, self.classes).values()
-            cells = [score[kind] for score in scores for kind in kinds]
-            rows.append([sample, *cells, *self._surfaces_of(sample)])
+            rows.append([sample, *(score[kind] for score in scores for kind in kinds)])
+            for name in self.classes[1:] if self.surfaces else ():
+                one = self.surfaces.get(sample, {}).get(name)
+                rows[-1] += [None] * 4 if one is None else astuple(one)
         return head, rows
-
-    def _surfaces_of(self, sample: str) -> list[object]:
-        """Return the cells of a sample, empty where nothing was measured."""
-        if not self.surfaces:
-            return []
-        found = self.surfaces.get(sample, {})
-        each = (found.get(name) for name in self.classes[1:])
-        return [cell for one in each for cell in ([None] * 4 if one is None else astuple(one))]
 
 
 def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
@@ -300,7 +280,7 @@ def evaluate_segmentation(
     surfaces are to be measured all of them, one after the other.
     """
     model.eval()
-    predicting = model if windows is None else WindowedModel(model, windows)
+    predicting = model if windows is None else WindowedModel(model, windows, len(data.classes))
     surfaces = Surfaces(data, policy)
     grid = data.grid
     size = len(data.classes)
@@ -421,6 +401,7 @@ def evaluate_regression(
     return Evaluation(predictions, errors, facts, seen)
 
 
+@torch.no_grad()
 def _predictions_of_split(
     model: torch.nn.Module,
     data: Dataset,
@@ -428,14 +409,25 @@ def _predictions_of_split(
     mean: FloatArray,
     metrics: MeansOfMetrics | None = None,
 ) -> Predictions:
-    names, true, predicted = predict_parameters(
-        model, data, precision=recipe.precision, metrics=metrics
-    )
+    """Return what is predicted for all samples, as in epoch 0; every rank gets the same."""
+    model.eval()
+    names: list[str] = []
+    targets: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    for x, y in data.epoch(0):
+        with autocast(data.grid.device, recipe.precision):
+            prediction = model(x)
+            if metrics is not None:
+                metrics.add(prediction, y)
+        targets.append(y.full().double().cpu())
+        outputs.append(prediction.full().double().cpu())
+        names += data.shown_names
+    true, predicted = torch.cat(targets).numpy(), torch.cat(outputs).numpy()
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
         names=data.targets,
-        samples=names,
+        samples=tuple(names),
         true=true,
         predicted=predicted,
         true_physical=data.parameters.physical(true),
@@ -451,48 +443,11 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
     return {"parameters": errors, "mean": means_over_parameters(errors)}
 
 
-@torch.no_grad()
-def predict_parameters(
-    model: torch.nn.Module,
-    data: Dataset,
-    *,
-    precision: str = "float32",
-    metrics: MeansOfMetrics | None = None,
-) -> tuple[tuple[str, ...], FloatArray, FloatArray]:
-    """Return names, true and predicted normalised parameters (N, P), float64, as in epoch 0.
-
-    Every rank gets those of all samples.
-    """
-    model.eval()
-    names: list[str] = []
-    true: list[torch.Tensor] = []
-    predicted: list[torch.Tensor] = []
-    for x, y in data.epoch(0):
-        with autocast(data.grid.device, precision):
-            prediction = model(x)
-            if metrics is not None:
-                metrics.add(prediction, y)
-        true.append(y.full().double().cpu())
-        predicted.append(prediction.full().double().cpu())
-        names += data.shown_names
-    return tuple(names), torch.cat(true).numpy(), torch.cat(predicted).numpy()
-
-
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
-    chosen = training_split(recipe, data)
+    chosen = samples_of_split(recipe, source, "train")
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
-
-
-def data_card_of(checkpoint: Path) -> DataCard | None:
-    """Read the data that a checkpoint's network was trained on; None where it does not say so.
-
-    Raises:
-        CheckpointError: it is corrupt.
-    """
-    extra = read_extra(checkpoint)
-    return DataCard.from_state(extra["about"]) if "about" in extra else None
 
 
 def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
@@ -564,6 +519,11 @@ def evaluate(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
+    if calibrate and split in ("validation", "all"):
+        raise DataError(
+            f"calibration fits lines to the validation split, so the {split} split says nothing "
+            "about them\n    measure the test split"
+        )
     run = Path(run)
     recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth", trust=trust)
     options: dict[str, object] = {
@@ -573,31 +533,78 @@ def evaluate(
         **({} if windows is None else windows.facts),
     }
     facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
+    with started_ranks(recipe, facts), ExitStack() as stack:
+        grid = Grid(**recipe.grid.model_dump())
+        path = find_checkpoint(run, checkpoint)
+
+        def opened(recipe: Recipe, split: str) -> Dataset:
+            found = open_data(recipe, grid, split=split, shuffle=False, given=given)
+            return stack.enter_context(found)
+
+        data = opened(recipe, split)
+        extra = read_extra(path)
+        trained_on = DataCard.from_state(extra["about"]) if "about" in extra else None
+        ranged = with_trained_ranges(recipe, data, trained_on)
+        if ranged is not recipe:
+            recipe, data = ranged, opened(ranged, split)
+        if calibrate and data.classes:
+            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
+        if windows is not None and not data.classes:
+            raise DataError(WINDOWS_NEED_CLASSES)
+        about = data_card(data)
+        model = build_model(recipe, about, grid, given)
+        state = load(path, model)
+        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+            log.warning(
+                "%s was trained on another split or other files: the %s split of %s may hold "
+                "samples that it has seen",
+                path,
+                split,
+                recipe.data.where,
+            )
+        begin = time.perf_counter()
+        cuda = grid.device.type == "cuda"
+        metrics = MeansOfMetrics(grid, build_metrics(recipe, about, given))
+        result: Evaluation | ClassEvaluation
+        if data.classes:
+            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
+        else:
+            seen = opened(recipe, "validation") if calibrate else None
+            result = evaluate_regression(model, data, recipe, seen, metrics)
+        result.facts.update(
+            samples=len(data),
+            split=split,
+            checkpoint=path.name,
+            epochs=state.get("position", {}).get("epoch"),
+            weights=sum(p.numel() for p in model.parameters()),
+            grid=grid.extents,
+            precision=recipe.precision,
+            **({"metrics": metrics.result()} if metrics.metrics else {}),
+            seconds=time.perf_counter() - begin,
+            device=torch.cuda.get_device_name(grid.device) if cuda else "CPU",
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            versions=current_versions(),
+        )
+        folder = run / "evaluation"
+
+        def write() -> None:
+            folder.mkdir(exist_ok=True)
+            result.write(folder)
+
+        broadcast_from_main(write, failing=f"cannot write into {folder}", error=DataError)
+    return result
+
+
+@contextmanager
+def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
+    """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         with failure_broadcast():
-            grid = Grid(**recipe.grid.model_dump())
-            path = find_checkpoint(run, checkpoint)
-            result = _measure_split(
-                recipe,
-                grid,
-                path,
-                split,
-                given,
-                calibrate=calibrate,
-                surfaces=surfaces,
-                windows=windows,
-            )
-            folder = run / "evaluation"
-            broadcast_from_main(
-                lambda: _write_evaluation(result, folder),
-                failing=f"cannot write into {folder}",
-                error=DataError,
-            )
+            yield
     finally:
         if started:
             dist.destroy_process_group()
-    return result
 
 
 def recipe_for(
@@ -606,26 +613,38 @@ def recipe_for(
     *,
     ranks: int | None = None,
     axis: str = "data",
+    replicas: bool = True,
     trust: Trust | None = None,
 ) -> Recipe:
     """Load the run's recipe for this many ranks, by default those of the environment.
 
     Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
     name are not cut. Without them the grid is the recipe's where it has as many places as there
-    are ranks, and else cuts along ``axis`` alone: the mini-batch.
+    are ranks, and else cuts along ``axis`` alone: the mini-batch. Without ``replicas`` it cuts
+    volumes only.
+
+    Raises:
+        RecipeError: an override is bad, or cuts mini-batches where there are none.
     """
-    if not (run / "recipe.yaml").is_file():
+    path = run / "recipe.yaml"
+    if not path.is_file():
         raise DataError(
             f"{run} is not the folder of a run: it has no recipe.yaml\n"
             "    `hyperslab train RECIPE` makes one and says where"
         )
-    load = partial(load_recipe, run / "recipe.yaml", trust=trust)
-    if any(override.startswith("grid") for override in overrides):
-        return load([*UNCUT, *overrides])
-    recipe = load(overrides)
-    if (size := ranks or _started_ranks()) == recipe.grid.size:
+    own_grid = any(override.startswith("grid") for override in overrides)
+    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
+    size = recipe.grid.size if own_grid else ranks or _started_ranks()
+    if replicas and size == recipe.grid.size:
         return recipe
-    return load([*UNCUT, f"grid.{axis}={size}", *overrides])
+    if own_grid and recipe.grid.data > 1:
+        raise RecipeError(
+            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
+            "    use all ranks for each: grid.depth, grid.height, grid.width"
+        )
+    if size == recipe.grid.size and recipe.grid.data == 1:
+        return recipe
+    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides], trust=trust)
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
@@ -647,95 +666,6 @@ def find_checkpoint(run: Path, which: str) -> Path:
             + (f"it has: {', '.join(there)}" if there else "it has none: train it first")
         )
     return found
-
-
-def _measure_split(
-    recipe: Recipe,
-    grid: Grid,
-    path: Path,
-    split: str,
-    given: UserObjects,
-    *,
-    calibrate: bool,
-    surfaces: SurfacePolicy,
-    windows: WindowPolicy | None,
-) -> Evaluation | ClassEvaluation:
-    """Predict and compare; every rank gets the same."""
-    if calibrate and split in ("validation", "all"):
-        raise DataError(
-            f"calibration fits lines to the validation split, so the {split} split says nothing "
-            "about them\n    measure the test split"
-        )
-    with ExitStack() as stack:
-        recipe, data = _opened_as_trained(recipe, grid, path, split, given, stack)
-        if calibrate and data.classes:
-            raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
-        if windows is not None and not data.classes:
-            raise DataError(WINDOWS_NEED_CLASSES)
-        model = build_model(recipe, data_card(data), grid, given)
-        state = load(path, model)
-        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
-            log.warning(
-                "%s was trained on another split or other files: the %s split of %s may hold "
-                "samples that it has seen",
-                path,
-                split,
-                recipe.data.where,
-            )
-        begin = time.perf_counter()
-        metrics = MeansOfMetrics(grid, build_metrics(recipe, data_card(data), given))
-        result: Evaluation | ClassEvaluation
-        if data.classes:
-            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
-        else:
-            seen = None
-            if calibrate:
-                seen = open_data(recipe, grid, split="validation", shuffle=False, given=given)
-                stack.enter_context(seen)
-            result = evaluate_regression(model, data, recipe, seen, metrics)
-        result.facts.update(
-            samples=len(data),
-            split=split,
-            checkpoint=path.name,
-            epochs=state.get("position", {}).get("epoch"),
-            weights=sum(p.numel() for p in model.parameters()),
-            grid=grid.extents,
-            precision=recipe.precision,
-            **({"metrics": metrics.result()} if metrics.metrics else {}),
-            seconds=time.perf_counter() - begin,
-            **_environment(grid),
-        )
-    return result
-
-
-def _opened_as_trained(
-    recipe: Recipe, grid: Grid, path: Path, split: str, given: UserObjects, stack: ExitStack
-) -> tuple[Recipe, Dataset]:
-    """Open the split, and return it with the recipe that has the checkpoint's ranges of targets."""
-    data = stack.enter_context(open_data(recipe, grid, split=split, shuffle=False, given=given))
-    about = data_card_of(path)
-    ranged = with_trained_ranges(recipe, data, about)
-    if ranged is not recipe:
-        data = stack.enter_context(open_data(ranged, grid, split=split, shuffle=False, given=given))
-    return ranged, data
-
-
-def _write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    result.write(folder)
-
-
-def _environment(grid: Grid) -> dict[str, Any]:
-    cuda = grid.device.type == "cuda"
-    return {
-        "device": torch.cuda.get_device_name(grid.device) if cuda else "CPU",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "hyperslab": version("hyperslab"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
-    }
 
 
 def _started_ranks() -> int:

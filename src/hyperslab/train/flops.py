@@ -28,18 +28,6 @@ def _fft_flops(whole: Any, dims: Sequence[int], each: float) -> int:
     return round(each * math.prod(whole) * math.log2(max(1, length)))
 
 
-def _fft_c2c_flops(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
-    return _fft_flops(x, dims, 5)
-
-
-def _fft_r2c_flops(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
-    return _fft_flops(x, dims, 2.5)
-
-
-def _fft_c2r_flops(x: Any, dims: Any, *_: Any, out_val: Any) -> int:
-    return _fft_flops(out_val, dims, 2.5)
-
-
 WEIGHT_GRADIENTS = (
     torch.ops.hyperslab.direct_convolution_gradient,
     torch.ops.hyperslab.winograd_gradient,
@@ -65,9 +53,9 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
 
     return {
         **flop_registry,
-        _aten._fft_c2c: _fft_c2c_flops,
-        _aten._fft_r2c: _fft_r2c_flops,
-        _aten._fft_c2r: _fft_c2r_flops,
+        _aten._fft_c2c: lambda x, dims, *_, out_val: _fft_flops(x, dims, 5),
+        _aten._fft_r2c: lambda x, dims, *_, out_val: _fft_flops(x, dims, 2.5),
+        _aten._fft_c2r: lambda x, dims, *_, out_val: _fft_flops(out_val, dims, 2.5),
         _aten.mkldnn_convolution: convolution,
         onednn_transposed_convolution(): transposed_convolution,
         torch.ops.hyperslab.direct_convolution: convolution,
@@ -104,15 +92,12 @@ def _flops_of_call(operator: Any, args: Any, options: Any, result: Any) -> int |
     formula = flop_formulas().get(operator.overloadpacket)
     if formula is None:
         return 0
-    taken, given, out = _shapes((args, options, result))
+    values = (args, options, result)
+    taken, given, out = tree_map_only(torch.Tensor, lambda tensor: tensor.shape, values)
     try:
         return int(formula(*taken, **given, out_val=out))
     except Exception:  # a stranger's formula, or a use that the formula does not foresee
         return None
-
-
-def _shapes(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.shape, value)
 
 
 class StepFlops:

@@ -72,7 +72,15 @@ class HistoryFile:
         """
         self.columns = columns
         try:
-            kept = [row for row in _whole_rows(path, columns) if int(row[columns[0]]) < before]
+            # The last line may be half-written.
+            whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+            kept = [
+                row
+                for row in csv.DictReader(whole.splitlines())
+                if {*row} <= {*columns} <= {*row} | OPTIONAL_COLUMNS
+                and None not in row.values()
+                and int(row[columns[0]]) < before
+            ]
         except (ValueError, csv.Error) as error:
             raise DataError(
                 f"{path} is damaged: {error}\n"
@@ -89,22 +97,6 @@ class HistoryFile:
 
     def close(self) -> None:
         self.file.close()
-
-
-def _whole_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """Read the whole rows; the last one may be half-written."""
-    if not path.exists():
-        return []
-    complete = path.read_text().rpartition("\n")[0]
-    rows = csv.DictReader(complete.splitlines())
-    expected = set(columns)
-    return [
-        row
-        for row in rows
-        if set(row) <= expected
-        and expected - set(row) <= OPTIONAL_COLUMNS
-        and None not in row.values()
-    ]
 
 
 log = logging.getLogger("hyperslab")

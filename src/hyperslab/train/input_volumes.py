@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,25 +24,21 @@ from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
+from hyperslab.formats.arrays.layouts import lbann_of
 from hyperslab.formats.arrays.open import kind_of_file
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
-from hyperslab.formats.arrays.source import (
-    Hdf5Folder,
-    MappedFolder,
-    ZarrFolder,
-    numbers_of_volume,
-)
+from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
-from hyperslab.formats.files import STRICT, AccessPolicy, walk_folder
+from hyperslab.formats.files import walk_folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear
 from hyperslab.formats.source import Array, DataMap, ScanOptions
-from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled, take_filled
-from hyperslab.geometry import Box, Partition
+from hyperslab.geometry import Box
+from hyperslab.recipe.data import DataSection
 from hyperslab.tensor.root_rank import scatter_from_main
 
 KEYED_SUFFIXES = (*HDF5, ".zarr")
@@ -219,26 +215,10 @@ def _is_label_or_mask(name: str) -> bool:
 Mask = NDArray[np.uint8]
 
 
-class InputVolume(Protocol):
-    """Reads boxes of a volume of ``shape`` (C, D, H, W), on the lattice that the network sees."""
-
-    shape: tuple[int, ...]
-
-    def block(self, grid: Grid, wanted: Box) -> Array:
-        """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
-
-        Beyond the volume, where ``wanted`` may reach, it holds the fill value.
-        """
-        ...
-
-    def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
-        ...
-
-
 class NiftiVolume:
-    """Reads a scan in NIfTI files: the main rank resamples it to the network's lattice and
-    scatters it.
+    """Reads a volume of ``shape`` (C, D, H, W) from NIfTI files, on the lattice of the network.
+
+    The main rank resamples it and scatters it.
 
     A compressed file can be read from its beginning only, so the others would gain nothing.
     ``paths``: one, or one for each channel.
@@ -261,10 +241,14 @@ class NiftiVolume:
         )
         if self.shape[0] != about.whole[0]:
             found = f"{self.shape[0]} channel{'' if self.shape[0] == 1 else 's'}"
+            remedy = "give the one that it takes in a file of its own, 3-D"
+            if about.whole[0] > 1:
+                remedy = "give them along the fourth dim of a file, or as NAME_0000.nii.gz, "
+                remedy += "NAME_0001.nii.gz"
             words = "is 4-D and has" if len(paths) == 1 and self.shape[0] > 1 else "has"
             raise DataError(
                 f"{paths[0]}: {words} {found} but the network was trained on "
-                f"{', '.join(about.channels) or about.whole[0]}\n    {_channels_remedy(about)}"
+                f"{', '.join(about.channels) or about.whole[0]}\n    {remedy}"
             )
 
     def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
@@ -279,103 +263,96 @@ class NiftiVolume:
         return self.values.shape
 
     def block(self, grid: Grid, wanted: Box) -> Array:
+        """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
+
+        Beyond the volume, where ``wanted`` may reach, it holds the fill value.
+        """
         part = None
         if self.values is not None:
             part = take_filled(self.values, wanted, self.fill)[None]
         dtype = np.dtype(self.about.dtype)
-        return scatter_from_main(part, partition_of_volume(wanted.shape, grid), dtype, grid)
+        return scatter_from_main(part, grid.partition((1, *wanted.shape)), dtype, grid)
 
     def write(self, mask: Mask, path: Path) -> None:
+        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
         assert self.scan is not None
         image.write_mask(path, mask, self.scan)
 
 
-class KeyedVolume:
-    """Reads an HDF5 file or Zarr group of one of the layouts that training reads.
+class ArrayVolume:
+    """Reads volumes of arrays in files, every rank its own hyperslab; targets need not be there.
 
-    Its targets need not be there.
-
-    Every rank reads its own hyperslab. ``source`` has the file as its only sample.
-
-    Raises:
-        DataError: on every rank: not such a file, or of another size than the network's.
+    ``source`` has the volumes of the file. ``affine`` is what `hyperslab convert` left of a scan.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        about: DataCard,
-        *,
-        native: bool,
-        channels: Channels | None,
-        lbann: bool | None = None,
-        allowed: AccessPolicy = STRICT,
-        fill: float = 0,
-    ) -> None:
+    def __init__(self, source: Source, fill: float, affine: NDArray[Any] | None = None) -> None:
+        self.source = source
         self.fill = fill
-        folder: type[Hdf5Folder | ZarrFolder] = (
-            ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
-        )
-        found, self.affine = broadcast_from_main(
-            lambda: folder.of_volume(path, about.file_shape, channels, lbann, allowed),
-            failing=f"{path}: cannot be read",
-            error=DataError,
-        )
-        _check_extents(path, found.shape[:1], about.file_shape[:1], "channels")
-        self.source: Source = found
-        if about.stored_redshifts:
-            found.redshifts = found.redshifts or about.stored_redshifts
-            self.source = Selected(found, redshifts=about.redshifts)
-        self.shape = self.source.shape
-        if not native and not about.varied:
-            _check_extents(path, self.shape[1:], about.whole[1:], "voxels")
+        self.affine = affine
+        self.shape = source.shape
 
     def block(self, grid: Grid, wanted: Box) -> Array:
+        """Read as `NiftiVolume.block`."""
         with closing(self.source):
             return read_block(self.source, 0, grid, wanted, self.fill)
 
     def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask with the affine that `hyperslab convert` left, if it did."""
+        """Write as `NiftiVolume.write`; without an affine where the file knows none."""
         affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
         image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
 
 
-class MappedVolume:
-    """Reads arrays that a recipe's keys find, or an .npy or .npz; its targets need not be
-    there. ``paths``: one, or one for each field that is a channel.
-
-    Every rank reads its own hyperslab. ``source`` has the volumes of the file.
+def open_volume(
+    entry: InputFile, about: DataCard, data: DataSection, *, native: bool = False, fill: float = 0
+) -> NiftiVolume | ArrayVolume:
+    """Open a scan, arrays of one of the layouts that are known, or what a recipe says of its own.
 
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
-
-    def __init__(
-        self, paths: Sequence[Path], about: DataCard, options: ScanOptions, *, fill: float = 0
-    ) -> None:
-        self.fill = fill
-        path = paths[0]
-        self.source: Source = broadcast_from_main(
-            lambda: MappedFolder.of_volumes(paths, options, about.whole[0]),
-            failing=f"{path}: cannot be read",
-            error=DataError,
+    path = entry.path
+    if about.classes and path.name.endswith(NIFTI):
+        return NiftiVolume(entry.paths, about, native=native, fill=fill)
+    if data.mapping is None and not path.name.endswith(ARRAY_SUFFIXES):
+        return _open_keyed(path, about, data, native=native, fill=fill)
+    options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
+    source: Source = broadcast_from_main(
+        lambda: MappedFolder.of_volumes(entry.paths, options, about.whole[0]),
+        failing=f"{path}: cannot be read",
+        error=DataError,
+    )
+    _check_extents(path, source.shape[:1], about.whole[:1], "channels")
+    _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
+    if about.classes and len(source.names) > 1:
+        raise DataError(
+            f"{path}: holds {len(source.names)} volumes; a mask is that of one\n"
+            "    write each into a file of its own"
         )
-        self.shape = self.source.shape
-        _check_extents(path, self.shape[:1], about.whole[:1], "channels")
-        _check_extents(path, self.shape[1:], about.whole[1:], "voxels")
-        if about.classes and len(self.source.names) > 1:
-            raise DataError(
-                f"{path}: holds {len(self.source.names)} volumes; a mask is that of one\n"
-                "    write each into a file of its own"
-            )
+    return ArrayVolume(source, fill)
 
-    def block(self, grid: Grid, wanted: Box) -> Array:
-        with closing(self.source):
-            return read_block(self.source, 0, grid, wanted, self.fill)
 
-    def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask without an affine, of which such a file knows none."""
-        image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), None, None)
+def _open_keyed(
+    path: Path, about: DataCard, data: DataSection, *, native: bool, fill: float
+) -> ArrayVolume:
+    """Open an HDF5 file or Zarr group; its channels may be more than the network was shown."""
+    check_file_kind(path, (*(NIFTI if about.classes else ()), *KEYED_SUFFIXES, *ARRAY_SUFFIXES))
+    folder: type[Hdf5Folder | ZarrFolder] = (
+        ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
+    )
+    lbann = lbann_of(data.format)
+    found, affine = broadcast_from_main(
+        lambda: folder.of_volume(path, about.file_shape, data.channels, lbann, data.allowed),
+        failing=f"{path}: cannot be read",
+        error=DataError,
+    )
+    _check_extents(path, found.shape[:1], about.file_shape[:1], "channels")
+    source: Source = found
+    if about.stored_redshifts:
+        found.redshifts = found.redshifts or about.stored_redshifts
+        source = Selected(found, redshifts=about.redshifts)
+    if not native and not about.varied:
+        _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
+    return ArrayVolume(source, fill, affine)
 
 
 def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
@@ -386,26 +363,19 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     Raises:
         DataError: on every rank, if one cannot read its box.
     """
-    box = partition_of_volume(wanted.shape, grid).box(grid.coords)
+    box = grid.partition((1, *wanted.shape)).box(grid.coords)
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
-    whole = Box.whole(source.shape)
-    where = source.where(sample)
     return collective_try(
         lambda: read_filled(
-            lambda inside: source.read(sample, inside), whole, mine, fill, source.dtype
+            lambda inside: source.read(sample, inside),
+            Box.whole(source.shape),
+            mine,
+            fill,
+            source.dtype,
         )[None],
-        failing=f"{where}: cannot be read",
+        failing=f"{source.where(sample)}: cannot be read",
         error=DataError,
     )
-
-
-def partition_of_volume(shape: tuple[int, ...], grid: Grid) -> Partition:
-    """Return how one volume (C, D, H, W) is cut, as a mini-batch of one.
-
-    Raises:
-        LayoutError: it has fewer voxels along a side than the grid has ranks.
-    """
-    return grid.partition((1, *shape))
 
 
 def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
@@ -419,12 +389,6 @@ def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] |
         return None
     extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
     return tuple(max(1, round(float(extent))) for extent in extents)
-
-
-def _channels_remedy(about: DataCard) -> str:
-    if about.whole[0] == 1:
-        return "give the one that it takes in a file of its own, 3-D"
-    return "give them along the fourth dim of a file, or as NAME_0000.nii.gz, NAME_0001.nii.gz"
 
 
 def _check_extents(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:

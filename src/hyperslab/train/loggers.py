@@ -1,14 +1,16 @@
 """Sends the numbers of a run to TensorBoard, Weights & Biases and MLflow, beside its CSV files.
 
-A logger is a `ScalarLog`: one class and one line of `open_loggers`. Whatever it raises switches
-it off with one warning, and the run goes on; those that talk to a service work on a thread of
-their own, so that no step waits for them. Services are configured by their own environment
-variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and know a
-resumed run by a name that its folder keeps.
+A logger is a `ScalarLog`: one class, and one line of `hyperslab.recipe.schema.LOGGERS`. Whatever
+it raises switches it off with one warning, and the run goes on; those that talk to a service work
+on a thread of their own, so that no step waits for them. Services are configured by their own
+environment variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and
+know a resumed run by a name that its folder keeps.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
 import logging
 import os
@@ -16,12 +18,12 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.schema import LOGGERS
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.optional_libraries import importing
 
@@ -41,6 +43,23 @@ class ScalarLog(Protocol):
         """Finish, at the end of the run or of this part of it."""
 
 
+class LoggerClass(Protocol):
+    """Makes the logger of a run that goes on after ``step`` steps; is imported when a run has it.
+
+    ``settings``, nested dictionaries of what JSON can say, are shown beside the numbers.
+    """
+
+    library: str | None
+    """Names the library that it needs, and the extra that has it; None where all have it."""
+    waits: bool
+    """Says that it is slow, so that it gets a thread of its own."""
+
+    def __call__(self, run: Path, settings: Mapping[str, Any], step: int) -> ScalarLog: ...
+
+
+LoggerCall = Callable[[ScalarLog], None]
+
+
 class GuardedLog:
     """Guards a logger that may fail: one warning is logged, and the run goes on without it."""
 
@@ -49,24 +68,19 @@ class GuardedLog:
         self._log: ScalarLog | None = guarded
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        if self._log is not None:
-            with self._guarding():
-                self._log.add(values, step)
+        self._call(lambda log: log.add(values, step))
 
     def flush(self) -> None:
-        if self._log is not None:
-            with self._guarding():
-                self._log.flush()
+        self._call(lambda log: log.flush())
 
     def close(self) -> None:
-        if self._log is not None:
-            with self._guarding():
-                self._log.close()
+        self._call(lambda log: log.close())
 
-    @contextmanager
-    def _guarding(self) -> Iterator[None]:
+    def _call(self, work: LoggerCall) -> None:
+        if self._log is None:
+            return
         try:
-            yield
+            work(self._log)
         except Exception as error:  # whatever a logger raises
             self._log = None
             warn_of(self.name, error)
@@ -86,9 +100,6 @@ CLOSING = 20.0
 
 LONGEST_QUEUE = 100_000
 """At most this many steps wait to be sent; more only come together where one hangs."""
-
-
-LoggerCall = Callable[[ScalarLog], None]
 
 
 class BackgroundLog:
@@ -158,7 +169,10 @@ def run_identity(run: Path, service: str, *, new: bool, make: Callable[[], str])
 class TensorboardLog:
     """Writes into ``run / "tensorboard"``; what is there of later steps is hidden."""
 
-    def __init__(self, run: Path, step: int) -> None:
+    library = None
+    waits = False
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
@@ -180,6 +194,9 @@ WANDB_PROJECT = "hyperslab"
 
 class WandbLog:
     """One run there for each run's folder: a run that is resumed goes on in it."""
+
+    library = "wandb"
+    waits = True
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         import wandb
@@ -204,15 +221,6 @@ class WandbLog:
         self._run.finish()
 
 
-def check_wandb() -> None:
-    """
-    Raises:
-        RecipeError: the library is not installed.
-    """
-    with importing("wandb", "loggers: wandb", RecipeError):
-        import wandb  # noqa: F401
-
-
 MLFLOW_EXPERIMENT = "hyperslab"
 """This experiment is taken where MLFLOW_EXPERIMENT_NAME names none."""
 
@@ -225,6 +233,9 @@ MLFLOW_LONGEST_SETTING = 500
 
 class MlflowLog:
     """One run there for each run's folder: a run that is resumed goes on in it."""
+
+    library = "mlflow"
+    waits = True
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         from mlflow import MlflowClient
@@ -265,15 +276,6 @@ class MlflowLog:
         self._client.set_terminated(self.id)
 
 
-def check_mlflow() -> None:
-    """
-    Raises:
-        RecipeError: the library is not installed.
-    """
-    with importing("mlflow", "loggers: mlflow", RecipeError):
-        import mlflow  # noqa: F401
-
-
 def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in settings.items():
@@ -284,37 +286,33 @@ def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]
     return found
 
 
-LIBRARY_CHECKS = {"wandb": check_wandb, "mlflow": check_mlflow}
-
-
 def check_loggers(names: Sequence[str]) -> None:
-    """
+    """Import the libraries of loggers, before anything begins.
+
     Raises:
         RecipeError: the library of one is not installed.
     """
-    for name in names:
-        if name in LIBRARY_CHECKS:
-            LIBRARY_CHECKS[name]()
+    for name, kind in _classes(names).items():
+        if kind.library is not None:
+            with importing(kind.library, f"loggers: {name}", RecipeError):
+                importlib.import_module(kind.library)
 
 
 def open_loggers(
     names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int
 ) -> list[GuardedLog]:
-    """Open the loggers of a run that goes on after ``step`` steps, beside its CSV files.
-
-    ``settings``, nested dictionaries of what JSON can say, are shown beside the numbers.
-    """
-    return [
-        GuardedLog(name, _open_logger(name, run, settings, step))
-        for name in dict.fromkeys(names)
-        if name != "csv"
-    ]
+    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`."""
+    made = []
+    for name, kind in _classes(names).items():
+        opening = functools.partial(kind, run, settings, step)
+        made.append(GuardedLog(name, BackgroundLog(name, opening) if kind.waits else opening()))
+    return made
 
 
-def _open_logger(name: str, run: Path, settings: Mapping[str, Any], step: int) -> ScalarLog:
-    match name:
-        case "wandb":
-            return BackgroundLog(name, lambda: WandbLog(run, settings, step))
-        case "mlflow":
-            return BackgroundLog(name, lambda: MlflowLog(run, settings, step))
-    return TensorboardLog(run, step)
+def _classes(names: Sequence[str]) -> dict[str, LoggerClass]:
+    """Import the classes of loggers; the CSV files are not theirs."""
+    paths = {name: LOGGERS[name].rpartition(".") for name in names if name != "csv"}
+    return {
+        name: getattr(importlib.import_module(module), kind)
+        for name, (module, _, kind) in paths.items()
+    }

@@ -354,10 +354,10 @@ def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
     missed = confusion.sum(1) - hit
     return {
         name: {
-            "dice": _ratio(2 * tp, 2 * tp + fp + fn),
-            "iou": _ratio(tp, tp + fp + fn),
-            "precision": _ratio(tp, tp + fp),
-            "recall": _ratio(tp, tp + fn),
+            "dice": _divide(2 * tp, 2 * tp + fp + fn),
+            "iou": _divide(tp, tp + fp + fn),
+            "precision": _divide(tp, tp + fp),
+            "recall": _divide(tp, tp + fn),
             "true_positives": tp,
             "false_positives": fp,
             "false_negatives": fn,
@@ -366,10 +366,6 @@ def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
             classes, hit.tolist(), extra.tolist(), missed.tolist(), strict=True
         )
     }
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else float("nan")
 
 
 Labelled = NDArray[np.uint8]

@@ -20,8 +20,10 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError
 from hyperslab.models.cosmoflow import variant_of
-from hyperslab.recipe.optimizer import MlperfSection, StepSchedule
-from hyperslab.recipe.schema import CosmoFlowSection, Recipe
+from hyperslab.recipe.network import CosmoFlowSection
+from hyperslab.recipe.optimizer import MlperfSection
+from hyperslab.recipe.schedule import StepSchedule
+from hyperslab.recipe.schema import Recipe
 from hyperslab.util.optional_libraries import how_to_install
 
 
@@ -42,6 +44,8 @@ class RunEvents:
 
     def run_ends(self, *, success: bool) -> None:
         """Note the end: a success if the goal was reached, or all epochs are done without one."""
+
+    def close(self) -> None: ...
 
 
 MLPERF_LOG = "mlperf.log"
@@ -96,19 +100,19 @@ class MlperfLog(RunEvents):
             self.log.event(self.keys.EVAL_SAMPLES, validation)
 
     def epoch_begins(self, epoch: int) -> None:
-        self.log.start(self.keys.EPOCH_START, metadata=_epoch_metadata(epoch))
+        self.log.start(self.keys.EPOCH_START, metadata={"epoch_num": epoch + 1})
 
     def validation_begins(self, epoch: int) -> None:
-        self.log.start(self.keys.EVAL_START, metadata=_epoch_metadata(epoch))
+        self.log.start(self.keys.EVAL_START, metadata={"epoch_num": epoch + 1})
 
     def validation_ends(self, epoch: int, measured: Mapping[str, float | None]) -> None:
-        self.log.end(self.keys.EVAL_STOP, metadata=_epoch_metadata(epoch))
+        self.log.end(self.keys.EVAL_STOP, metadata={"epoch_num": epoch + 1})
         self.log.event(
-            "eval_error", measured.get("validation_mae"), metadata=_epoch_metadata(epoch)
+            "eval_error", measured.get("validation_mae"), metadata={"epoch_num": epoch + 1}
         )
 
     def epoch_ends(self, epoch: int) -> None:
-        self.log.end(self.keys.EPOCH_STOP, metadata=_epoch_metadata(epoch))
+        self.log.end(self.keys.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
 
     def run_ends(self, *, success: bool) -> None:
         self.log.end(self.keys.RUN_STOP, metadata={"status": "success" if success else "aborted"})
@@ -131,10 +135,6 @@ def import_mllog() -> Any:
             f"MLPerf's log needs its package ({error}): {how_to_install('mlperf')}\n"
             "    or train without: mlperf=null"
         ) from error
-
-
-def _epoch_metadata(epoch: int) -> dict[str, int]:
-    return {"epoch_num": epoch + 1}
 
 
 def _hyper_parameters(recipe: Recipe, grid: Grid) -> dict[str, Any]:
@@ -162,9 +162,6 @@ def _hyper_parameters(recipe: Recipe, grid: Grid) -> dict[str, Any]:
         "opt_learning_rate_decay_factor": max(steps.values(), default=1.0),
     }
     if isinstance(recipe.model, CosmoFlowSection):
-        found["dropout"] = _dropout(recipe.model)
+        own = recipe.model.dropout
+        found["dropout"] = variant_of(recipe.model.variant, 128).dropout if own is None else own
     return found
-
-
-def _dropout(model: CosmoFlowSection) -> float:
-    return variant_of(model.variant, 128).dropout if model.dropout is None else model.dropout

@@ -1,8 +1,8 @@
 """Makes the network of a recipe, ours or anybody's, and checks that it goes with the data.
 
 In reading order: `UserObjects`, what a program hands in in place of what a recipe would name;
-networks made from a recipe's target or made anew by their class; ours, by ``model.name``; and
-the check of a network that is not ours when it runs for the first time.
+networks of programs, made anew by their class; those that a recipe declares; and the check of a
+network that is not ours when it runs for the first time.
 
 Legend: N samples, C channels, (D, H, W) voxels of a mini-batch.
 """
@@ -20,21 +20,15 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hyperslab import models
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
-from hyperslab.recipe.schema import (
-    CosmoFlowSection,
-    PythonModel,
-    Recipe,
-    TargetModel,
-    UNet3DSection,
-)
-from hyperslab.recipe.section import TargetSection, choose
+from hyperslab.recipe.network import PythonModel
+from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.section import TargetSection
 from hyperslab.util.torch_internals import FAKE_TENSOR_MODULE, fake_tensor_mode, own_tensors
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -61,78 +55,39 @@ NO_USER_OBJECTS = UserObjects()
 PLAIN_SETTINGS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 
 
-def references_to_data(about: DataCard) -> dict[str, Any]:
-    """Return the values that a recipe's ``${...}`` may stand for."""
-    return {
-        "data.channels": about.shape[0],
-        "data.extents": list(about.shape[1:]),
-        "data.outputs": outputs_of(about),
-    }
-
-
 def outputs_of(about: DataCard) -> int:
     """Count the channels of a network's output: one a class, or one a parameter."""
     return len(about.classes) or len(about.parameters.names)
 
 
-def network_from_target(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    """Return the network that a recipe names; raises what `Maker` does."""
-    assert isinstance(recipe.model, TargetModel)
-    references = references_to_data(about)
-    maker = Maker("model", A_NETWORK, references=references)
-    model: torch.nn.Module = maker(recipe.model)
-    return model
-
-
-def rebuilt_network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
+def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
     """Return the network that a program has trained, made anew by its class alone.
 
     Raises:
         RecipeError: its class cannot be imported or needs arguments, or what it makes is another
             network; says how to hand it in.
     """
-    config = recipe.model
-    assert isinstance(config, PythonModel)
     section = TargetSection.model_validate(
         {"target": config.python_class}, context={"trust": config.trust}
     )
     maker = Maker("model", A_NETWORK)
+    why = f"{config.python_class}() is built otherwise than the network that was trained"
+    cause = None
     try:
         maker.check(section)
         with torch.random.fork_rng(devices=[]):
             model: torch.nn.Module = maker(section)
+        if digest_of_network(model) == config.digest:
+            return model
     except RecipeError as error:
-        raise RecipeError(_cannot_rebuild(recipe, str(error).splitlines()[0])) from error
-    if digest_of_network(model) != config.digest:
-        words = f"{config.python_class}() is built otherwise than the network that was trained"
-        raise RecipeError(_cannot_rebuild(recipe, words))
-    return model
-
-
-def _cannot_rebuild(recipe: Recipe, why: str) -> str:
-    assert isinstance(recipe.model, PythonModel)
-    name = recipe.model.python_class.rpartition(".")[2]
-    return (
+        why = str(error).splitlines()[0]
+        cause = error
+    name = config.python_class.rpartition(".")[2]
+    raise RecipeError(
         f"the network of {recipe.output} came from a program and cannot be made anew: {why}\n"
         f"    hand it in: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
         '.predict(...); or let fit make it from {"target": ..., ...} (docs/own-networks.md)'
-    )
-
-
-def check_network_target(recipe: Recipe) -> None:
-    """Look at a network's target and its arguments, and make nothing; raises as `Maker` does."""
-    if isinstance(recipe.model, TargetModel):
-        Maker("model", A_NETWORK).check(recipe.model)
-
-
-def name_of_network(recipe: Recipe) -> str:
-    """Return the name by which errors call the network."""
-    config = recipe.model
-    if isinstance(config, TargetModel):
-        return f"model.target {config.target}"
-    if isinstance(config, PythonModel):
-        return f"the network {config.python_class}"
-    return f"model.name={config.name}"
+    ) from cause
 
 
 def class_name(kind: type) -> str:
@@ -188,7 +143,10 @@ def build_network(
         raise RecipeError(mismatch_message(recipe, about))
     if given.model is not None:
         return given.model
-    model = choose(MODELS, config.name, "model.name")(recipe, about)
+    if isinstance(config, PythonModel):
+        model = rebuilt_network(recipe, config)
+    else:
+        model = config.build(about.shape, outputs_of(about), where=recipe.data.where)
     if recipe.memory == "recompute":
         recompute_stages(model)
     return model
@@ -202,65 +160,16 @@ def mismatch_message(recipe: Recipe, about: DataCard) -> str:
         if about.classes
         else "model.name=cosmoflow and loss=mse"
     )
+    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
+    taken = f"model.name={recipe.model.name} and loss={loss} are"
+    if recipe.model.segments is None:
+        taken = f"loss={loss} is"
     if recipe.data.synthetic is not None:
         remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
     return (
         f"{recipe.data.where} holds volumes with {found}, for which "
-        f"{_network_and_loss(recipe)} are not made\n    use {remedy}"
+        f"{taken} not made\n    use {remedy}"
     )
-
-
-def _network_and_loss(recipe: Recipe) -> str:
-    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
-    if recipe.model.segments is None:
-        return f"loss={loss} is"
-    return f"model.name={recipe.model.name} and loss={loss}"
-
-
-def _unet3d(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    config = recipe.model
-    assert isinstance(config, UNet3DSection)
-    channels, *extents = about.shape
-    if min(extents) >> config.levels == 0:
-        raise RecipeError(
-            f"model.levels={config.levels} needs volumes of at least {1 << config.levels} voxels "
-            f"along each side, but they have {extents}"
-        )
-    return models.UNet3D(
-        channels, len(about.classes), channels=config.channels, levels=config.levels
-    )
-
-
-def _cosmoflow(recipe: Recipe, about: DataCard) -> torch.nn.Module:
-    config = recipe.model
-    assert isinstance(config, CosmoFlowSection)
-    channels, *extents = about.shape
-    width = config.width or extents[0]
-    if extents != [width] * 3:
-        raise RecipeError(
-            f"{recipe.data.where} holds volumes of {extents} voxels but the model takes "
-            f"{[width] * 3}\n    set model.width or data.subvolume"
-        )
-    try:
-        return models.CosmoFlow(
-            width,
-            variant=config.variant,
-            in_channels=channels,
-            outputs=len(about.parameters.names),
-            batch_norm=config.batch_norm,
-            dropout=config.dropout,
-        )
-    except ValueError as error:
-        raise RecipeError(f"model.width, model.variant: {error}") from None
-
-
-MODELS: dict[str, Callable[[Recipe, DataCard], torch.nn.Module]] = {
-    "cosmoflow": _cosmoflow,
-    "unet3d": _unet3d,
-    "target": network_from_target,
-    "python": rebuilt_network,
-}
-"""Builders by ``model.name`` take the recipe and the description of the data."""
 
 
 MULTIPLES = (2, 4, 8, 16, 32, 64)
@@ -277,25 +186,30 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
     """
     plain = model.forward
     forward = type(model).forward
-    name = name_of_network(recipe)
+    name = recipe.model.words
     seen: set[tuple[int, ...]] = set()
 
     def first(*args: Any, **options: Any) -> Any:
         shape = tuple(args[0].shape)
         if shape in seen:
             return plain(*args, **options)
+        failing = f"{name} fails on the data's mini-batch of shape {list(shape)}"
         if not about.varied:
             model.forward = plain
         try:
-            prediction = _run_clearly(lambda: plain(*args, **options), name, shape)
+            prediction = _run_clearly(lambda: plain(*args, **options), failing)
             check_output(prediction, shape, about, name)
         except (RecipeError, LayoutError) as error:
             with _buffers_kept(model):
                 fitting = multiple_that_fits(lambda x: forward(model, x), shape, about)
             if fitting is None:
                 raise
+            words = str(error).splitlines()[0]
+            if isinstance(error, LayoutError):
+                words = f"{failing}: {words}"
             raise RecipeError(
-                f"{_failure_message(error, name, shape)}\n    {_pad_remedy(fitting)}"
+                f"{words}\n    it takes volumes whose extents are multiples of {fitting}: set "
+                f"data.multiple: {fitting}, which adds background after the last voxels"
             ) from error
         seen.add(shape)
         return prediction
@@ -303,7 +217,7 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
     model.forward = first
 
 
-def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> Any:
+def _run_clearly(run: Callable[[], Any], failing: str) -> Any:
     try:
         return run()
     except (HyperslabError, MemoryError, torch.OutOfMemoryError):
@@ -312,23 +226,7 @@ def _run_clearly(run: Callable[[], Any], name: str, shape: tuple[int, ...]) -> A
         if LOST_RANK_WORDS.search(str(error)):
             raise
         words = " ".join(reason(error).split())[:400]
-        raise RecipeError(
-            f"{name} fails on the data's mini-batch of shape {list(shape)}: {words}"
-        ) from error
-
-
-def _failure_message(error: HyperslabError, name: str, shape: tuple[int, ...]) -> str:
-    first = str(error).splitlines()[0]
-    if isinstance(error, RecipeError):
-        return first
-    return f"{name} fails on the data's mini-batch of shape {list(shape)}: {first}"
-
-
-def _pad_remedy(multiple: int) -> str:
-    return (
-        f"it takes volumes whose extents are multiples of {multiple}: set data.multiple: "
-        f"{multiple}, which adds background after the last voxels"
-    )
+        raise RecipeError(f"{failing}: {words}") from error
 
 
 def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:

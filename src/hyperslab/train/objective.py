@@ -1,6 +1,6 @@
 """Defines the objective of a training, regression or segmentation: its loss and its metrics.
 
-In reading order: losses by their names in a recipe, and the sums of the metrics over a split;
+In reading order: losses by their names in a recipe; an objective, and its measures over a split;
 losses and metrics that are not ours, and the form in which they take labels; the objective of a
 recipe for the data that there are.
 """
@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.errors import RecipeError, UnsupportedOp, reason
 from hyperslab.recipe.instantiate import A_LOSS, Maker, imported
+from hyperslab.recipe.network import references_to_data
 from hyperslab.recipe.schema import Recipe, RegressionLoss, SegmentationLoss
 from hyperslab.recipe.section import TargetSection, choose
 from hyperslab.tensor import Sharded
@@ -31,7 +32,6 @@ from hyperslab.train.network import (
     UserObjects,
     mismatch_message,
     outputs_of,
-    references_to_data,
 )
 
 LOSSES: dict[str, LossFunction] = {
@@ -55,97 +55,79 @@ def named_loss(loss: str | LossFunction) -> LossFunction:
     return choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
 
 
-class MetricSums(Protocol):
-    """The metrics of one pass over a split, as sums so far."""
-
-    def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
-        """Count a mini-batch; every rank calls it, and nobody waits."""
-        ...
-
-    def result(self) -> dict[str, float | None]:
-        """Return means by the names of `Objective.measures`; all ranks call it and get the same."""
-        ...
-
-
-class Objective(Protocol):
-    """Defines the loss of a step and the metrics of a validation, "validation_loss" the first."""
-
-    loss: LossFunction
-    measures: tuple[str, ...]
-
-    def metric_sums(self, grid: Grid) -> MetricSums: ...
-
-
-class Regression:
-    """Predict the numbers that made a volume."""
-
-    measures: tuple[str, ...] = ("validation_loss", "validation_mae")
-
-    def __init__(self, loss: str | LossFunction) -> None:
-        self.loss = named_loss(loss)
-
-    def metric_sums(self, grid: Grid) -> MetricSums:
-        return _RegressionSums(grid)
-
-
-class Segmentation:
-    """Give every voxel its class.
-
-    Dice is of all voxels of the split together, and so are the counts that it is made of.
-    """
-
-    def __init__(self, loss: str | LossFunction, classes: tuple[str, ...]) -> None:
-        self.loss = named_loss(loss)
-        self.classes = classes
-        dice = [f"validation_dice_{name}" for name in classes]
-        counts = [f"{kind}_{name}" for name in classes for kind in COUNTS]
-        self.measures = ("validation_loss", *dice, *counts)
-
-    def metric_sums(self, grid: Grid) -> MetricSums:
-        return _SegmentationSums(grid, self.classes)
-
-
 COUNTS = {"tp": "true_positives", "fp": "false_positives", "fn": "false_negatives"}
 
 
-class WithMetrics:
-    """An objective of which more is measured: ``metrics`` by the names that they get.
+class Objective:
+    """Defines the loss of a step and what is measured of a validation, "validation_loss" the first.
+
+    With ``classes`` every voxel gets one; Dice is of all voxels of the split together, and so are
+    the counts that it is made of. Without, the numbers that made a volume are predicted. More
+    ``metrics`` have the names that they get.
 
     Raises:
-        RecipeError: a name is that of a measure of the objective's own.
+        RecipeError: `LOSSES` has no such name, or a metric's name is that of another measure.
     """
 
-    def __init__(self, objective: Objective, metrics: Mapping[str, LossFunction]) -> None:
-        self.objective = objective
-        self.loss = objective.loss
-        self.metrics = metrics
-        self.measures = (*objective.measures, *(f"validation_{name}" for name in metrics))
-        for name in metrics:
-            if f"validation_{name}" in objective.measures:
+    def __init__(
+        self,
+        loss: str | LossFunction,
+        classes: tuple[str, ...] = (),
+        metrics: Mapping[str, LossFunction] | None = None,
+    ) -> None:
+        self.loss = named_loss(loss)
+        self.classes = classes
+        self.metrics = metrics or {}
+        own = ["validation_loss", *(() if classes else ("validation_mae",))]
+        own += [f"validation_dice_{name}" for name in classes]
+        own += [f"{kind}_{name}" for name in classes for kind in COUNTS]
+        self.measures = (*own, *(f"validation_{name}" for name in self.metrics))
+        for name in self.metrics:
+            if f"validation_{name}" in own:
                 raise RecipeError(
                     f"metrics.{name}: validation_{name} is measured anyhow\n    take another name"
                 )
 
     def metric_sums(self, grid: Grid) -> MetricSums:
-        return _SumsWithMetrics(
-            self.objective.metric_sums(grid), MeansOfMetrics(grid, self.metrics)
-        )
+        """Begin a pass over a split."""
+        return MetricSums(self, grid)
 
 
-class _SumsWithMetrics:
-    """An objective's own sums and those of metrics."""
+class MetricSums:
+    """Holds the measures of an objective over one pass of a split, as sums so far.
 
-    def __init__(self, own: MetricSums, more: MeansOfMetrics) -> None:
-        self.own = own
-        self.more = more
+    Of confusion counts each rank has its own part; these are summed once, in the end.
+    """
+
+    def __init__(self, objective: Objective, grid: Grid) -> None:
+        self.classes = objective.classes
+        self.grid = grid
+        self.mean = _SampleMean(grid, 1 if self.classes else 2)
+        self.metrics = MeansOfMetrics(grid, objective.metrics)
+        size = len(self.classes)
+        self.counts = torch.zeros(size, size, dtype=torch.int64, device=grid.device)
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
-        self.own.add(prediction, target, loss)
-        self.more.add(prediction, target)
+        """Count a mini-batch; every rank calls it, and nobody waits."""
+        if self.classes:
+            self.mean.add(target.shape[0], loss)
+            predicted = predicted_classes(prediction)
+            self.counts += count_confusion(predicted, target, len(self.classes)).sum(0)
+        else:
+            self.mean.add(target.shape[0], loss, F.l1_loss(prediction, target))
+        self.metrics.add(prediction, target)
 
     def result(self) -> dict[str, float | None]:
-        found = {f"validation_{name}": value for name, value in self.more.result().items()}
-        return {**self.own.result(), **found}
+        """Return means by the names of `Objective.measures`; all ranks call it and get the same."""
+        names = ["validation_loss", *(() if self.classes else ("validation_mae",))]
+        found: dict[str, float | None] = dict(zip(names, self.mean.result(), strict=True))
+        if self.classes:
+            whole = sum_over_ranks(self.counts, self.grid).cpu().numpy()
+            for name, score in scores_of(whole, self.classes).items():
+                dice = score["dice"]
+                found[f"validation_dice_{name}"] = None if math.isnan(dice) else dice
+                found |= {f"{kind}_{name}": score[key] for kind, key in COUNTS.items()}
+        return found | {f"validation_{name}": v for name, v in self.metrics.result().items()}
 
 
 class MeansOfMetrics:
@@ -197,64 +179,16 @@ class _SampleMean:
         return [value / self.samples if self.samples else None for value in self.sums.tolist()]
 
 
-class _RegressionSums:
-    """Averages the loss and the mean absolute error over samples."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.mean = _SampleMean(grid, 2)
-
-    def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
-        self.mean.add(target.shape[0], loss, F.l1_loss(prediction, target))
-
-    def result(self) -> dict[str, float | None]:
-        return dict(zip(Regression.measures, self.mean.result(), strict=True))
-
-
-class _SegmentationSums:
-    """Loss and confusion counts; the ranks' parts of these are summed once, in the end."""
-
-    def __init__(self, grid: Grid, classes: tuple[str, ...]) -> None:
-        self.grid = grid
-        self.classes = classes
-        self.mean = _SampleMean(grid, 1)
-        self.counts = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=grid.device)
-
-    def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
-        self.mean.add(target.shape[0], loss)
-        self.counts += count_confusion(
-            predicted_classes(prediction), target, len(self.classes)
-        ).sum(0)
-
-    def result(self) -> dict[str, float | None]:
-        scores = scores_of(sum_over_ranks(self.counts, self.grid).cpu().numpy(), self.classes)
-        found = {"validation_loss": self.mean.result()[0]}
-        for name, score in scores.items():
-            dice = score["dice"]
-            found[f"validation_dice_{name}"] = None if math.isnan(dice) else dice
-            found |= {f"{kind}_{name}": score[key] for kind, key in COUNTS.items()}
-        return found
-
-
 TRIED_EXTENTS = (18, 16, 14)
 """A loss is tried on such a volume: no two dims of prediction and labels have one extent."""
 
 
-def _as_classes(labels: Any, classes: int) -> Any:
-    return labels
-
-
-def _with_channel(labels: Any, classes: int) -> Any:
-    return labels.unsqueeze(1)
-
-
-def _one_hot(labels: Any, classes: int) -> Any:
-    return F.one_hot(labels, classes).movedim(-1, 1).float()
-
-
 LABEL_FORMS: dict[str, Callable[[Any, int], Any]] = {
-    "classes (N, D, H, W)": _as_classes,
-    "classes (N, 1, D, H, W)": _with_channel,
-    "one-hot codes (N, C, D, H, W)": _one_hot,
+    "classes (N, D, H, W)": lambda labels, _: labels,
+    "classes (N, 1, D, H, W)": lambda labels, _: labels.unsqueeze(1),
+    "one-hot codes (N, C, D, H, W)": lambda labels, classes: (
+        F.one_hot(labels, classes).movedim(-1, 1).float()
+    ),
 }
 """Losses want the class of every voxel as torch, as MONAI, or as one channel a class."""
 
@@ -298,7 +232,7 @@ def loss_from_target(section: TargetSection, about: DataCard, key: str) -> LossF
         RecipeError: as `Maker` and `with_fitting_labels`.
     """
     check_loss_target(section, key)
-    maker = Maker(key, A_LOSS, references=references_to_data(about))
+    maker = Maker(key, A_LOSS, references=references_to_data(about.shape, outputs_of(about)))
     return with_fitting_labels(
         maker(section), about, f"{key}.target {section.target}", trains=key == "loss"
     )
@@ -392,9 +326,7 @@ def build_objective(
         loss = loss_from_target(loss, about, "loss")
     elif not isinstance(loss, str):
         loss = with_fitting_labels(loss, about, "the loss", trains=True)
-    found = Segmentation(loss, about.classes) if about.classes else Regression(loss)
-    metrics = build_metrics(recipe, about, given)
-    return WithMetrics(found, metrics) if metrics else found
+    return Objective(loss, about.classes, build_metrics(recipe, about, given))
 
 
 def build_metrics(

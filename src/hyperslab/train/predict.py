@@ -20,25 +20,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
+from hyperslab.checkpoint.files import MANIFEST
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import (
-    broadcast_from_main,
-    collective_try,
-    failure_broadcast,
-    start_alike,
-)
-from hyperslab.data import Source, Subvolumes
+from hyperslab.comm.agreement import broadcast_from_main, collective_try
+from hyperslab.data import Subvolumes
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
 from hyperslab.errors import DataError, LayoutError, RecipeError
-from hyperslab.formats.arrays.layouts import lbann_of
-from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
-from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.views import fill_as, rounded_up
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
@@ -47,23 +39,18 @@ from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
-from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.train.evaluate import find_checkpoint, recipe_for, started_ranks
 from hyperslab.train.input_volumes import (
-    ARRAY_SUFFIXES,
-    KEYED_SUFFIXES,
+    ArrayVolume,
     InputFile,
-    InputVolume,
-    KeyedVolume,
-    MappedVolume,
     NiftiVolume,
-    check_file_kind,
     list_inputs,
-    partition_of_volume,
+    open_volume,
     read_block,
 )
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
-from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, BlendedScores, WindowPolicy
+from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowPolicy, blended_scores
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import (
     append_whole,
@@ -125,7 +112,7 @@ class TrainedNetwork:
         )
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
-        x = Sharded.from_local(x, partition_of_volume(shape, self.grid), self.grid)
+        x = Sharded.from_local(x, self.grid.partition((1, *shape)), self.grid)
         try:
             with autocast(self.grid.device, self.recipe.precision):
                 prediction: Sharded = self.model(x)
@@ -134,40 +121,24 @@ class TrainedNetwork:
         return prediction
 
 
-def check_windows_suit(network: TrainedNetwork) -> None:
-    """Refuse a network to which windows are not what it was trained on.
-
-    Raises:
-        DataError: it predicts numbers, or each volume is divided by its mean.
-    """
-    if not network.about.classes:
-        raise DataError(WINDOWS_NEED_CLASSES)
-    if isinstance(network.transform, MeanScale):
-        raise DataError(
-            f"data.transform={network.transform.name} divides by the mean of a whole volume, "
-            "which a window has not\n"
-            "    predict whole volumes: leave --window out"
-        )
-
-
 def predict_windows(
-    network: TrainedNetwork, volume: InputVolume, policy: WindowPolicy, where: str
+    network: TrainedNetwork, volume: NiftiVolume | ArrayVolume, policy: WindowPolicy, where: str
 ) -> NDArray[np.uint8] | None:
     """The classes (D, H, W) of a volume on the main rank, None on the others; every rank calls it.
 
-    Distribution scheme: 1. for each window every rank gets its box of it, 2. the network predicts
-    it, 3. the main rank collects the scores, weighs them and adds them to those of the others.
+    Every rank reads its box of each window for `blended_scores`.
 
     Raises:
         DataError: on every rank: values that cannot be right, or the extra ``medical`` is missing.
         LayoutError: a window is too small for the grid or the network.
     """
     channels, *extents = volume.shape
-    blended = BlendedScores(tuple(extents), policy)
-    for box in blended.boxes:
+
+    def predict_window(box: Box) -> Sharded:
         wanted = Box((0, *box.lo), (channels, *box.hi))
-        blended.add(box, network(volume.block(network.grid, wanted), wanted.shape, where))
-    scores = blended.result()
+        return network(volume.block(network.grid, wanted), wanted.shape, where)
+
+    scores = blended_scores(tuple(extents), policy, predict_window)
     return None if scores is None else scores.argmax(0).numpy().astype(np.uint8)
 
 
@@ -212,11 +183,6 @@ class Journal:
         row = {"name": entry.name, **_state_of_input(entry), **result}
         self.rows[entry.name] = row
         append_whole(self.path, json_lines([row]))
-
-
-def checkpoint_digest(checkpoint: Path) -> str:
-    """Tells one checkpoint from another: of the checksums of its files."""
-    return hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()
 
 
 def _state_of_input(entry: InputFile) -> JournalRow:
@@ -287,7 +253,8 @@ class ResultFolder:
     def _open(self) -> None:
         of = self.network
         by = {
-            "checkpoint": checkpoint_digest(of.checkpoint),
+            # One checkpoint is told from another by the checksums of its files.
+            "checkpoint": hashlib.sha256((of.checkpoint / MANIFEST).read_bytes()).hexdigest(),
             "native": self.native,
             "precision": of.recipe.precision,
             "transform": of.transform.name,
@@ -316,11 +283,19 @@ class ResultFolder:
         return there and self.journal.done(entry)
 
     def _classes(self, entry: InputFile) -> None:
-        volume = self._open_volume(entry)
-        if self.windows is None:
-            mask = self._whole(volume, str(entry.path))
+        data = self.network.recipe.data
+        volume = open_volume(entry, self.about, data, native=self.native, fill=self.fill)
+        where = str(entry.path)
+        mask = None
+        if self.windows is not None:
+            mask = predict_windows(self.network, volume, self.windows, where)
         else:
-            mask = predict_windows(self.network, volume, self.windows, str(entry.path))
+            box = Box.whole(rounded_up(volume.shape, data.multiple or 1))
+            logits = self.network(volume.block(self.grid, box), box.shape, where)
+            whole = gather_to_main(predicted_classes(logits))
+            if whole is not None:
+                depth, height, width = volume.shape[1:]
+                mask = whole[0, :depth, :height, :width]
         path = self.folder / entry.mask
 
         def write() -> None:
@@ -331,55 +306,15 @@ class ResultFolder:
 
         broadcast_from_main(write, failing=f"cannot write {path}", error=DataError)
 
-    def _whole(self, volume: InputVolume, where: str) -> NDArray[np.uint8] | None:
-        """Predict the mask (D, H, W) of a volume in one piece, on the main rank."""
-        multiple = self.network.recipe.data.multiple or 1
-        box = Box.whole(rounded_up(volume.shape, multiple))
-        logits = self.network(volume.block(self.grid, box), box.shape, where)
-        mask = gather_to_main(predicted_classes(logits))
-        if mask is None:
-            return None
-        depth, height, width = volume.shape[1:]
-        return mask[0, :depth, :height, :width]
-
-    def _open_volume(self, entry: InputFile) -> InputVolume:
-        name = entry.path.name
-        native = self.native
-        if name.endswith(NIFTI):
-            return NiftiVolume(entry.paths, self.about, native=native, fill=self.fill)
-        return self._open_arrays(entry, native=native)
-
-    def _open_arrays(self, entry: InputFile, *, native: bool) -> KeyedVolume | MappedVolume:
-        """A file of one of the layouts that are known, or of what the recipe says of its own."""
-        data = self.network.recipe.data
-        if data.mapping is None and not entry.path.name.endswith(ARRAY_SUFFIXES):
-            return self._open_keyed(entry, native=native)
-        options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
-        return MappedVolume(entry.paths, self.about, options, fill=self.fill)
-
-    def _open_keyed(self, entry: InputFile, *, native: bool) -> KeyedVolume:
-        scans = NIFTI if self.about.classes else ()
-        check_file_kind(entry.path, (*scans, *KEYED_SUFFIXES, *ARRAY_SUFFIXES))
-        data = self.network.recipe.data
-        lbann = lbann_of(data.format)
-        return KeyedVolume(
-            entry.path,
-            self.about,
-            native=native,
-            channels=data.channels,
-            lbann=lbann,
-            allowed=data.allowed,
-            fill=self.fill,
-        )
-
     def _numbers(self, entry: InputFile) -> None:
-        volume = self._open_arrays(entry, native=False)
-        source: Source = volume.source
-        width = self.network.recipe.data.subvolume
-        source = source if width is None else Subvolumes(source, width)
+        data = self.network.recipe.data
+        volume = open_volume(entry, self.about, data, fill=self.fill)
+        assert isinstance(volume, ArrayVolume)
+        source = volume.source
+        source = source if data.subvolume is None else Subvolumes(source, data.subvolume)
         unit = []
         for sample in range(len(source.names)):
-            box = Box.whole(rounded_up(source.shape, self.network.recipe.data.multiple or 1))
+            box = Box.whole(rounded_up(source.shape, data.multiple or 1))
             block = read_block(source, sample, self.grid, box, self.fill)
             prediction = self.network(block, box.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
@@ -449,7 +384,7 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    recipe = recipe_for_volumes(Path(run), overrides, trust=trust)
+    recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {
         "checkpoint": checkpoint,
@@ -459,44 +394,26 @@ def predict(
     }
     where = {"run": str(Path(run).absolute()), "out": str(folder.absolute())}
     facts = launch_facts(recipe, command="predict", **where, **options)
-    started = start_alike(recipe.device, recipe.timeout, facts)
-    try:
-        with failure_broadcast():
-            grid = Grid(**recipe.grid.model_dump())
-            network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
-            channels = network.about.whole[0] if network.about.classes else 1
-            entries = broadcast_from_main(
-                lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
-                failing="cannot list the inputs",
-            )
-            if windows is not None:
-                check_windows_suit(network)
-            results = ResultFolder(network, folder, native=native, windows=windows)
-            outcomes = []
-            for entry in entries:
-                outcomes.append(results.predict(entry))
-                done(outcomes[-1], len(entries))
-            results.finish(entries)
-    finally:
-        if started:
-            dist.destroy_process_group()
-    return outcomes
-
-
-def recipe_for_volumes(
-    run: Path, overrides: Sequence[str], *, ranks: int | None = None, trust: Trust | None = None
-) -> Recipe:
-    """Return the run's recipe on a grid that cuts volumes only: by default along their depth.
-
-    Raises:
-        RecipeError: an override is bad or cuts mini-batches.
-    """
-    recipe = recipe_for(run, overrides, ranks=ranks, axis="depth", trust=trust)
-    if recipe.grid.data == 1:
-        return recipe
-    if any(override.startswith("grid") for override in overrides):
-        raise RecipeError(
-            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
-            "    use all ranks for each: grid.depth, grid.height, grid.width"
+    with started_ranks(recipe, facts):
+        grid = Grid(**recipe.grid.model_dump())
+        network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
+        channels = network.about.whole[0] if network.about.classes else 1
+        entries = broadcast_from_main(
+            lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
+            failing="cannot list the inputs",
         )
-    return recipe_for(run, [*overrides, f"grid.depth={recipe.grid.size}"], trust=trust)
+        if windows is not None and not network.about.classes:
+            raise DataError(WINDOWS_NEED_CLASSES)
+        if windows is not None and isinstance(network.transform, MeanScale):
+            raise DataError(
+                f"data.transform={network.transform.name} divides by the mean of a whole volume, "
+                "which a window has not\n"
+                "    predict whole volumes: leave --window out"
+            )
+        results = ResultFolder(network, folder, native=native, windows=windows)
+        outcomes = []
+        for entry in entries:
+            outcomes.append(results.predict(entry))
+            done(outcomes[-1], len(entries))
+        results.finish(entries)
+    return outcomes

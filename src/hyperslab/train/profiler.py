@@ -1,25 +1,35 @@
 """Records the profile of some steps of a run, and writes it however the run ends.
 
-`marks` names what a rank waits for and which layer runs: methods are replaced and hooks added
-for the profiled steps only, and taken back afterwards. `StepRecorder` says when recording begins
-and what is kept; `ProfiledTrainer` is a trainer with a recorder at the borders of its steps.
+In reading order: `marks` names what a rank waits for and which layer runs: methods are replaced
+and hooks added for the profiled steps only, and taken back afterwards; the events that torch's
+profiler took down, the rows of a step's timeline made from them, and the time of each layer by
+stage; `StepRecorder`, which says when recording begins and what is kept; `ProfiledTrainer`, a
+trainer with a recorder at the borders of its steps.
+
+Legend: a *mark* is a range that `marks` opened; its name begins with `MARK`. A *node* is a step of
+autograd's backward pass.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 
 from hyperslab.comm import Grid
@@ -29,23 +39,29 @@ from hyperslab.data.dataset import Prefetcher
 from hyperslab.errors import reason
 from hyperslab.train.flops import measure_peak
 from hyperslab.train.profile import (
-    LAYER_MARK,
-    MARK,
-    STEP_MARK,
+    ROWS,
+    UNDER_WAY,
     LayerTime,
     Profile,
-    ProfiledRange,
+    Stage,
     StepTimes,
-    by_range,
-    events_of,
-    layer_times,
+    TimelineRow,
+    TimelineSpan,
     profile_folder,
     profile_path,
-    step_times,
     write_profile,
 )
 from hyperslab.train.step import StepResult, Vote
 from hyperslab.train.trainer import Progress, Trainer
+
+log = logging.getLogger("hyperslab")
+
+MARK = "hyperslab."
+STEP_MARK = f"{MARK}step:"
+LAYER_MARK = f"{MARK}layer:"
+BACKWARD_NODE = "autograd::engine::evaluate_function: "
+OPTIMIZER_STEP = "Optimizer.step#"
+OPERATOR_NAME = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
 
 Method = Callable[..., Any]
 """Types a method as its class has it."""
@@ -103,12 +119,20 @@ def _method_marked(owner: type, name: str, label: Method) -> Iterator[None]:
 def _layers_marked(model: nn.Module) -> Iterator[None]:
     """Put a mark around each submodule's forward."""
     open_marks: list[record_function] = []
+
+    def begin(label: str, *_: object) -> None:
+        mark = record_function(label)
+        mark.__enter__()
+        open_marks.append(mark)
+
+    def end(*_: object) -> None:
+        open_marks.pop().__exit__(None, None, None)
+
     hooks = []
     for name, module in model.named_modules():
         if name:
-            begin = functools.partial(_begin_layer, open_marks, f"{LAYER_MARK}{name}")
-            hooks.append(module.register_forward_pre_hook(begin))
-            end = functools.partial(_end_layer, open_marks)
+            opening = functools.partial(begin, f"{LAYER_MARK}{name}")
+            hooks.append(module.register_forward_pre_hook(opening))
             hooks.append(module.register_forward_hook(end, always_call=True))
     try:
         yield
@@ -116,20 +140,280 @@ def _layers_marked(model: nn.Module) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
         while open_marks:  # of a forward pass that an error ended
-            _end_layer(open_marks)
+            end()
 
 
-def _begin_layer(open_marks: list[record_function], label: str, *_: object) -> None:
-    mark = record_function(label)
-    mark.__enter__()
-    open_marks.append(mark)
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfiledRange:
+    """One range of the profile; times [s] are on one clock.
+
+    ``sequence`` is autograd's number, which a node shares with the operator that it belongs to, or
+    -1; ``on_device`` says whether an accelerator ran it; ``device_seconds`` [s] is what the
+    kernels took that it started.
+    """
+
+    name: str
+    begin: float
+    end: float
+    parent: ProfiledRange | None = None
+    sequence: int = -1
+    on_device: bool = False
+    device_seconds: float = 0.0
+
+    @property
+    def ancestors(self) -> Iterator[ProfiledRange]:
+        """Go from the innermost outwards, this one first."""
+        event: ProfiledRange | None = self
+        while event is not None:
+            yield event
+            event = event.parent
+
+    @property
+    def is_operator(self) -> bool:
+        """Say whether torch's dispatcher ran it."""
+        return OPERATOR_NAME.match(self.name) is not None
+
+    def within(self, prefix: str) -> ProfiledRange | None:
+        """Return the innermost of its ancestors whose name begins so."""
+        return next((e for e in self.ancestors if e.name.startswith(prefix)), None)
+
+    @property
+    def layer(self) -> str | None:
+        """Return the name of the innermost submodule that ran it in its forward pass."""
+        mark = self.within(LAYER_MARK)
+        return None if mark is None else mark.name.removeprefix(LAYER_MARK)
 
 
-def _end_layer(open_marks: list[record_function], *_: object) -> None:
-    open_marks.pop().__exit__(None, None, None)
+def events_of(profiler: torch.profiler.profile) -> list[ProfiledRange]:
+    """Return everything that was recorded, parents before children."""
+    known: dict[int, ProfiledRange] = {}
+    found = [_event(e, known) for e in profiler.events() or ()]
+    return sorted(found, key=lambda event: (event.begin, -event.end))
 
 
-log = logging.getLogger("hyperslab")
+def by_range(
+    ranges: Sequence[ProfiledRange], events: Sequence[ProfiledRange]
+) -> list[list[ProfiledRange]]:
+    """For each of ``ranges``, which come one after the other, the events that overlap with it."""
+    ends = [r.end for r in ranges]
+    found: list[list[ProfiledRange]] = [[] for _ in ranges]
+    for event in events:
+        at = bisect_right(ends, event.begin)
+        while at < len(ranges) and ranges[at].begin < event.end:
+            found[at].append(event)
+            at += 1
+    return found
+
+
+def _event(raw: FunctionEvent, known: dict[int, ProfiledRange]) -> ProfiledRange:
+    if id(raw) not in known:
+        parent = raw.cpu_parent
+        known[id(raw)] = ProfiledRange(
+            name=raw.name,
+            begin=raw.time_range.start / 1e6,
+            end=raw.time_range.end / 1e6,
+            parent=None if parent is None else _event(parent, known),
+            sequence=raw.sequence_nr,
+            on_device=raw.device_type != torch.profiler.DeviceType.CPU,
+            device_seconds=raw.device_time_total / 1e6,
+        )
+    return known[id(raw)]
+
+
+COMPUTE_ROWS: tuple[TimelineRow, ...] = ("convolutions", "operators")
+COMMUNICATION_ROWS: tuple[TimelineRow, ...] = ("halos", "statistics", "gradients")
+WAITING_ROWS: tuple[TimelineRow, ...] = ("data", "vote", *COMMUNICATION_ROWS)
+_ROW_ORDER: tuple[TimelineRow, ...] = (*WAITING_ROWS, *COMPUTE_ROWS, "framework")
+"""The earlier one counts where two cover the same time: an operator within a wait is the wait."""
+_LATE_BUCKET = "a bucket of gradients"
+"""Hidden behind operators it counts as nothing; where only it goes on the rank waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Represents a stretch of time [s] in a row, and what happened in it."""
+
+    row: TimelineRow
+    begin: float
+    end: float
+    label: str
+
+
+def row_of(event: ProfiledRange) -> TimelineRow | None:
+    """Return the row to which a range belongs that holds the rank up; None for any other."""
+    for row in _ROW_ORDER:
+        if event.name.startswith(f"{MARK}{row}:"):
+            return row
+    name = event.name.lower()
+    if event.on_device:
+        if event.name.startswith((MARK, BACKWARD_NODE)):
+            return None
+        if "nccl" in name:
+            return "halos" if "sendrecv" in name else "gradients"
+        words = ("conv", "dgrad", "wgrad", "fprop", "implicit_gemm")
+        return "convolutions" if any(word in name for word in words) else "operators"
+    above = itertools.islice(event.ancestors, 1, None)
+    if event.is_operator and not any(e.is_operator for e in above):
+        convolves = any(word in event.name for word in ("conv", "winograd"))
+        return "convolutions" if convolves else "operators"
+    return None
+
+
+def pieces_of(events: Iterable[ProfiledRange]) -> list[Piece]:
+    """Turn the events of one step into rows; those of an accelerator replace its operators."""
+    chosen = [(row, event) for event in events if (row := row_of(event)) is not None]
+    accelerated = any(event.on_device for _, event in chosen)
+    return [
+        Piece(row, event.begin, event.end, label_of(event))
+        for row, event in chosen
+        if not (accelerated and row in COMPUTE_ROWS and not event.on_device)
+    ]
+
+
+def label_of(event: ProfiledRange) -> str:
+    """Return the words of a piece: which layer, what."""
+    if event.name.startswith(MARK):
+        return event.name.rpartition(":")[2]
+    name = event.name.rpartition("::")[2]
+    return name if event.layer is None else f"{event.layer}: {name}"
+
+
+def exclusive(pieces: Sequence[Piece], begin: float, end: float) -> list[Piece]:
+    """Every moment of [begin, end) that a piece covers once, in order."""
+    inside = [p for p in pieces if p.begin < end and p.end > begin]
+    edges = sorted({begin, end, *(t for p in inside for t in (p.begin, p.end) if begin < t < end)})
+    starts = sorted(inside, key=lambda p: p.begin)
+    active: list[Piece] = []
+    result: list[Piece] = []
+    for lo, hi in itertools.pairwise(edges):
+        while starts and starts[0].begin <= lo:
+            active.append(starts.pop(0))
+        active = [p for p in active if p.end > lo]
+        if not active:
+            continue
+        best = min(active, key=_precedence)
+        last = result[-1] if result else None
+        if last is not None and (last.row, last.label, last.end) == (best.row, best.label, lo):
+            result[-1] = replace(last, end=hi)
+        else:
+            result.append(replace(best, begin=lo, end=hi))
+    return result
+
+
+def _precedence(piece: Piece) -> float:
+    if piece.label == _LATE_BUCKET:
+        return _ROW_ORDER.index("framework") - 0.5
+    return _ROW_ORDER.index(piece.row)
+
+
+def messages_under_way(events: Sequence[ProfiledRange]) -> list[Piece]:
+    """Messages that travel while the rank may work on.
+
+    Halos from the first to the last mark of their exchange. Gradients where torch averages them
+    itself: gloo's own ranges, each from a start in a node of the backward pass to its arrival.
+    """
+    open_since: dict[str, ProfiledRange] = {}
+    found = []
+    for event in events:
+        if event.on_device or not event.name.startswith(f"{MARK}halos:"):
+            continue
+        begun = open_since.pop(event.name, None)
+        if begun is None:
+            open_since[event.name] = event
+        else:
+            found.append(Piece("halos", begun.begin, event.end, label_of(event)))
+    return found + _buckets(events)
+
+
+def _buckets(events: Sequence[ProfiledRange]) -> list[Piece]:
+    starts = [e for e in events if e.name == "c10d::allreduce_"]
+    sums = iter([e for e in events if e.name == "gloo:all_reduce"])
+    return [
+        Piece("gradients", sent.begin, sent.end, _LATE_BUCKET)
+        for start in starts
+        if (sent := next((e for e in sums if e.begin >= start.begin), None)) is not None
+        and start.within(BACKWARD_NODE) is not None
+        and start.within(MARK + "statistics:") is None
+    ]
+
+
+def step_times(
+    number: int, step: ProfiledRange, events: Sequence[ProfiledRange], labels: list[str]
+) -> StepTimes:
+    """Return the rows of one step; ``labels`` gets the words that are new."""
+    inside = [e for e in events if e.begin < step.end and e.end > step.begin and e is not step]
+    travelling = messages_under_way(inside)
+    late = [piece for piece in travelling if piece.row == "gradients"]
+    pieces = exclusive([*pieces_of(inside), *late], step.begin, step.end)
+    rows: dict[TimelineRow, float] = dict.fromkeys(ROWS, 0.0)
+    spans: dict[str, list[TimelineSpan]] = {}
+    index = {label: i for i, label in enumerate(labels)}
+    beside = [(f"{piece.row} {UNDER_WAY}", piece) for piece in travelling]
+    for name, piece in [*((p.row, p) for p in pieces), *beside]:
+        if piece.label not in index:
+            index[piece.label] = len(labels)
+            labels.append(piece.label)
+        begin = round(piece.begin - step.begin, 7)
+        end = round(piece.end - step.begin, 7)
+        spans.setdefault(name, []).append((begin, end, index[piece.label]))
+    for piece in pieces:
+        rows[piece.row] += piece.end - piece.begin
+    return StepTimes(step=number, seconds=step.end - step.begin, rows=rows, spans=spans)
+
+
+LayerPlace = tuple[str, Stage]
+"""A layer's name, and the stage of the step."""
+
+
+def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
+    """Return the mean time [s] of each layer and stage in a step, in the order in which they begin.
+
+    A forward operator belongs to the innermost submodule that runs; a node of the backward pass to
+    the layer of the operator whose sequence number it has.
+    """
+    layers = _layers_by_number(events)
+    compute: defaultdict[LayerPlace, float] = defaultdict(float)
+    waited: defaultdict[LayerPlace, float] = defaultdict(float)
+    for event in events:
+        row = None if event.on_device else row_of(event)
+        if row is None:
+            continue
+        if row in COMPUTE_ROWS and any(row_of(e) in WAITING_ROWS for e in event.ancestors):
+            continue
+        place = place_of(event, layers)
+        if row in COMPUTE_ROWS:
+            compute[place] += event.device_seconds or event.end - event.begin
+        elif row in COMMUNICATION_ROWS:
+            compute[place] += 0.0  # it has its place in the order
+            waited[place] += event.end - event.begin
+    return [
+        LayerTime(
+            layer=layer,
+            stage=stage,
+            compute=compute[layer, stage] / steps,
+            communication=waited[layer, stage] / steps,
+        )
+        for layer, stage in compute
+    ]
+
+
+def _layers_by_number(events: Iterable[ProfiledRange]) -> dict[int, str]:
+    """Whose forward pass took which of autograd's numbers; the first that has one made its node."""
+    found: dict[int, str] = {}
+    for event in events:
+        if event.sequence >= 0 and event.within(BACKWARD_NODE) is None and event.layer is not None:
+            found.setdefault(event.sequence, event.layer)
+    return found
+
+
+def place_of(event: ProfiledRange, layers: dict[int, str]) -> LayerPlace:
+    """Find the layer and stage of an event; recomputed layers count to the backward pass."""
+    node = event.within(BACKWARD_NODE)
+    if node is not None:
+        return event.layer or layers.get(node.sequence, ""), "backward"
+    if event.within(OPTIMIZER_STEP) is not None:
+        return "", "optimizer"
+    return event.layer or "", "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,10 +604,10 @@ class ProfiledTrainer(Trainer):
             trainer.recipe,
             trainer.grid,
             trainer.objective,
-            data=trainer.data,
-            validation=trainer.validation,
-            test=trainer.test,
-            progress=trainer.progress,
+            trainer.data,
+            trainer.validation,
+            trainer.progress,
+            trainer.test,
         )
         run = self.recipe.output
         if self.grid.is_main:

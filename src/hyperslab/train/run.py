@@ -11,8 +11,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,6 @@ from hyperslab.comm.agreement import (
     lost_contact,
     start_alike,
 )
-from hyperslab.data import Dataset
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
@@ -44,13 +44,21 @@ from hyperslab.train.builders import (
 from hyperslab.train.history import Reporter, record_changes
 from hyperslab.train.mlperf import MlperfLog, RunEvents
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
-from hyperslab.train.objective import Objective, build_objective, loss_to_device
+from hyperslab.train.objective import build_objective, loss_to_device
 from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
 from hyperslab.util.atomic_files import open_to_append, try_lock
 
+log = logging.getLogger("hyperslab")
+
+T = TypeVar("T")
+
 LOCK_FILE = ".lock"
+RECIPE = "recipe.yaml"
+
+GridChoice = Callable[[Recipe, int], Recipe]
+"""Leads from a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
 
 
 @contextmanager
@@ -68,15 +76,6 @@ def lock_run(run: Path) -> Iterator[None]:
                 "    wait for its end, stop it, or choose another --output"
             )
         yield
-
-
-log = logging.getLogger("hyperslab")
-
-RECIPE = "recipe.yaml"
-
-
-GridChoice = Callable[[Recipe, int], Recipe]
-"""Leads from a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
 
 
 def train(
@@ -114,7 +113,8 @@ def train(
     try:
         with failure_broadcast():
             if recipe.grid.auto and choose is not None:
-                recipe = _with_chosen_grid(recipe, choose)
+                ranks = dist.get_world_size() if dist.is_initialized() else 1
+                recipe = broadcast_from_main(partial(choose, recipe, ranks))
             _train(recipe, resume or any_rank(started_again), profile, given)
     except Stopped:
         if started:
@@ -124,11 +124,6 @@ def train(
         dist.destroy_process_group()
 
 
-def _with_chosen_grid(recipe: Recipe, choose: GridChoice) -> Recipe:
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    return broadcast_from_main(lambda: choose(recipe, ranks))
-
-
 def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: UserObjects) -> None:
     with ExitStack() as stack:
         check_user_objects(recipe, given)
@@ -136,7 +131,10 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
-        events = _events(recipe, grid, stack)
+        events = RunEvents()
+        if recipe.mlperf is not None:
+            events = _on_main(lambda: MlperfLog(recipe, grid)) or events
+            stack.callback(events.close)
         trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
         broadcast_from_main(lambda: remember_code(recipe))  # all of it was allowed and made
         ended = trainer.progress.finished  # before
@@ -151,19 +149,11 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
             log.info("%s after %d epochs: %s", words, trainer.at.epoch, recipe.stop_at.wanted)
 
 
-def _events(recipe: Recipe, grid: Grid, stack: ExitStack) -> RunEvents:
-    """Open MLPerf's log, on the main rank, where the recipe asks for it."""
-
-    def opened() -> RunEvents:
-        if recipe.mlperf is None:
-            return RunEvents()
-        events = MlperfLog(recipe, grid)
-        stack.callback(events.close)
-        return events
-
-    found: list[RunEvents] = []
-    broadcast_from_main(lambda: found.append(opened()), error=RecipeError)
-    return found[0] if found else RunEvents()
+def _on_main(make: Callable[[], T]) -> T | None:
+    """Make something on the main rank, where it stays; raises on every rank what went wrong."""
+    made: list[T] = []
+    broadcast_from_main(lambda: made.append(make()))
+    return made[0] if made else None
 
 
 def build_trainer(
@@ -172,14 +162,13 @@ def build_trainer(
     stack: ExitStack,
     *,
     resume: bool,
-    events: RunEvents | None = None,
-    given: UserObjects = NO_USER_OBJECTS,
+    events: RunEvents,
+    given: UserObjects,
 ) -> Trainer:
     """Build everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
     data, validation, *followed = map(stack.enter_context, open_training(recipe, grid, given))
-    if events is not None:
-        events.data_opened(len(data), len(validation))
+    events.data_opened(len(data), len(validation))
     about = data_card(data)
     model = build_model(recipe, about, grid, given)
     objective = build_objective(recipe, about, given)
@@ -196,33 +185,36 @@ def build_trainer(
         device=grid.device,
     )
     path = latest(recipe.output) if resume else None
-    at = Position()
-    if path is not None:
-        at = _resume(path, state, recipe)
-        mend_best(path, at.best_step)
+    at = Position() if path is None else _resume(path, state, recipe)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
-        words = f"cannot write into output {recipe.output}"
-        broadcast_from_main(
-            lambda: save_recipe(recipe, recipe.output / RECIPE), failing=words, error=RecipeError
-        )
+        _write_on_main(recipe, lambda: save_recipe(recipe, recipe.output / RECIPE))
     if grid.is_main:
         if resume and path is None:
             log.info("nothing to resume in %s: from the start", recipe.output)
-        log.info("%s", _opening_words(grid, data, validation, path))
-    reporters: list[Reporter] = []
-    broadcast_from_main(lambda: reporters.append(_reporter(recipe, objective, at, steps, stack)))
-    reporter = reporters[0] if reporters else None
-    progress = Progress(recipe, grid, state, at, reporter=reporter, events=events)
+        log.info(
+            "%s on %s: %d samples of %s to train, %d to validate, %s",
+            *(grid, grid.device.type, len(data), list(data.shape), len(validation)),
+            f"going on from {path}" if path else "from the start",
+        )
+
+    def open_reporter() -> Reporter:
+        reporter = Reporter(
+            recipe.output,
+            measures=(*objective.measures, *([TEST_LOSS] if recipe.follow_test else [])),
+            step=at.step,
+            epoch=at.epoch,
+            total_steps=steps * recipe.epochs,
+            loggers=recipe.loggers,
+            settings=recipe.model_dump(mode="json"),
+        )
+        stack.callback(reporter.close)
+        return reporter
+
+    reporter = _on_main(open_reporter)
+    progress = Progress(recipe, grid, state, at, reporter, events)
     progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
-    return Trainer(
-        recipe,
-        grid,
-        objective,
-        data=data,
-        validation=validation,
-        test=followed[0] if followed else None,
-        progress=progress,
-    )
+    test = followed[0] if followed else None
+    return Trainer(recipe, grid, objective, data, validation, progress, test)
 
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
@@ -233,13 +225,14 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     assert isinstance(state.schedule, RateSchedule)
     state.schedule.put_settings(settings)
     if changes:
-        words = f"cannot write into output {recipe.output}"
-        broadcast_from_main(
-            lambda: record_changes(recipe.output, at.step, changes),
-            failing=words,
-            error=RecipeError,
-        )
+        _write_on_main(recipe, lambda: record_changes(recipe.output, at.step, changes))
+    mend_best(path, at.best_step)
     return at
+
+
+def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:
+    words = f"cannot write into output {recipe.output}"
+    broadcast_from_main(write, failing=words, error=RecipeError)
 
 
 def _changes(recipe: Recipe) -> dict[str, list[Any]]:
@@ -264,44 +257,21 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
     Raises:
         RecipeError: it holds another run, or one is under way there, or it cannot be written.
     """
-    words = f"cannot write into output {recipe.output}"
-    broadcast_from_main(lambda: _prepare(recipe, stack, resume), failing=words, error=RecipeError)
-
-
-def _prepare(recipe: Recipe, stack: ExitStack, resume: bool) -> None:
     run = recipe.output
-    run.mkdir(parents=True, exist_ok=True)
-    stack.enter_context(lock_run(run))
-    if not resume and any(folder_of(run).glob("step-*")):
-        raise RecipeError(
-            f"output {run} holds a run already\n    go on with --resume, or choose another --output"
-        )
-    if not resume:
+
+    def prepare() -> None:
+        run.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_run(run))
+        if resume:
+            return
+        if any(folder_of(run).glob("step-*")):
+            raise RecipeError(
+                f"output {run} holds a run already\n"
+                "    go on with --resume, or choose another --output"
+            )
         save_recipe(recipe, run / RECIPE)
 
-
-def _reporter(
-    recipe: Recipe, objective: Objective, at: Position, steps: int, stack: ExitStack
-) -> Reporter:
-    reporter = Reporter(
-        recipe.output,
-        measures=(*objective.measures, *([TEST_LOSS] if recipe.follow_test else [])),
-        step=at.step,
-        epoch=at.epoch,
-        total_steps=steps * recipe.epochs,
-        loggers=recipe.loggers,
-        settings=recipe.model_dump(mode="json"),
-    )
-    stack.callback(reporter.close)
-    return reporter
-
-
-def _opening_words(grid: Grid, data: Dataset, validation: Dataset, path: Path | None) -> str:
-    start = f"going on from {path}" if path else "from the start"
-    return (
-        f"{grid} on {grid.device.type}: {len(data)} samples of {list(data.shape)} to train, "
-        f"{len(validation)} to validate, {start}"
-    )
+    _write_on_main(recipe, prepare)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -55,90 +56,74 @@ class WindowPolicy:
         return {"window": list(self.size), "overlap": self.overlap, "blend": self.blend}
 
 
-class BlendedScores:
-    """The classes' scores of a volume (D, H, W), of which windows bring parts, in their order.
+def blended_scores(
+    extents: tuple[int, ...], policy: WindowPolicy, predict: Callable[[Box], Sharded]
+) -> torch.Tensor | None:
+    """Return a volume's scores (C, D, H, W) on the main rank, None on the others; all call it.
 
-    They are on the main rank alone; every rank goes through the ``boxes`` and calls `add`.
+    Distribution scheme: 1. ``predict`` gives the scores (1, C, d, h, w) of a window, cut over all
+    ranks, 2. the main rank collects them, weighs them and adds them to those of the windows before.
     """
-
-    def __init__(self, extents: tuple[int, ...], policy: WindowPolicy) -> None:
-        self.boxes = list(_windows(extents, policy))
-        self.inside = Box.whole(extents)
-        self.around = Box.around(self.boxes)
-        self.weights = _weights(policy)
-        self.scores: torch.Tensor | None = None
-        self.total = torch.zeros(())
-
-    def add(self, box: Box, logits: Sharded) -> None:
-        """Add the scores of a window (1, C, d, h, w); every rank calls it."""
-        found = gather_to_main(cast(Sharded, logits.float()))
+    boxes = list(_windows(extents, policy))
+    around = Box.around(boxes)
+    weights = _weights(policy)
+    scores: torch.Tensor | None = None
+    total = torch.zeros(around.shape)
+    for box in boxes:
+        found = gather_to_main(cast(Sharded, predict(box).float()))
         if found is None:
-            return
+            continue
         part = torch.from_numpy(found[0])
-        if self.scores is None:
-            self.scores = torch.zeros(len(part), *self.around.shape)
-            self.total = torch.zeros(self.around.shape)
-        at = box.slices(self.around)
-        self.scores[:, *at] += part * self.weights
-        self.total[at] += self.weights
-
-    def result(self) -> torch.Tensor | None:
-        """Return the weighted mean scores (C, D, H, W) on the main rank, None on the others."""
-        if self.scores is None:
-            return None
-        return (self.scores / self.total)[:, *self.inside.slices(self.around)]
+        if scores is None:
+            scores = torch.zeros(len(part), *around.shape)
+        at = box.slices(around)
+        scores[:, *at] += part * weights
+        total[at] += weights
+    if scores is None:
+        return None
+    return (scores / total)[:, *Box.whole(extents).slices(around)]
 
 
 @dataclass(frozen=True)
 class WindowedModel:
-    """A network of classes that goes through its input in windows.
+    """A network of so many ``classes`` that goes through its input in windows.
 
     What windows hold beyond a volume is 0, as the lowest value is for a network.
     """
 
     model: Callable[[Sharded], Sharded]
     policy: WindowPolicy
+    classes: int
 
     def __call__(self, x: Sharded) -> Sharded:
         """The scores (N, C, D, H, W) of ``x`` (N, C', D, H, W), cut as that; every rank calls it.
 
         Distribution scheme: 1. the main rank collects the samples, 2. gives every rank its box of
-        a window, 3. the network predicts it, 4. the main rank collects the scores, weighs them and
-        adds them up, 5. and gives every rank its box of all of them.
+        a window for `blended_scores`, 3. and its box of what comes of all of them.
 
         Raises:
             LayoutError: a window is too small for the grid or the network.
         """
         whole = gather_to_main(x)
-        blended = []
-        classes = 0
-        for sample in range(x.shape[0]):
-            scores = BlendedScores(tuple(x.shape[2:]), self.policy)
-            for box in scores.boxes:
-                logits = self.model(self._window(x, None if whole is None else whole[sample], box))
-                classes = logits.shape[1]
-                scores.add(box, logits)
-            blended.append(scores.result())
+
+        def predict_window(sample: int, box: Box) -> Sharded:
+            wanted = Box((0, *box.lo), (x.shape[1], *box.hi))
+            part = None if whole is None else take_filled(whole[sample], wanted, 0)[None]
+            return self.model(_cut(part, x.grid.partition((1, *wanted.shape)), x))
+
+        blended = [
+            blended_scores(tuple(x.shape[2:]), self.policy, partial(predict_window, sample))
+            for sample in range(x.shape[0])
+        ]
         there = [found.numpy() for found in blended if found is not None]
-        shape = (x.shape[0], classes, *x.shape[2:])
-        partition = Partition(shape, x.partition.cuts)
-        volume = np.stack(there) if there else None
-        return _cut_window(volume, partition, x)
-
-    def _window(self, x: Sharded, whole: NDArray[Any] | None, box: Box) -> Sharded:
-        channels = x.shape[1]
-        wanted = Box((0, *box.lo), (channels, *box.hi))
-        part = None
-        if whole is not None:
-            part = take_filled(whole, wanted, 0)[None]
-        return _cut_window(part, x.grid.partition((1, *wanted.shape)), x)
+        shape = (x.shape[0], self.classes, *x.shape[2:])
+        return _cut(np.stack(there) if there else None, Partition(shape, x.partition.cuts), x)
 
 
-def _cut_window(volume: NDArray[Any] | None, partition: Partition, like: Sharded) -> Sharded:
+def _cut(volume: NDArray[Any] | None, partition: Partition, like: Sharded) -> Sharded:
     """Cut what the main rank holds over all ranks, as float32."""
     block = scatter_from_main(volume, partition, np.dtype(np.float32), like.grid)
-    local = torch.from_numpy(block).to(like.grid.device)
-    return Sharded.from_local(local, partition, like.grid)
+    return Sharded.from_local(torch.from_numpy(block).to(like.grid.device), partition, like.grid)
 
 
 def _windows(extents: tuple[int, ...], policy: WindowPolicy) -> Iterator[Box]:

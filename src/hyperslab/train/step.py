@@ -1,8 +1,7 @@
 """Defines what surrounds one optimizer step: its precision, its result, its vote, its clock.
 
-In reading order: the types that torch computes in; the signals that end a run after its next
-checkpoint; the vote, one small collective a step (is the loss a number, does any rank want to
-stop?); a step's result, its time and its row of the history.
+In reading order: the types that torch computes in; the vote, one small collective a step (is the
+loss a number, does any rank want to stop?); a step's result, its time and its row of the history.
 """
 
 from __future__ import annotations
@@ -10,18 +9,16 @@ from __future__ import annotations
 import datetime
 import math
 import resource
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hyperslab.comm import Grid
+from hyperslab.data import Dataset
 from hyperslab.recipe.section import choose
 
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
@@ -36,36 +33,6 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """
     dtype = choose(PRECISIONS, precision, "precision")
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
-
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""The last two are what Slurm sends before a job's time is over, if it is asked to."""
-
-
-def heeded_signals() -> list[signal.Signals]:
-    """Return the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
-
-
-class StopRequest:
-    """Remembers that a signal arrived; the step that it arrived in ends first."""
-
-    def __init__(self) -> None:
-        self.signal = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Inside, the signals are only noted; outside they do what they did."""
-        before = {number: signal.signal(number, self._note) for number in heeded_signals()}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,47 +144,28 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step that is done and whose vote is under way."""
+    """A step that is done and whose vote is under way; ``facts`` are this rank's of the history."""
 
     vote: Vote
-    step: int
-    epoch: int
-    rate: float
     samples: int
-    seconds: float
-    flops_per_second: float | None
-    peak_share: float | None
+    facts: dict[str, Any]
 
-    def row(self, verdict: Verdict) -> dict[str, float | None]:
+    def row(self, verdict: Verdict) -> dict[str, Any]:
         """Return the step's row of the history."""
         return {
-            "step": self.step,
-            "epoch": self.epoch,
+            **self.facts,
             "loss": verdict.loss,
-            "learning_rate": self.rate,
-            "step_seconds": self.seconds,
             "wait_seconds": verdict.wait_seconds,
-            "samples_per_second": self.samples / self.seconds,
             "memory_bytes": verdict.memory_bytes,
-            "flops_per_second": self.flops_per_second,
-            "peak_share": self.peak_share,
         }
-
-
-class CountsWaiting(Protocol):
-    """Data that count how long they have been waited for, `hyperslab.data.Dataset` say."""
-
-    @property
-    def wait_seconds(self) -> float: ...
 
 
 class StepClock:
     """Measures how long a step takes [s], and how long of that it waits for data [s]."""
 
-    def __init__(self, data: CountsWaiting) -> None:
+    def __init__(self, data: Dataset) -> None:
         self.data = data
-        self.began = time.perf_counter()
-        self.waited = data.wait_seconds
+        self.restart()
 
     def restart(self) -> None:
         """A step begins now."""
@@ -226,7 +174,6 @@ class StepClock:
 
     def lap(self) -> tuple[float, float]:
         """End the step: return its time, and its wait for data. The next one begins."""
-        began = self.began
-        waited = self.waited
+        began, waited = self.began, self.waited
         self.restart()
         return self.began - began, self.waited - waited

@@ -13,8 +13,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -22,6 +22,7 @@ from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
+from hyperslab.data import Dataset
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
@@ -30,21 +31,15 @@ from hyperslab.train.history import Reporter
 from hyperslab.train.mlperf import RunEvents
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import RateSchedule
-from hyperslab.train.step import (
-    PendingStep,
-    StepClock,
-    StepResult,
-    StopRequest,
-    Verdict,
-    Vote,
-    autocast,
-)
+from hyperslab.train.step import PendingStep, StepClock, StepResult, Vote, autocast
+from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
 LOST_AFTER = datetime.timedelta(seconds=2)
 """Without an answer [s]: in a run that failed a vote may never arrive."""
 
 
+@dataclass(eq=False)
 class Progress:
     """Keeps how far a run is, on one rank; every rank has the same one.
 
@@ -52,26 +47,18 @@ class Progress:
     the step enters the history. Only the main rank has a ``reporter``.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        grid: Grid,
-        state: RunState,
-        at: Position,
-        *,
-        reporter: Reporter | None = None,
-        events: RunEvents | None = None,
-    ) -> None:
-        self.recipe = recipe
-        self.grid = grid
-        self.state = state
-        self.at = at
-        self.reporter = reporter
-        self.events = RunEvents() if events is None else events
-        self.stop = StopRequest()
-        self.writer = BackgroundWriter()
-        self.flops = StepFlops(grid.size, recipe.peak)
-        self.pending: PendingStep | None = None
+    recipe: Recipe
+    grid: Grid
+    state: RunState
+    at: Position
+    reporter: Reporter | None = None
+    events: RunEvents = field(default_factory=RunEvents)
+    stop: StopRequest = field(default_factory=StopRequest, init=False)
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
+    pending: PendingStep | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.flops = StepFlops(self.grid.size, self.recipe.peak)
 
     @property
     def rate(self) -> float:
@@ -101,16 +88,16 @@ class Progress:
         vote = Vote(self.grid, done.loss, done.prediction, stop=self.stop.signal, wait=waited)
         before = self.pending
         speed = self.flops.speed(done.samples, seconds)
-        self.pending = PendingStep(
-            vote,
-            self.at.step,
-            self.at.epoch,
-            rate,
-            done.samples,
-            seconds=seconds,
-            flops_per_second=speed,
-            peak_share=self.flops.share(speed),
-        )
+        facts = {
+            "step": self.at.step,
+            "epoch": self.at.epoch,
+            "learning_rate": rate,
+            "step_seconds": seconds,
+            "samples_per_second": done.samples / seconds,
+            "flops_per_second": speed,
+            "peak_share": self.flops.share(speed),
+        }
+        self.pending = PendingStep(vote, done.samples, facts)
         self._leave_if(self._finish(before))
         every = self.recipe.checkpoint.every_steps
         if every is not None and self.at.step % every == 0:
@@ -195,10 +182,16 @@ class Progress:
             return 0
         verdict = done.vote.result()
         if not verdict.finite:
-            raise DivergedError(self._diverged(done, verdict))
+            where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
+            step, epoch = done.facts["step"], done.facts["epoch"]
+            raise DivergedError(
+                f"the loss is not a finite number in step {step} (epoch {epoch + 1}){where}\n"
+                f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
+                "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
+            )
         self.at.loss += verdict.loss * done.samples
         self.at.samples += done.samples
-        self.at.seconds += done.seconds
+        self.at.seconds += done.facts["step_seconds"]
         if self.reporter is not None:
             self.reporter.step(done.row(verdict))
         return verdict.signal
@@ -211,15 +204,6 @@ class Progress:
             name = signal.Signals(number).name
             raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
 
-    def _diverged(self, done: PendingStep, verdict: Verdict) -> str:
-        """Return the words of the error, with the rank where one can be told."""
-        where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
-        return (
-            f"the loss is not a finite number in step {done.step} (epoch {done.epoch + 1}){where}\n"
-            f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
-            "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
-        )
-
 
 MiniBatch = tuple[Sharded, Sharded]
 """Values and target."""
@@ -229,50 +213,29 @@ TEST_LOSS = "test_loss"
 """Its column in ``epochs.csv``."""
 
 
-class Batches(Protocol):
-    """The mini-batches of one split: `hyperslab.data.Dataset` has them."""
-
-    @property
-    def wait_seconds(self) -> float: ...
-
-    at: int
-
-    def __len__(self) -> int: ...
-
-    @property
-    def steps(self) -> int: ...
-
-    def epoch(self, epoch: int, start: int = 0, *, onward: bool = False) -> Iterator[MiniBatch]: ...
-
-
+@dataclass(eq=False)
 class Trainer:
-    """Trains a parallelised model on one rank of the grid; every rank runs the same one."""
+    """Trains a parallelised model on one rank of the grid; every rank runs the same one.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        grid: Grid,
-        objective: Objective,
-        *,
-        data: Batches,
-        validation: Batches,
-        progress: Progress,
-        test: Batches | None = None,
-    ) -> None:
-        """``test`` is measured after every epoch, too, if it is there."""
-        self.recipe = recipe
-        self.grid = grid
-        self.objective = objective
-        self.data = data
-        self.validation = validation
-        self.test = test
-        self.progress = progress
-        self.model = progress.state.model
-        self.optimizer = progress.state.optimizer
-        assert isinstance(progress.state.schedule, RateSchedule)
-        self.schedule = progress.state.schedule
+    ``test`` is measured after every epoch, too, if it is there.
+    """
+
+    recipe: Recipe
+    grid: Grid
+    objective: Objective
+    data: Dataset
+    validation: Dataset
+    progress: Progress
+    test: Dataset | None = None
+
+    def __post_init__(self) -> None:
+        state = self.progress.state
+        self.model = state.model
+        self.optimizer = state.optimizer
+        assert isinstance(state.schedule, RateSchedule)
+        self.schedule = state.schedule
         self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore[assignment]
-        self.clock = StepClock(data)
+        self.clock = StepClock(self.data)
 
     @property
     def at(self) -> Position:
@@ -377,7 +340,7 @@ class Trainer:
         return self.measure(self.validation)
 
     @torch.no_grad()
-    def measure(self, split: Batches) -> dict[str, float | None]:
+    def measure(self, split: Dataset) -> dict[str, float | None]:
         """The objective's measures over a split, under the names that they have in a validation."""
         self.model.eval()
         sums = self.objective.metric_sums(self.grid)

@@ -18,7 +18,6 @@ from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.resample import blurred_linear, nearest
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.evaluate import find_checkpoint, recipe_for
-from hyperslab.train.input_volumes import partition_of_volume
 from hyperslab.train.predict import InputOutcome, TrainedNetwork, predict
 from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks
@@ -187,7 +186,7 @@ def logits_of(run: Path, path: Path, *grid: str) -> tuple[torch.Tensor, tuple[in
     )
     values = image.read_volume(path).values[None]
     block = values[None][
-        partition_of_volume(values.shape, network.grid).box(network.grid.coords).slices()
+        network.grid.partition((1, *values.shape)).box(network.grid.coords).slices()
     ]
     logits = network(np.ascontiguousarray(block), values.shape, path.name)
     return logits.full(), tuple(logits.local.shape)

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import RecipeError
-from hyperslab.train.predict import InputOutcome, predict, recipe_for_volumes
+from hyperslab.train.evaluate import recipe_for
+from hyperslab.train.predict import InputOutcome, predict
 from tests.ranks import run_ranks
 from tests.train.predict.runs import NAMES, UNIVERSES, cosmoflow, write_regression
 
@@ -110,7 +111,8 @@ def test_the_cubes_of_a_universe_are_samples(tmp_path: Path) -> None:
 
 def test_the_grid_cuts_volumes(run: Path, tmp_path: Path) -> None:
     def axes(ranks: int, *overrides: str) -> dict[str, int]:
-        grid = recipe_for_volumes(run, overrides, ranks=ranks).grid.model_dump()
+        recipe = recipe_for(run, overrides, ranks=ranks, axis="depth", replicas=False)
+        grid = recipe.grid.model_dump()
         return {axis: n for axis, n in grid.items() if n > 1}
 
     assert axes(1) == {}
@@ -121,4 +123,5 @@ def test_the_grid_cuts_volumes(run: Path, tmp_path: Path) -> None:
     trained = Path(shutil.copytree(run, tmp_path / "run", symlinks=True))
     recipe = (trained / "recipe.yaml").read_text()
     (trained / "recipe.yaml").write_text(recipe + "grid: {data: 2, depth: 2}\n")
-    assert recipe_for_volumes(trained, [], ranks=4).grid.model_dump()["depth"] == 4
+    found = recipe_for(trained, [], ranks=4, axis="depth", replicas=False)
+    assert found.grid.model_dump()["depth"] == 4

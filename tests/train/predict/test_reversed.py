@@ -15,7 +15,8 @@ from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
-from hyperslab.train.input_volumes import KeyedVolume
+from hyperslab.recipe.data import DataSection
+from hyperslab.train.input_volumes import ArrayVolume, InputFile, open_volume
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split
 
@@ -23,11 +24,18 @@ SHAPE = (4, 5, 5, 5)
 ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 
 
-@pytest.mark.parametrize(("lbann", "format"), [(None, None), (True, "lbann"), (False, "hdf5")])
-def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: str | None) -> None:
+def opened(path: Path, format: str | None) -> ArrayVolume:
+    data = DataSection(path=path.parent, batch_size=1, format=format)
+    found = open_volume(InputFile(path, path.stem), ABOUT, data)
+    assert isinstance(found, ArrayVolume)
+    return found
+
+
+@pytest.mark.parametrize("format", [None, "lbann", "hdf5"])
+def test_axes_are_those_of_training(tmp_path: Path, format: str | None) -> None:
     split(tmp_path)
     source = source_of(tmp_path, Seat(), format=format)
-    file = KeyedVolume(Path(source.where(1)), ABOUT, native=False, channels=None, lbann=lbann)
+    file = opened(Path(source.where(1)), format)
     box = Box((1, 0, 2, 1), (3, 4, 5, 3))
     np.testing.assert_array_equal(file.source.read(0, box), source.read(1, box))
     assert file.shape == source.shape
@@ -36,4 +44,4 @@ def test_axes_are_those_of_training(tmp_path: Path, lbann: bool | None, format: 
 def test_a_public_file_is_not_lbanns(tmp_path: Path) -> None:
     public(tmp_path / "u.hdf5", counts(0, (5, 5, 5, 4)))
     with pytest.raises(DataError, match="stores channels last"):
-        KeyedVolume(tmp_path / "u.hdf5", ABOUT, native=False, channels=None, lbann=True)
+        opened(tmp_path / "u.hdf5", "lbann")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hyperslab.train.profile import BACKWARD_NODE, LAYER_MARK, MARK, STEP_MARK, ProfiledRange
+from hyperslab.train.profiler import BACKWARD_NODE, LAYER_MARK, MARK, STEP_MARK, ProfiledRange
 
 
 def a_step() -> list[ProfiledRange]:

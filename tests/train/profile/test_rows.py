@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyperslab.train.profile import (
+from hyperslab.train.profiler import (
     Piece,
     ProfiledRange,
     by_range,

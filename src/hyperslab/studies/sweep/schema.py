@@ -22,7 +22,7 @@ from pydantic import (
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
 from hyperslab.recipe.load import load_recipe, read_yaml
-from hyperslab.recipe.optimizer import TargetSchedule
+from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
 from hyperslab.recipe.trust import Trust, trust_of

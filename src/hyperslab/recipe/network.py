@@ -1,0 +1,142 @@
+"""Declares the networks that a recipe may name, each with how it is made for some data.
+
+A network is one class derived from `ModelSection`, here or in a module of its own that
+`hyperslab.recipe.schema` imports: the recipe's names are those of the classes. What they make is
+plain torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import PositiveInt
+
+from hyperslab import models
+from hyperslab.errors import RecipeError
+from hyperslab.recipe.instantiate import A_NETWORK, Maker
+from hyperslab.recipe.optimizer import Probability
+from hyperslab.recipe.section import CodeSection, NamedSection, TargetSection
+
+Shape = tuple[int, ...]
+
+
+class NetworkSection(NamedSection):
+    """Holds what all networks have. Their channels, outputs and classes are those of the data."""
+
+    # a class for every voxel, or numbers for the volume; None: whichever the data have
+    segments: ClassVar[bool | None] = False
+
+    @property
+    def words(self) -> str:
+        """Return the words by which errors call the network."""
+        return f"model.name={self.name}"
+
+    def check(self) -> None:
+        """Look at what is named from outside, and make nothing; raises as `build` does."""
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        """Make the network for samples of this ``shape`` (C, D, H, W); weights are torch's.
+
+        ``outputs``: its classes or numbers; ``where``: what has the samples, for errors.
+
+        Raises:
+            RecipeError: it is for volumes of another size, or cannot be made.
+        """
+        raise NotImplementedError
+
+
+class ModelSection(NetworkSection):
+    """Holds what the networks that come along have."""
+
+    statistics: Literal["grid", "replica"] = "grid"  # of batch norm: over all, or per replica
+
+
+class CosmoFlowSection(ModelSection):
+    """Leads from volumes to numbers."""
+
+    name: Literal["cosmoflow"] = "cosmoflow"
+    # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
+    variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
+    width: PositiveInt | None = None  # voxels along each side; given, it is checked
+    batch_norm: bool = False  # after each convolution
+    dropout: Probability | None = None  # of dropping; None: the variant's own
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        channels, *extents = shape
+        width = self.width or extents[0]
+        if extents != [width] * 3:
+            raise RecipeError(
+                f"{where} holds volumes of {extents} voxels but the model takes {[width] * 3}\n"
+                "    set model.width or data.subvolume"
+            )
+        try:
+            return models.CosmoFlow(
+                width,
+                variant=self.variant,
+                in_channels=channels,
+                outputs=outputs,
+                batch_norm=self.batch_norm,
+                dropout=self.dropout,
+            )
+        except ValueError as error:
+            raise RecipeError(f"model.width, model.variant: {error}") from None
+
+
+class UNet3DSection(ModelSection):
+    """Leads from volumes to a class for every voxel."""
+
+    segments: ClassVar[bool | None] = True
+    name: Literal["unet3d"]
+    channels: PositiveInt = 32  # after the first convolution
+    levels: PositiveInt = 3  # poolings
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        channels, *extents = shape
+        if min(extents) >> self.levels == 0:
+            raise RecipeError(
+                f"model.levels={self.levels} needs volumes of at least {1 << self.levels} voxels "
+                f"along each side, but they have {extents}"
+            )
+        return models.UNet3D(channels, outputs, channels=self.channels, levels=self.levels)
+
+
+class TargetModel(TargetSection, NetworkSection):
+    """A class derived from `torch.nn.Module`; whether it segments follows from the data."""
+
+    segments: ClassVar[bool | None] = None
+    name: Literal["target"] = "target"
+
+    @property
+    def words(self) -> str:
+        return f"model.target {self.target}"
+
+    def check(self) -> None:
+        Maker("model", A_NETWORK).check(self)
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        references = references_to_data(shape, outputs)
+        made: torch.nn.Module = Maker("model", A_NETWORK, references=references)(self)
+        return made
+
+
+class PythonModel(CodeSection, NetworkSection):
+    """A network that a program has handed to `hyperslab.fit`; no one writes this in a recipe."""
+
+    segments: ClassVar[bool | None] = None
+    name: Literal["python"]
+    python_class: str  # its dotted name
+    digest: str  # of its parts and their settings
+
+    @property
+    def words(self) -> str:
+        return f"the network {self.python_class}"
+
+
+def references_to_data(shape: Shape, outputs: int) -> dict[str, Any]:
+    """Return the values that a recipe's ``${...}`` may stand for."""
+    return {
+        "data.channels": shape[0],
+        "data.extents": list(shape[1:]),
+        "data.outputs": outputs,
+    }

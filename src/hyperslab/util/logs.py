@@ -1,0 +1,33 @@
+"""Prints the logs of a command, or of a program that has said nothing of logs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from hyperslab.errors import printable
+
+
+class StdoutHandler(logging.Handler):
+    """Prints messages to what is standard output now, control characters written out.
+
+    A progress bar may have put itself in front of it. A reader that has gone, such as `head`, does
+    not end the training.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(printable(self.format(record)), file=sys.stdout, flush=True)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+
+
+def show_logs(*, is_main: bool) -> None:
+    """Print hyperslab's logs, set up once in a process; ranks but the main one warn only."""
+    log = logging.getLogger("hyperslab")
+    if not any(isinstance(handler, StdoutHandler) for handler in log.handlers):
+        log.addHandler(StdoutHandler())
+    log.setLevel(logging.INFO if is_main else logging.WARNING)

@@ -1,0 +1,40 @@
+"""Names the signals that end a run after its next checkpoint, and notes that one has come.
+
+It uses the standard library alone.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""The last two are what Slurm sends before a job's time is over, if it is asked to."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Return the signals that end a run of this process: `nohup` has it ignore SIGHUP."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+
+
+class StopRequest:
+    """Remembers that a signal arrived; the step that it arrived in ends first."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Inside, the signals are only noted; outside they do what they did."""
+        before = {number: signal.signal(number, self._note) for number in heeded_signals()}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = number
