@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from hyperslab.kernels.conv_problem import (
     PROBLEMS,
     ConvOptions,
-    Gradients,
     Kernels,
     Problem,
     Task,
@@ -77,6 +76,9 @@ def conv_reference(
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""
+
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Gradients of input, weight and bias; None where it was not asked for."""
 
 
 def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor, options: ConvOptions) -> bool:

@@ -54,10 +54,6 @@ class ConvOptions:
     output_padding: tuple[int, ...] | None = None
 
 
-Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Gradients of input, weight and bias; None where it was not asked for."""
-
-
 def aten_convolution(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -86,7 +82,7 @@ def aten_gradients(
     options: ConvOptions,
     padding: Sequence[int],
     needs: Sequence[bool],
-) -> Gradients:
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Returns the gradients of `aten_convolution`, differentiable; None without ``needs``."""
     return torch.ops.aten.convolution_backward(
         g,

@@ -164,7 +164,7 @@ def input_by_matrix(
 
 def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
-) -> WeightAndBias:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Computes the gradients of weight and bias."""
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
