@@ -119,7 +119,7 @@ test-long: $(call has,lint $(tested))
 
 # The gate with the ends of the range of torch, each in an environment of its own.
 test-torch:
-	$(MAKE) VENV=.venv-oldest "TORCH=torch==2.9.*" test
+	$(MAKE) VENV=.venv-oldest "TORCH=torch==2.11.*" test
 	$(MAKE) VENV=.venv-newest "TORCH=torch" test
 
 setup-mpi: $(mpi_ready)

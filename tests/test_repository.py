@@ -162,4 +162,4 @@ def test_the_makefile_installs_an_allowed_torch() -> None:
         r"^TORCH \?= torch==(\d+)\.(\d+)", (ROOT / "Makefile").read_text(), re.M
     )
     assert (2, 9) <= tuple(map(int, default)) < (3, 0)
-    assert "torch>=2.9,<3" in PROJECT["dependencies"]
+    assert "torch>=2.11,<3" in PROJECT["dependencies"]
