@@ -33,6 +33,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
+    Gradients,
     LocalConv,
     RecomputedInput,
     SavedInput,
@@ -41,7 +42,7 @@ from hyperslab.kernels.conv import (
     conv_input,
     differentiable_conv,
 )
-from hyperslab.kernels.conv_problem import ConvOptions, Gradients, Kernels, torch_uses_im2col
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
 from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
 from hyperslab.ops.fusion import conv_operand
