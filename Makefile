@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# Any torch from 2.9 on: `make TORCH=torch VENV=.venv-newest test` takes the newest.
+# Any torch from 2.11 on: `make TORCH=torch VENV=.venv-newest test` takes the newest.
 TORCH ?= torch==2.13.0
 
 bin := $(VENV)/bin

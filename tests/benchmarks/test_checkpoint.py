@@ -11,6 +11,7 @@ import torch
 from tests.ranks import run_ranks
 
 
+@pytest.mark.long
 def test_it_measures_both_ways(tmp_path: Path) -> None:
     (found,) = run_ranks(1, checkpoint.measure, 4, 2, 0.0, tmp_path)
     shares = checkpoint.shares(found)

@@ -222,6 +222,7 @@ def test_a_grid_is_read() -> None:
     assert extents_of("depth=2,height=3") == {"depth": 2, "height": 3}
 
 
+@pytest.mark.long
 def test_a_step_is_compared_with_its_limit() -> None:
     found = run_ranks(2, measure, "cosmoflow", 32, {"depth": 2}, torch.float32, 2)[0]
     names = [row["layer"] for row in found["layers"]]

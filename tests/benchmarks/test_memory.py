@@ -9,13 +9,14 @@ from resident import peak_memory, resident
 from saved import GRIDS, saved_bytes
 
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 WIDTH = 32
 SLACK = {"cosmoflow": 1.05, "unet3d": 1.08}
 CASES = [("cosmoflow", False), ("cosmoflow", True), ("unet3d", True)]
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", in_gate([2, 4, 8], kept=[2]))
 @pytest.mark.parametrize(("network", "batch_norm"), CASES)
 def test_saved_bytes_shrink_with_the_ranks(ranks: int, network: str, batch_norm: bool) -> None:
     serial = run_ranks(1, saved_bytes, network, WIDTH, batch_norm, GRIDS[1])[0]

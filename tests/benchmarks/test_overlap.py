@@ -12,7 +12,6 @@ from overlap import VARIANTS, Delivered, MeasuredGrid, Variants, hidden, measure
 import hyperslab as hs
 from hyperslab.comm import shared_memory
 from tests.ranks import fresh_groups, run_ranks
-from tests.selection import in_gate
 
 
 def times(actual: float, blocking: float, without: float, noise: float = 0.0) -> dict[str, Any]:
@@ -81,9 +80,8 @@ def measured(memory: bool) -> list[bool]:
     return found
 
 
-@pytest.mark.parametrize(
-    "memory", in_gate([True, False], kept=[True]), ids=["shared memory", "gloo"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("memory", [True, False], ids=["shared memory", "gloo"])
 def test_what_is_left_out_of_a_step(memory: bool) -> None:
     fresh_groups()  # others share memory, or do not
     actual = [True, True]

@@ -35,6 +35,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_file_for_two_numbers_of_ranks(recipe: Path) -> None:
     out = recipe.with_name("machine.yaml")
     options = ["--out", str(out), "--ranks", "1", "--ranks", "2", "--budget", "0.001"]

@@ -14,10 +14,12 @@ import torch
 
 import hyperslab as hs
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "video_decode.py"
 STAYS_CUT = {"wan": True, "hunyuan": False, "cogvideox": True}
 """Hunyuan's attention over all frames leaves the video whole on every rank."""
+GRIDS = {"2": {"height": 2}, "2x2": {"height": 2, "width": 2}}
 
 
 def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
@@ -33,14 +35,15 @@ def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
     return apart.item(), video.partition.axes
 
 
-@pytest.mark.parametrize("axes", [{"height": 2}, {"height": 2, "width": 2}], ids=str)
-@pytest.mark.parametrize("name", STAYS_CUT)
-def test_equal_to_serial(name: str, axes: dict[str, int]) -> None:
+@pytest.mark.parametrize(("name", "grid"), by_rotation(STAYS_CUT, GRIDS))
+def test_equal_to_serial(name: str, grid: str) -> None:
+    axes = GRIDS[grid]
     for apart, cut in run_ranks(2 ** len(axes), decoded, name, axes):
         assert apart <= 1e-5
         assert cut == (tuple(axes) if STAYS_CUT[name] else ())
 
 
+@pytest.mark.long
 def test_the_script_runs() -> None:
     command = [
         sys.executable,

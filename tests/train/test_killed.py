@@ -213,6 +213,7 @@ def _steps(run: Path) -> int:
     return len(losses(run)) if (run / "steps.csv").exists() else 0
 
 
+@pytest.mark.long
 def test_a_recipe_is_gone_on_with_after_a_kill(folder: Path) -> None:
     ended([*RUNNING, "--output", "whole"], folder)
     command = [*RUNNING, "--ranks", "2", "grid.depth=2", "--output", "parts"]

@@ -22,6 +22,7 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     found.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_a_fault_ends_as_stated(soak: Pipeline, fault: str) -> None:
     for number, on_error in enumerate(["stop", "skip"]):
