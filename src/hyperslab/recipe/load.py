@@ -321,7 +321,7 @@ def remember_code(recipe: Recipe) -> None:
     except (OSError, RuntimeError) as error:
         log.warning(
             "commands on this run will ask whose code it names, as that it was trained by you "
-            "cannot be noted: %s",
+            "cannot be noted: %s; XDG_STATE_HOME names another folder",
             reason(error),
         )
 
