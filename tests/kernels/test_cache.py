@@ -273,10 +273,13 @@ def test_compilers_end_at_the_limit(
 def test_what_a_killed_process_left_goes(home: Path, made: Path, pretend: Path) -> None:
     compiles_by(pretend, f'cp {made} "$target"')
     cached_library().unlink()
-    left = home / f"{compiler.platform.node()}-abc"
+    left = home / f"{compiler.platform.node()}=abc"
+    other = home / f"{compiler.platform.node()}-2=abc"  # a machine that compiles there now
+    other.mkdir()
     left.mkdir()
     (left / "half.so").write_bytes(b"half")
     cached_library()
+    assert other.exists()
     assert not left.exists()
 
 

@@ -17,6 +17,7 @@ from hyperslab.recipe.instantiate import A_LOSS, A_NETWORK, AN_OPTIMIZER, Maker,
 from hyperslab.recipe.load import load_recipe, recipe_of_values, remember_code
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located, trust_of, with_memory
+from hyperslab.studies.sweep.schema import load_sweep
 
 NET = """
 import pathlib
@@ -201,7 +202,8 @@ def home(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "net_of_mine.py").write_text(NET.format(mark=str(mark)))
     model = {"target": "net_of_mine.network", "channels": 1}
     data = {"path": "x", "batch_size": 1, "plugins": ["net_of_mine"]}
-    recipe = recipe_of_values({"model": model, "data": data, "output": "run"}, "fit")
+    named = Trust(named=frozenset({"net_of_mine.network", "net_of_mine"}))
+    recipe = recipe_of_values({"model": model, "data": data, "output": "run"}, "fit", trust=named)
     monkeypatch.chdir(home)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -259,9 +261,71 @@ def test_a_module_elsewhere_is_another_one(home: Path, mark: Path) -> None:
     with pytest.raises(RecipeError, match=r"name it on the command line: data\.plugins=\[net_of"):
         load_recipe(home / "run" / "recipe.yaml").data.origin  # noqa: B018
     assert not mark.exists()
+    (other / "net_of_mine.py").rename(other / "none.py")
+    words = r"no module net_of_mine is found from here; if it is yours, run where it lies"
+    with pytest.raises(RecipeError, match=words):
+        Maker("model", A_NETWORK)(load_recipe(home / "run" / "recipe.yaml").model)
+    (other / "none.py").rename(other / "net_of_mine.py")
     named = load_recipe(home / "run" / "recipe.yaml", ["model.target=net_of_mine.network"])
     assert Maker("model", A_NETWORK)(named.model)
     assert mark.exists()
+
+
+def test_code_that_was_allowed_by_nobody_is_not_noted(home: Path, tmp_path: Path) -> None:
+    """An argument that another one hides is never made, so no training has judged what it names."""
+    hidden = {"target": "net_of_mine.network"}
+    inner = {"target": "torch.optim.lr_scheduler.ConstantLR", "arguments": {"factor": 0.5}}
+    schedule = {
+        "target": "torch.optim.lr_scheduler.ChainedScheduler",
+        "schedulers": [{**inner, "factor": hidden}],
+    }
+    values = {"optimizer": {"schedule": schedule}, "data": {"path": "x", "batch_size": 1}}
+    notes = [*(tmp_path / "state" / "hyperslab" / "trained").iterdir()]
+    for trust in (Trust(), Trust(modules=("net_of_mine",))):
+        remember_code(recipe_of_values({**values, "output": "run"}, "a file", trust=trust))
+    assert [*(tmp_path / "state" / "hyperslab" / "trained").iterdir()] == notes
+    remember_code(recipe_of_values({**values, "output": "run"}, "a file", trust=Trust(own=True)))
+    assert len([*(tmp_path / "state" / "hyperslab" / "trained").iterdir()]) == len(notes) + 1
+
+
+def test_what_lies_in_a_list_is_named_by_the_key_of_the_error(home: Path) -> None:
+    layers = [{"target": "torch.nn.Flatten"}, {"target": "net_of_mine.Net", "channels": 1}]
+    is_trusted(home, model={"target": "torch.nn.ModuleList", "modules": layers})
+    values = yaml.safe_load((home / "run" / "recipe.yaml").read_text())
+    del values["model"]["channels"]
+    (home / "run" / "recipe.yaml").write_text(yaml.safe_dump(values))
+    key = "model.modules.1.target"
+    with pytest.raises(RecipeError, match=rf"name it on the command line: {key}=net_of_mine\.Net"):
+        Maker("model", A_NETWORK)(load_recipe("run/recipe.yaml").model)
+    named = load_recipe("run/recipe.yaml", [f"{key}=net_of_mine.Net"])
+    assert type(Maker("model", A_NETWORK)(named.model)[1]).__name__ == "Net"
+
+
+def test_a_strangers_sweep_gives_the_users_network_no_other_arguments(home: Path) -> None:
+    """The user's own sweep of the same run does."""
+    words = "variants: {a: {model.channels: 2}}\nrates: [0.1]\nseeds: [0]\n"
+    theirs = home / "theirs"
+    (theirs / "checkpoints").mkdir(parents=True)
+    (theirs / "recipe.yaml").touch()
+    for folder in (home, theirs):
+        (folder / "sweep.yaml").write_text(f"recipe: {home}/run/recipe.yaml\n{words}")
+    (variant,) = load_sweep(home / "sweep.yaml").variants
+    assert Maker("model", A_NETWORK)(variant.recipe.model).layer.in_channels == 2
+    (variant,) = load_sweep(theirs / "sweep.yaml").variants
+    with pytest.raises(RecipeError, match=r"name it on the command line: model\.target="):
+        Maker("model", A_NETWORK)(variant.recipe.model)
+    (theirs / "sweep.yaml").write_text(
+        f"recipe: {home}/run/recipe.yaml\n{words}".replace("model.channels", "epochs")
+    )
+    (variant,) = load_sweep(theirs / "sweep.yaml").variants
+    assert Maker("model", A_NETWORK)(variant.recipe.model)
+
+
+@pytest.mark.parametrize("odd", [{1: "a", "x": "b"}, {"s": {"b", "a"}}, {None: {True: [1]}}])
+def test_odd_values_are_compared_too(home: Path, odd: Any) -> None:
+    assert not is_trusted(home, model={"table": odd})
+    with pytest.raises(RecipeError, match=r"override data\.plugins=: bad value 5"):
+        load_recipe("run/recipe.yaml", ["data.plugins=5"])
 
 
 @pytest.mark.parametrize("what", ["folder", "above", "a link"])

@@ -272,7 +272,7 @@ def _turn_to_compile(path: Path) -> Iterator[None]:
         before = _content(file)
         if _lock(file):
             # The lock was free or its owner is gone, and with it whoever wrote there.
-            for left in path.parent.glob(f"{glob.escape(machine)}-*"):
+            for left in path.parent.glob(f"{glob.escape(machine)}=*"):
                 shutil.rmtree(left, ignore_errors=True)
         said = _content(file)
         if said != before and path.name in said:
@@ -306,7 +306,7 @@ def _lock(file: IO[str]) -> bool:
 
 
 def _compile_library(compiler: Compiler, path: Path) -> None:
-    prefix = f"{platform.node()}-"
+    prefix = f"{platform.node()}="  # in no name of another machine
     with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
         made = Path(folder) / path.name
         compiler.compile(sorted(SOURCES.glob("*.c")), made)

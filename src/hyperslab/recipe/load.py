@@ -7,8 +7,10 @@ the nearest valid word.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
+import itertools
 import logging
 import types
 import typing
@@ -28,7 +30,6 @@ from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.shipped import shipped_recipes
 from hyperslab.recipe.trust import (
-    LISTED,
     NO_TRUST,
     Trust,
     named_code,
@@ -230,7 +231,8 @@ def load_recipe(
     """The recipe in a YAML file, with ``key=value`` overrides (``grid.depth=2``; YAML values).
 
     A recipe that names no ``output`` gets ``runs/`` and its file's name. ``varied`` are overrides
-    that are no words of the user but a sweep's. ``trust``: in the file; by default as it lies.
+    that are no words of the user but those of somebody else's sweep. ``trust``: in the file; by
+    default as it lies.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, a value is bad or missing; names
@@ -241,9 +243,11 @@ def load_recipe(
     trust = trust or trust_of(path)
     said = [_parse(text) for text in overrides]
     added = [_parse(text) for text in varied]
-    if not _names_of_code(added):
-        trust = with_memory(trust, values)
-    named = _names_of_code([*said, *added] if trust.own else said)
+    varied_values = copy.deepcopy(values)
+    for key, value in added:
+        _put_override(varied_values, key, value)
+    trust = with_memory(trust, varied_values)
+    named = _names_of_code(said)
     for key, value in [*said, *added]:
         _put_override(values, key, value)
     values.setdefault("output", f"runs/{path.stem}")
@@ -299,24 +303,25 @@ def options_of_trust(recipe: Recipe) -> list[str]:
 
     Code for which the user answers is noted as code that he trains with.
     """
-    trust = recipe.trust
-    names = [name for _, name, _ in named_code(recipe.model_dump(mode="json"))]
-    if trust.own or all(trust.answers_for(name) or name in LISTED for name in names):
-        remember_code(recipe)
-    return trust.options
+    remember_code(recipe)
+    return recipe.trust.options
 
 
 def remember_code(recipe: Recipe) -> None:
     """Note that the user trains with what a recipe names: it may do so again from its run's folder.
 
-    Where that cannot be noted, a log line says so: commands on the run will ask.
+    Not where somebody else's recipe names it and the user has not, see `Trust.remembers`. Where it
+    cannot be noted, a log line says so: commands on the run will ask.
     """
+    values = parse_yaml(_written(recipe))
+    if not recipe.trust.remembers(values):
+        return
     try:
-        remember(parse_yaml(_written(recipe)))
+        remember(values)
     except (OSError, RuntimeError) as error:
         log.warning(
             "commands on this run will ask whose code it names, as that it was trained by you "
-            "cannot be noted: %s",
+            "cannot be noted: %s; XDG_STATE_HOME names another folder",
             reason(error),
         )
 
@@ -351,9 +356,18 @@ def _parse(text: str) -> tuple[str, Any]:
 
 
 def _put_override(values: dict[str, Any], key: str, value: Any) -> None:
-    *sections, last = key.split(".")
-    for name in sections:
-        if not isinstance(values.get(name), dict):
-            values[name] = {}
-        values = values[name]
-    values[last] = value
+    inner: Any = values
+    words = key.split(".")
+    for word, following in itertools.pairwise(words):
+        place = _place_in(inner, word)
+        found = inner.get(place) if isinstance(inner, dict) else inner[place]
+        if not isinstance(found, dict) and isinstance(_place_in(found, following), str):
+            found = inner[place] = {}
+        inner = found
+    inner[_place_in(inner, words[-1])] = value
+
+
+def _place_in(values: Any, word: str) -> int | str:
+    """Return the place that a word of a dotted key means: in a list a number, if it has as many."""
+    is_index = isinstance(values, list) and word.isdecimal() and int(word) < len(values)
+    return int(word) if is_index else word

@@ -106,6 +106,14 @@ class Trust:
     named: frozenset[str] = field(default=frozenset(), compare=False)
     file: str = field(default="the recipe", compare=False)
 
+    def remembers(self, values: Mapping[str, Any]) -> bool:
+        """Say whether the user answers for all code in a recipe's values, so that it is noted.
+
+        What ``--trust`` alone allows is not: arguments may name what is never made, and so has
+        never been judged.
+        """
+        return self.own or all(self.answers_for(name) for _, name, _ in _others(values))
+
     @property
     def options(self) -> list[str]:
         """Return the options of a command line that trusts the same modules."""
@@ -186,6 +194,12 @@ class Trust:
         )
         if places and not outside:
             return f"{words}if you trust this package, add --trust {module}"
+        if not places:
+            top = name.partition(".")[0]
+            words += (
+                f"no module {top} is found from here; if it is yours, run where it lies, or with "
+                "its folder in PYTHONPATH\n    "
+            )
         return words + _to_name(name, key)
 
     def _look_here(self, name: str) -> None:
@@ -234,7 +248,8 @@ def named_code(values: Any, key: str = "") -> Iterator[tuple[str, str, Any]]:
             if isinstance(values.get(word), str):
                 yield f"{key}{word}", values[word], values
         plugins = values.get("plugins") if key == "data." else None
-        for module in [plugins] if isinstance(plugins, str) else plugins or ():
+        modules = [plugins] if isinstance(plugins, str) else plugins
+        for module in modules if isinstance(modules, (list, tuple)) else ():
             yield "data.plugins", str(module), None
         for name, value in values.items():
             yield from named_code(value, f"{key}{name}.")
@@ -282,10 +297,20 @@ def _others(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 def _digest(values: Mapping[str, Any]) -> str:
     """Hash what a recipe names, with all arguments and the files where modules lie now."""
     found = sorted(
-        [key, json.dumps(given, sort_keys=True, default=str), *located(name)]
+        [key, name, json.dumps(_in_order(given), default=str), *located(name)]
         for key, name, given in _others(values)
     )
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def _in_order(value: Any) -> Any:
+    """Return a value with the pairs of its mappings in the order of their keys, of any types."""
+    if isinstance(value, Mapping):
+        pairs = [[repr(key), _in_order(one)] for key, one in value.items()]
+        return sorted(pairs, key=lambda pair: str(pair[0]))
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    return [_in_order(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _memory() -> Path:

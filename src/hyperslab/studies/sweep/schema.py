@@ -208,9 +208,10 @@ def load_sweep(
     base = path.parent / file.recipe
     folder = output or file.output or Path("runs") / path.stem
     trust = trust_of(base, trusted)
-    trust = replace(trust, own=trust.own and trust_of(path).own)
+    by_user = trust_of(path).own
+    trust = replace(trust, own=trust.own and by_user)
     variants = tuple(
-        _variant(name, variant, file, base, overrides, path, trust)
+        _variant(name, variant, file, base, overrides, path, trust, by_user=by_user)
         for name, variant in file.variants.items()
     )
     return Sweep(folder, variants, file.choose.epochs)
@@ -254,10 +255,13 @@ def _variant(
     overrides: Sequence[str],
     path: Path,
     trust: Trust,
+    *,
+    by_user: bool,
 ) -> SweepVariant:
     own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
     try:
-        recipe = load_recipe(base, overrides, varied=own, trust=trust)
+        words, varied = ([*overrides, *own], []) if by_user else (overrides, own)
+        recipe = load_recipe(base, words, varied=varied, trust=trust)
     except RecipeError as error:
         raise RecipeError(f"{path}, variant {name!r}: {error}") from None
     if not (recipe.data.counts or recipe.data.fractions)[1]:
