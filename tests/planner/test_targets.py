@@ -11,6 +11,9 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.planner.job import job_of
 from hyperslab.planner.trace import trace_step
 from hyperslab.recipe.load import recipe_of_values
+from hyperslab.recipe.trust import Trust
+
+OWN = Trust(own=True)
 
 
 def values(optimizer: str) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def values(optimizer: str) -> dict[str, Any]:
     ["adamw", "adadelta", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop"],
 )
 def test_a_step_of_it_is_traced(optimizer: str) -> None:
-    recipe = recipe_of_values(values(optimizer), "f")
+    recipe = recipe_of_values(values(optimizer), "f", trust=OWN)
     work = job_of(recipe).workload()
     trace = trace_step(work, {"depth": 2} if optimizer == "adamw" else {})
     names = {operator.call.name for operator in trace.operators}
@@ -47,6 +50,6 @@ def test_a_step_of_it_is_traced(optimizer: str) -> None:
 
 
 def test_an_optimizer_that_looks_at_values_is_refused_by_name() -> None:
-    work = job_of(recipe_of_values(values("adafactor"), "f")).workload()
+    work = job_of(recipe_of_values(values("adafactor"), "f", trust=OWN)).workload()
     with pytest.raises(UnsupportedOp, match="the optimizer Adafactor looks at values in its step"):
         trace_step(work, {})

@@ -251,11 +251,13 @@ def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> 
     assert not is_trusted(home, **changes)
 
 
-def test_a_module_elsewhere_is_another_one(home: Path, mark: Path) -> None:
+def test_a_module_elsewhere_is_another_one(
+    home: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = home.parent / "other"
     other.mkdir()
     (other / "net_of_mine.py").write_text(NET.format(mark=str(mark)))
-    os.chdir(other)
+    monkeypatch.chdir(other)
     with pytest.raises(RecipeError, match=r"model\.target net_of_mine\.network .*other/net_of_m"):
         Maker("model", A_NETWORK)(load_recipe(home / "run" / "recipe.yaml").model)
     with pytest.raises(RecipeError, match=r"name it on the command line: data\.plugins=\[net_of"):
@@ -362,11 +364,13 @@ def test_plugins_of_a_run_wait_until_its_data_are_opened(home: Path, mark: Path)
         trusted.data.origin  # noqa: B018
 
 
-def test_where_modules_lie_is_told_without_importing(tmp_path: Path, mark: Path) -> None:
+def test_where_modules_lie_is_told_without_importing(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = tmp_path / "folder_of_trust" / "sub"
     here.mkdir(parents=True)
     (here / "deep.py").write_text(NET.format(mark=str(mark)))
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     places = located("folder_of_trust.sub.deep.Net")
     assert places == (str(here.parent), str(here), str(here / "deep.py"))
     assert located("torch.nn.Conv3d")[-1].endswith("nn/__init__.py")
