@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         UnsupportedOp,
     )
     from hyperslab.parallel import parallelize
-    from hyperslab.scripting import TrainedRun, fit
+    from hyperslab.studies.fit import TrainedRun, fit
     from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
 __all__ = [
@@ -66,7 +66,7 @@ _MODULES = {
         "UnsupportedOp",
     ),
     "hyperslab.parallel": ("parallelize",),
-    "hyperslab.scripting": ("TrainedRun", "fit"),
+    "hyperslab.studies.fit": ("TrainedRun", "fit"),
     "hyperslab.tensor": (
         "LoadedBoxes",
         "Sharded",

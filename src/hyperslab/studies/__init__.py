@@ -1,1 +1,1 @@
-"""Studies finished and planned runs: reports and comparisons, sweeps, scaling studies."""
+"""Holds what is done with whole runs: made by a program, compared, swept, scaled, reported."""
