@@ -147,7 +147,7 @@ def budget(part: Part, grid: hs.Grid) -> int | None:
 def _shape(part: Part) -> Made:
     """All that a budget has to know."""
     made = object.__new__(Made)
-    made.shape, made.dtype = part.shape, np.dtype(part.dtype)
+    made.names, made.shape, made.dtype = part.names, part.shape, np.dtype(part.dtype)
     made.classes = ("a", "b", "c") if part.labelled else ()
     made.parameters = hs.data.Parameters.normalised([] if part.labelled else ["a", "b", "c"])
     return made
