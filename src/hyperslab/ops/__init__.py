@@ -17,6 +17,7 @@ from hyperslab.ops import (
     normalization,
     pooling,
     reductions,
+    scans,
     spatial,
     views,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "pooling",
     "reductions",
     "registry",
+    "scans",
     "spatial",
     "views",
 ]

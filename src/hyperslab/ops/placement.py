@@ -9,7 +9,7 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -103,6 +103,45 @@ def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:
     spans = (window.reads(out) for out in cut.intervals)
     read = sum(min(hi, extent) - max(lo, 0) for lo, hi in spans)
     return 4 * read >= 3 * cut.parts * max(extent, cut.extent)
+
+
+def cut_elsewhere(
+    partition: Partition, dims: Sequence[int], needed: Sequence[int], avoided: Container[int] = ()
+) -> tuple[Partition, tuple[str, ...]]:
+    """Moves cuts away from ``dims`` to others, so that every rank keeps as much as it has.
+
+    A dim that takes a cut over has as many elements as the axis has ranks and is cut evenly, if
+    there is a choice. Where no dim is free, the axes of ``needed`` dims cut nothing any more and
+    are returned as well; the cuts of the others stay.
+
+    Args:
+        partition: how the tensor is cut.
+        dims: the dims to free.
+        needed: those of them that must be whole.
+        avoided: dims that take a cut over only if no other does.
+
+    >>> halves = Cut.balanced("depth", 4, 2)
+    >>> str(cut_elsewhere(Partition((1, 4, 6), (None, halves, None)), [1], [1])[0])
+    '1 x 4 x 6 (dim 2 in 2 by depth)'
+    """
+    shape = partition.shape
+    cuts = list(partition.cuts)
+    gathered = []
+    for dim in dims:
+        cut = cuts[dim]
+        if cut is None:
+            continue
+        free = [d for d, c in enumerate(cuts) if c is None and d not in dims]
+        homes = [d for d in free if shape[d] >= cut.parts]
+        if homes:
+            home = max(homes, key=lambda d: (d not in avoided, shape[d] % cut.parts == 0, shape[d]))
+            cuts[home] = Cut.balanced(cut.axis, shape[home], cut.parts)
+        elif dim in needed:
+            gathered.append(cut.axis)
+        else:
+            continue
+        cuts[dim] = None
+    return Partition(shape, tuple(cuts)), tuple(gathered)
 
 
 def read_cover(
