@@ -22,8 +22,12 @@ from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import tree_map_only
 
 
-def check_input(x: object, n: int, name: str) -> None:
-    """Refuse an unbatched or wrongly shaped input, which would be cut along the wrong dims."""
+def batched_input(x: object, n: int, name: str) -> Sharded:
+    """Returns an operator's input of batch, channels and ``n`` spatial dims, its channels whole.
+
+    Raises:
+        LayoutError: the input is not cut, but a parameter is; it has another number of dims.
+    """
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
     if x.dim() != n + 2:
@@ -31,19 +35,28 @@ def check_input(x: object, n: int, name: str) -> None:
             f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
             "    use x.unsqueeze(0) before cutting it"
         )
-    check_channels(x, name)
+    return with_whole(x, (1,), name)
 
 
-def check_channels(x: Sharded, name: str) -> None:
-    """Refuse a tensor whose dim 1 is cut: it was a spatial dim before some dims were dropped."""
-    cut = x.partition.cuts[1]
-    if cut is not None and cut.merged:  # tokens, say: a reshape has left them cut
+def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
+    """Returns the same tensor with ``dims`` whole, which an operator takes for channels, say.
+
+    They are cut where a spatial dim has taken their place, as in a network that looks at slices.
+    The axes that cut them cut others from here on, in one exchange, so that no rank holds more than
+    before; where no other dim is free their ranks repeat the work. The log says so once.
+    """
+    if all(x.partition.cuts[dim] is None for dim in dims):
+        return x
+    if x.partition.merged:  # tokens, say: a reshape has left them cut
         x.gather_merged()
-    elif cut is not None:
-        raise LayoutError(
-            f"{name} takes dim 1 for the channels, but it is cut: {x.partition}\n"
-            f"    use hyperslab.gather(x, {cut.axis!r}) before it"
-        )
+        return with_whole(x, dims, name)
+    partition, _ = cut_elsewhere(x.partition, dims, dims)
+    log_once(
+        x.grid,
+        f"{name} needs the whole of dim {', '.join(map(str, dims))} of {x.partition}: from here on "
+        f"it is {partition}",
+    )
+    return x.redistribute(partition, f"a change of the cut before {name}")
 
 
 def place_outputs(

@@ -24,8 +24,9 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.elementwise import apply_pointwise, exponential_block
-from hyperslab.ops.operands import check_uncut, common_partition, device_constant, operand_block
+from hyperslab.ops.operands import common_partition, device_constant, operand_block
 from hyperslab.ops.overloads import Operator, integers, register_each
+from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dim
 
@@ -676,9 +677,9 @@ def softmin(
 def gumbel_softmax(
     logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Sharded:
-    """Over one dim, which must not be cut; the same on every grid, as rand_like."""
+    """Over one dim, which becomes whole if it is cut; the same on every grid, as rand_like."""
     dim = read_dim(dim, logits.dim(), "gumbel_softmax")
-    check_uncut(logits, (dim,), "gumbel_softmax over")
+    logits = with_whole(logits, (dim,), "gumbel_softmax")
     noise = exponential_block(logits).log_().neg_()
     soft = torch.softmax((logits.local + noise) / tau, dim)
     if hard:  # the gradient goes straight through

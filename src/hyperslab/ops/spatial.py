@@ -36,7 +36,7 @@ from hyperslab.kernels.resample import SparseMap
 from hyperslab.ops.linalg import DimLabel, contract
 from hyperslab.ops.overloads import Integers, Operator, PerDim, hashable, integers, register_each
 from hyperslab.ops.placement import (
-    check_input,
+    batched_input,
     output_partition,
     place_outputs,
     placement,
@@ -127,7 +127,7 @@ def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
 @register(torch.pixel_shuffle, family="spatial")
 def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
     """Block by block: every pixel becomes a square of them."""
-    check_input(input, 2, "pixel_shuffle")
+    input = batched_input(input, 2, "pixel_shuffle")
     r = upscale_factor
     local = F.pixel_shuffle(input.local, r)
     cuts = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in input.partition.cuts[2:]]
@@ -138,7 +138,7 @@ def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
 @register(torch.pixel_unshuffle, family="spatial")
 def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
     """Any cut: it is moved so that it goes through no square of pixels."""
-    check_input(input, 2, "pixel_unshuffle")
+    input = batched_input(input, 2, "pixel_unshuffle")
     r = downscale_factor
     if any(extent % r for extent in input.shape[2:]):
         raise LayoutError(
@@ -696,7 +696,7 @@ def interpolate_rule(
     antialias: bool = False,
 ) -> Sharded:
     """Every mode, by size or by any factor, with either alignment of the corners."""
-    check_input(input, input.dim() - 2, "interpolate")
+    input = batched_input(input, input.dim() - 2, "interpolate")
     options = (mode, align_corners, recompute_scale_factor, antialias)
     sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)
     if antialias and sizes[-1] == 1:
