@@ -299,7 +299,7 @@ def _divided(cut: Cut, wanted: Sequence[tuple[int, int]]) -> list[tuple[tuple[in
     ]
 
 
-@register(F.grid_sample, family="spatial")
+@register(F.grid_sample, family="sampling")
 def grid_sample(
     input: torch.Tensor,
     grid: torch.Tensor,
@@ -384,7 +384,7 @@ def _read_intervals(
     return [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
 
 
-@register(F.affine_grid, family="spatial")
+@register(F.affine_grid, family="sampling")
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
     """Coordinates for every sample by its own matrix, cut in space as a volume would be.
 

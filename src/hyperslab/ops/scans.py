@@ -81,7 +81,7 @@ def _cut_of(cut: Cut | None, extent: int) -> Cut | None:
     return None if new.thin else new
 
 
-@register_each("sort", "argsort", family="reductions", dims=["dim"])
+@register_each("sort", "argsort", family="scans", dims=["dim"])
 def sort(
     operator: Operator,
     input: Sharded,
@@ -98,13 +98,13 @@ def sort(
     return along_lines(operator.__name__, input, (dim,), run)
 
 
-@register(torch.msort, torch.Tensor.msort, family="reductions")
+@register(torch.msort, torch.Tensor.msort, family="scans")
 def msort(input: Sharded) -> Results:
     """Along dim 0; if it is cut, it becomes whole while another one is cut, and back."""
     return along_lines("msort", input, (0,), torch.msort)
 
 
-@register_each("mode", "median", "nanmedian", family="reductions", dims=["dim"])
+@register_each("mode", "median", "nanmedian", family="scans", dims=["dim"])
 def middle_value(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> Results:
@@ -118,7 +118,7 @@ def middle_value(
     return along_lines(name, input, (dim,), lambda block: operator(block, dim, keepdim))
 
 
-@register_each("topk", "kthvalue", family="reductions", dims=["dim"])
+@register_each("topk", "kthvalue", family="scans", dims=["dim"])
 def ranked(
     operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
 ) -> Results:
@@ -128,7 +128,7 @@ def ranked(
     )
 
 
-@register_each("quantile", "nanquantile", family="reductions", dims=["dim"])
+@register_each("quantile", "nanquantile", family="scans", dims=["dim"])
 def quantile(
     operator: Operator,
     input: Sharded,
@@ -155,7 +155,7 @@ def quantile(
     return found
 
 
-@register_each("cumsum", "cumprod", "logcumsumexp", family="reductions", dims=["dim"])
+@register_each("cumsum", "cumprod", "logcumsumexp", family="scans", dims=["dim"])
 def running_total(
     operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -188,7 +188,7 @@ _TOTALS: dict[str, tuple[float, Operator, Operator]] = {
 """Lists what adds nothing, how totals are joined to one, and how this is joined to a block's."""
 
 
-@register_each("cummax", "cummin", family="reductions", dims=["dim"])
+@register_each("cummax", "cummin", family="scans", dims=["dim"])
 def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
     """Along any dim; if it is cut, the ranks' extrema and their indices travel.
 

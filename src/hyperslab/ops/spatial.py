@@ -1,9 +1,10 @@
 """Distributes operators that move, pad or resample voxels.
 
 In reading order: flips, rolls, right-angled turns and pixel shuffles; ``F.pad``, so the padding
-modules and convolutions with their modes, and ``F.unfold``; ``interpolate`` (so ``upsample`` and ``nn.Upsample``):
-weights along one dim, of which every output has a few, a request for a resize and what torch's
-own operator makes of a dim, linear maps along all spatial dims in one pass, layout and rules.
+modules and convolutions with their modes, and ``F.unfold``; ``interpolate`` (so ``upsample`` and
+``nn.Upsample``): weights along one dim, of which every output has a few, a request for a resize and
+what torch's own operator makes of a dim, linear maps along all spatial dims in one pass, layout and
+rules.
 
 Where torch samples, and how it weighs, follows from rounded arithmetic that differs between
 types, devices and modes. None of it is repeated here: torch's own operator answers to combs of

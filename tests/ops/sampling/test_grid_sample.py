@@ -15,7 +15,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"spatial": {"grid_sample", "affine_grid"}}
+COVERS = {"sampling": {"grid_sample", "affine_grid"}}
 
 
 def sampled(

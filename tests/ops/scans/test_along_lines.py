@@ -13,7 +13,7 @@ from tests.ops.serial import average
 from tests.ranks import run_ranks
 
 COVERS = {
-    "reductions": {
+    "scans": {
         "sort",
         "argsort",
         "msort",
