@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import keeping_contact, lost_contact
-from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended, time_limit
+from hyperslab.comm.bootstrap import (
+    GroupReference,
+    backend_of,
+    device_of_rank,
+    group_has_ended,
+    time_limit,
+)
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError
 from hyperslab.util.torch_internals import number_of_groups, set_number_of_groups, set_time_limit
@@ -68,7 +74,7 @@ class GroupCommunicator:
         self._group = GroupReference(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
         on_device = device_of_rank(group).type == "cuda"
-        self._through_host = on_device and "nccl" not in dist.get_backend(group)
+        self._through_host = on_device and "nccl" not in backend_of(group)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -275,7 +281,7 @@ def agree_on_group_names() -> None:
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
     """``urgent``: its kernels go before others that wait for the device."""
     options = None
-    if urgent and "nccl" in dist.get_backend():
+    if urgent and "nccl" in backend_of():
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         set_time_limit(options, time_limit())  # torch warns where it differs from the group's
     with keeping_contact(f"the start of the communicator for {purpose}"):
