@@ -186,9 +186,7 @@ def test_ranks_that_would_all_take_the_first_device_are_told(
 ) -> None:
     taken = started_group(monkeypatch, "?cpu:gloo,cuda:nccl")
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(
-        hs.LayoutError, match=r"(?s)rank 6 is number 2 .*torch.cuda.set_device\(2\)"
-    ):
+    with pytest.raises(hs.LayoutError, match=r"(?s)rank 6 is number 2 .*set_device\(2\)"):
         take_own_device()
     assert not taken
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each rank sees its own alone

@@ -121,6 +121,7 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
 def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
     """Meet, agree, and start the process group, all within the limit."""
     device = torch.cuda.current_device() if backend != "gloo" else None
+    bound = torch.device("cuda", device) if device is not None and backend == "nccl" else None
 
     def start() -> None:
         if device is not None:  # every thread has its own
@@ -139,7 +140,7 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
                 rank=place.rank,
                 world_size=place.size,
                 timeout=datetime.timedelta(seconds=timeout),
-                device_id=torch.device("cuda", device) if backend == "nccl" else None,
+                device_id=bound,
             )
         except CommError:
             raise
