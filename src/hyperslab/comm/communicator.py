@@ -140,8 +140,14 @@ class PendingMessages:
         ]
         self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
         try:
-            ops = [dist.P2POp(dist.irecv, arriving, peer, group) for peer, _, arriving in self._far]
-            ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
+            ops = [
+                dist.P2POp(dist.irecv, _as_sent(arriving), peer, group)
+                for peer, _, arriving in self._far
+            ]
+            ops += [
+                dist.P2POp(dist.isend, _as_sent(buffer), peer, group)
+                for peer, buffer in self._sends
+            ]
             self._works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
             raise self._lost(self._peers, error) from error
@@ -170,6 +176,29 @@ class PendingMessages:
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
         return lost_contact(dist.get_rank(), peers, self._what, error)
+
+
+_SENT_AS_THEY_ARE = frozenset(
+    (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    )
+)
+"""Lists the types that NCCL has; raw counts of particles are int16, spectra are complex."""
+
+
+def _as_sent(buffer: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous buffer, as bytes where NCCL does not have its type."""
+    if buffer.dtype in _SENT_AS_THEY_ARE:
+        return buffer
+    return buffer.view(-1).view(torch.uint8)
 
 
 def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
