@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,17 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from hyperslab.comm import bootstrap, communicator
-from hyperslab.comm.bootstrap import GLOO_ON_CUDA, device_of_rank, start_distributed, start_ranks
+from hyperslab.comm.bootstrap import (
+    GLOO_ON_CUDA,
+    backend_of,
+    device_of_rank,
+    start_distributed,
+    start_ranks,
+    take_own_device,
+)
 from hyperslab.comm.communicator import ThroughHost, communicators_of_world
 from hyperslab.comm.launchers import RankVariables
+from hyperslab.comm.shared_memory import shared_channels
 from tests.gpus import needs_a_gpu, share_devices
 from tests.ranks import run_ranks
 from tests.worlds import groups_of
@@ -125,18 +134,89 @@ def test_where_there_is_no_device_none_is_shared(
     assert "cuda-shared" not in str(caught.value)
 
 
+def started_group(
+    monkeypatch: pytest.MonkeyPatch, backend: str, bound: torch.device | None = None
+) -> list[torch.device]:
+    """Pretends that a program has started torch on a machine of four devices; the devices taken."""
+    taken: list[torch.device] = []
+    name, config = ("undefined", backend[1:]) if backend.startswith("?") else (backend, backend)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda _group=None: name)
+    monkeypatch.setattr(dist, "get_backend_config", lambda _group=None: config)
+    monkeypatch.setattr(dist, "get_rank", lambda: 6)
+    monkeypatch.setattr(bootstrap, "default_group", lambda: SimpleNamespace(bound_device_id=bound))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return taken
+
+
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("gloo", "cpu"), ("nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), (GLOO_ON_CUDA, "cuda")],
+    [
+        ("gloo", "cpu"),
+        ("nccl", "cuda"),
+        ("cpu:gloo,cuda:nccl", "cuda"),
+        ("?cpu:gloo,cuda:nccl", "cuda"),
+        ("?cpu:gloo", "cpu"),
+        (GLOO_ON_CUDA, "cuda"),
+    ],
 )
 def test_the_device_follows_the_backend(
     monkeypatch: pytest.MonkeyPatch, backend: str, kind: str
 ) -> None:
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_backend", lambda _group: backend)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    """A question mark: as ``init_process_group()`` finds them, without a name."""
+    started_group(monkeypatch, backend)
     assert device_of_rank().type == kind
+
+
+def test_the_device_is_that_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    third = torch.device("cuda", 2)
+    taken = started_group(monkeypatch, "nccl", third)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    assert device_of_rank() == third
+    assert take_own_device() == third
+    assert taken == [third]
+
+
+def test_ranks_that_would_all_take_the_first_device_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = started_group(monkeypatch, "?cpu:gloo,cuda:nccl")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(hs.LayoutError, match=r"(?s)rank 6 is number 2 .*set_device\(2\)"):
+        take_own_device()
+    assert not taken
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each rank sees its own alone
+    assert take_own_device() == torch.device("cuda", 0)
+
+
+def test_a_grid_on_the_cpu_of_a_machine_with_devices_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started_group(monkeypatch, "gloo")
+    with caplog.at_level("INFO", logger="hyperslab"):
+        assert take_own_device().type == "cpu"
+    assert "the grid is on the CPU, as its process group is (gloo)" in caplog.text
+
+
+def without_a_name(store: str) -> tuple[str, bool, float]:
+    """A program that starts torch in its shortest form, on two ranks."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    dist.init_process_group(store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    try:
+        grid = hs.Grid(depth=2)
+        x = hs.shard(torch.ones(1, 1, 4, 2, 2), grid)
+        return backend_of(), shared_channels() is not None, x.sum().item()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_without_a_backends_name(tmp_path: Path) -> None:
+    assert run_ranks(2, without_a_name, str(tmp_path / "store")) == [("gloo", True, 16.0)] * 2
 
 
 def through_host() -> None:

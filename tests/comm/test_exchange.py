@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypothesis import strategies as st
 
 import hyperslab as hs
-from hyperslab.comm import plan_exchange
+from hyperslab.comm import communicator, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cover, Cut, Partition
 from tests.ops.serial import AXES, RANKS, draw_examples, grids
@@ -197,3 +197,34 @@ def double_backward() -> float:
 
 def test_gradients_of_gradients() -> None:
     assert max(run_ranks(4, double_backward)) <= 1e-12
+
+
+DTYPES = [torch.int16, torch.uint16, torch.uint32, torch.complex64, torch.bool, torch.bfloat16]
+
+
+def of_any_type() -> list[set[torch.dtype]]:
+    """The types that a backend is handed, where no memory is shared."""
+    grid = hs.Grid(depth=2)
+    handed: list[torch.dtype] = []
+    make = dist.P2POp
+
+    def watched(op: Any, tensor: torch.Tensor, *rest: Any) -> Any:
+        handed.append(tensor.dtype)
+        return make(op, tensor, *rest)
+
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "shared_channels", lambda: None)
+        patch.setattr(dist, "P2POp", watched)
+        for dtype in DTYPES:
+            full = (torch.arange(2 * 8 * 3 * 5).view(1, 2, 8, 3, 5) % 199).to(dtype)
+            x = hs.shard(full, grid, check=False)
+            assert torch.equal(x.full(), full), dtype
+            found.append(set(handed))
+            handed.clear()
+    return found
+
+
+def test_types_that_nccl_lacks_travel_as_bytes() -> None:
+    expected = [*[{torch.uint8}] * 4, {torch.bool}, {torch.bfloat16}]
+    assert run_ranks(2, of_any_type) == [expected] * 2

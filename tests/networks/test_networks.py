@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 
-import hyperslab as hs
 from tests.networks.train import STEPS, Step, apart, train
 from tests.networks.zoo import NETWORKS
 from tests.ranks import run_ranks
@@ -38,7 +37,7 @@ def check(
     ):
         assert loss <= tolerance
         assert gradient <= tolerance
-        assert cut or NETWORKS[name].goal == "numbers" or NETWORKS[name].until
+        assert cut or NETWORKS[name].goal == "numbers"
 
 
 @pytest.mark.parametrize(("name", "grid"), by_rotation(NETWORKS, GRIDS))
@@ -50,20 +49,3 @@ def test_steps_of_training(name: str, grid: str) -> None:
 @pytest.mark.parametrize("name", in_gate(IN_FLOAT32, kept=["UNet"]))
 def test_three_steps_in_float32(name: str) -> None:
     check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
-
-
-def without_until() -> None:
-    """Registration moves voxels anywhere in the volume."""
-    network, grid = NETWORKS["VoxelMorph"], hs.Grid(depth=2)
-    model = hs.parallelize(network.make(), grid)
-    network.call(model, hs.shard(torch.randn(network.shape), grid))
-
-
-def test_what_needs_whole_volumes_is_refused() -> None:
-    with pytest.raises(hs.LayoutError) as caught:
-        run_ranks(2, without_until)
-    message = str(caught.value)
-    assert "grid_sample needs the whole of a dim" in message
-    assert "2 x 3 x 16 x 24 x 16 (dim 2 in 2 by depth)" in message
-    assert "hyperslab.gather(x, ('depth',))" in message
-    assert "until=" in message

@@ -37,7 +37,7 @@ def train(
     cut = lambda x: x  # noqa: E731
     if axes is not None:
         grid = hs.Grid(**axes)
-        hs.parallelize(model, grid, until=network.until)
+        hs.parallelize(model, grid)
         cut = lambda x: hs.shard(x, grid)  # noqa: E731
     torch.manual_seed(2)  # of dropout
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

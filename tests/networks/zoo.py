@@ -23,14 +23,12 @@ class Network:
         shape: of its input.
         goal: ``classes`` of every voxel, or ``numbers``: of a sample, or of every patch of it.
         call: how it takes its input.
-        until: see `hyperslab.parallelize`.
     """
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     goal: str = "classes"
     call: Callable[[nn.Module, Any], Any] = lambda network, x: network(x)
-    until: tuple[str, ...] = ()
 
 
 def unet() -> nn.Module:
@@ -183,7 +181,7 @@ NETWORKS: dict[str, Network] = {
     "HighResNet": Network(highresnet, (1, 1, 18, 17, 19)),
     "AutoEncoder": Network(autoencoder, (2, 1, 20, 12, 28)),
     "VNet": Network(vnet, (2, 1, 12, 10, 14)),
-    "VoxelMorph": Network(voxelmorph, (2, 2, 16, 24, 16), call=register, until=("dvf2ddf", "warp")),
+    "VoxelMorph": Network(voxelmorph, (2, 2, 16, 24, 16), call=register),
     "DenseNet": Network(densenet, (2, 1, 27, 30, 25), "numbers"),
     "ResNet": Network(resnet, (2, 1, 33, 30, 25), "numbers"),
     "EfficientNet": Network(efficientnet, (2, 1, 20, 20, 20), "numbers"),

@@ -102,6 +102,7 @@ def whole_graph() -> None:
         module(hs.shard(torch.randn(2, 2, 8, 4, 4), grid))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch runs it eagerly without a word")
 def test_one_graph_is_refused() -> None:
     run_ranks(2, whole_graph)
 

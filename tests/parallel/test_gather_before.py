@@ -101,13 +101,10 @@ class Net(nn.Module):
         return y
 
 
-CUT = {"fourier": Fourier, "axial": Axial}
+CUT = {"fourier": Fourier, "axial": Axial, "ranked": Ranked, "mixer": Mixer}
 """Layers that stay cut, where nobody asks for more."""
 
-WHOLE = {"ranked": Ranked, "mixer": Mixer}
-"""Layers that need whole lines."""
-
-LAYERS = {**CUT, "transformer": Transformer, **WHOLE}
+LAYERS = {**CUT, "transformer": Transformer}
 
 
 def size(axes: dict[str, int]) -> int:
@@ -149,22 +146,6 @@ def test_equal_to_the_serial_run(axes: dict[str, int], layer: str) -> None:
 @pytest.mark.parametrize("axes", GRIDS, ids=str)
 def test_equal_where_the_layer_stays_cut(axes: dict[str, int], layer: str) -> None:
     assert max(run_ranks(size(axes), differences, axes, layer, [])) <= 1e-10
-
-
-def without_until(layer: str) -> None:
-    _, parallel, x, _ = pair(layer)
-    grid = hs.Grid(width=2)
-    hs.parallelize(parallel, grid)(hs.shard(x, grid))
-
-
-@pytest.mark.parametrize("layer", WHOLE)
-def test_errors_name_the_ways_out(layer: str) -> None:
-    with pytest.raises(hs.LayoutError) as caught:
-        run_ranks(2, without_until, layer)
-    message = str(caught.value)
-    assert "hyperslab.gather(x, ('width',))" in message
-    assert "until=" in message
-    assert "2 x 4 x 5 x 4 x 4" in message
 
 
 class Takes(nn.Module):

@@ -149,9 +149,8 @@ def test_attributes() -> None:
         lambda x: torch.tensor(x),
         lambda x: torch.Tensor(x),
         lambda x: torch.utils.dlpack.to_dlpack(x),
-        lambda x: torch.vmap(lambda row: row * 2)(x),
     ],
-    ids=["tensor", "Tensor", "to_dlpack", "vmap"],
+    ids=["tensor", "Tensor", "to_dlpack"],
 )
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.xfail(strict=True, reason="torch calls no __torch_function__ here")
@@ -159,3 +158,24 @@ def test_ways_around_that_torch_leaves_open(way: Callable[[Any], Any]) -> None:
     """They copy the block, as x.local does; a torch that closes one makes this test fail."""
     with pytest.raises(hs.UnsupportedOp):
         way(cut())
+
+
+def squares(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).sum()
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda x: torch.vmap(squares)(x), r"torch\.vmap .*(?s:.*)take dim 0 for the batch"),
+        (lambda x: torch.func.vjp(squares, x), r"torch\.func .*(?s:.*)use torch.autograd.grad"),
+        (lambda x: torch.func.grad_and_value(squares)(x), "cannot look at a cut tensor"),
+        (lambda x: torch.func.jacrev(squares)(x), "cannot look at a cut tensor"),
+        (lambda x: torch.func.functionalize(squares)(x), "cannot look at a cut tensor"),
+    ],
+    ids=["vmap", "vjp", "grad", "jacrev", "functionalize"],
+)
+def test_transforms_of_functions_are_refused(transform: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(hs.UnsupportedOp, match=message):
+        transform(cut())
+    assert torch.vmap(squares)(torch.ones(2, 3)).tolist() == [3, 3]

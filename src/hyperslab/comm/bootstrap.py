@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import datetime
 import importlib
+import logging
 import os
 import re
 import weakref
@@ -26,6 +27,8 @@ from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time
 from hyperslab.errors import CommError, HyperslabError, LayoutError
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import default_group, time_limit_of
+
+log = logging.getLogger(__name__)
 
 GLOO_ON_CUDA = "cpu:gloo,cuda:gloo"
 """The backend by which several ranks share one CUDA device, which NCCL refuses."""
@@ -118,6 +121,7 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
 def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
     """Meet, agree, and start the process group, all within the limit."""
     device = torch.cuda.current_device() if backend != "gloo" else None
+    bound = torch.device("cuda", device) if device is not None and backend == "nccl" else None
 
     def start() -> None:
         if device is not None:  # every thread has its own
@@ -136,6 +140,7 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
                 rank=place.rank,
                 world_size=place.size,
                 timeout=datetime.timedelta(seconds=timeout),
+                device_id=bound,
             )
         except CommError:
             raise
@@ -167,19 +172,68 @@ def tell_ranks(problem: HyperslabError) -> None:
         in_time(TELL_LIMIT, tell, lambda: CommError("nobody listens"))
 
 
+def backend_of(group: dist.ProcessGroup | None = None) -> str:
+    """Return a group's backend (default: all ranks'), such as "gloo" or "cpu:gloo,cuda:nccl".
+
+    A group that was started without a name has one for each kind of device that is there.
+    """
+    name = dist.get_backend(group)
+    if name != "undefined":
+        return name
+    each = dist.get_backend_config(group)
+    return "gloo" if each == "cpu:gloo" else each
+
+
 def device_of_rank(group: dist.ProcessGroup | None = None) -> torch.device:
     """Return the device of this rank's tensors, by a group's backend (default: all ranks').
 
     On a CUDA device with NCCL, or where the backend names it (`GLOO_ON_CUDA`); gloo alone is for
-    the CPU.
+    the CPU. It is the device that the process group was started with, or else the current one.
     """
     if dist.is_initialized():
-        backend = dist.get_backend(group)
+        backend = backend_of(group)
         if "nccl" not in backend and "cuda:" not in backend:
             return torch.device("cpu")
+        bound = (group or default_group()).bound_device_id
+        if bound is not None and bound.type == "cuda":
+            return bound
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def take_own_device() -> torch.device:
+    """Return `device_of_rank` and make it the current one, if torch was started by a program.
+
+    Raises:
+        LayoutError: every rank of this machine would take the first CUDA device.
+    """
+    device = device_of_rank()
+    if device.type != "cuda":
+        if dist.is_initialized() and torch.cuda.is_available():
+            log.info(
+                "the grid is on the CPU, as its process group is (%s); for CUDA devices start it "
+                "with torch.distributed.init_process_group(device_id=...)",
+                backend_of(),
+            )
+        return device
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    if (
+        dist.is_initialized()
+        and "nccl" in backend_of()
+        and device.index == 0
+        and default_group().bound_device_id is None
+        and local_rank not in ("", "0")
+        and torch.cuda.device_count() > 1
+    ):
+        raise LayoutError(
+            f"rank {dist.get_rank()} is number {local_rank} on its machine, but its CUDA device is "
+            f"the first of {torch.cuda.device_count()}, as that of the others\n"
+            f"    call torch.cuda.set_device({local_rank}) before the grid is made, or start torch "
+            f'with init_process_group("nccl", device_id=torch.device("cuda", {local_rank}))'
+        )
+    torch.cuda.set_device(device)
+    return device
 
 
 def time_limit() -> datetime.timedelta:

@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import keeping_contact, lost_contact
-from hyperslab.comm.bootstrap import GroupReference, device_of_rank, group_has_ended, time_limit
+from hyperslab.comm.bootstrap import (
+    GroupReference,
+    backend_of,
+    device_of_rank,
+    group_has_ended,
+    time_limit,
+)
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError
 from hyperslab.util.torch_internals import number_of_groups, set_number_of_groups, set_time_limit
@@ -68,7 +74,7 @@ class GroupCommunicator:
         self._group = GroupReference(group)
         self.ranks = tuple(dist.get_process_group_ranks(group))
         on_device = device_of_rank(group).type == "cuda"
-        self._through_host = on_device and "nccl" not in dist.get_backend(group)
+        self._through_host = on_device and "nccl" not in backend_of(group)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -134,8 +140,14 @@ class PendingMessages:
         ]
         self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
         try:
-            ops = [dist.P2POp(dist.irecv, arriving, peer, group) for peer, _, arriving in self._far]
-            ops += [dist.P2POp(dist.isend, buffer, peer, group) for peer, buffer in self._sends]
+            ops = [
+                dist.P2POp(dist.irecv, _as_sent(arriving), peer, group)
+                for peer, _, arriving in self._far
+            ]
+            ops += [
+                dist.P2POp(dist.isend, _as_sent(buffer), peer, group)
+                for peer, buffer in self._sends
+            ]
             self._works = dist.batch_isend_irecv(ops) if ops else []
         except RuntimeError as error:
             raise self._lost(self._peers, error) from error
@@ -164,6 +176,29 @@ class PendingMessages:
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
         return lost_contact(dist.get_rank(), peers, self._what, error)
+
+
+_SENT_AS_THEY_ARE = frozenset(
+    (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    )
+)
+"""Lists the types that NCCL has; raw counts of particles are int16, spectra are complex."""
+
+
+def _as_sent(buffer: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous buffer, as bytes where NCCL does not have its type."""
+    if buffer.dtype in _SENT_AS_THEY_ARE:
+        return buffer
+    return buffer.view(-1).view(torch.uint8)
 
 
 def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
@@ -275,7 +310,7 @@ def agree_on_group_names() -> None:
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
     """``urgent``: its kernels go before others that wait for the device."""
     options = None
-    if urgent and "nccl" in dist.get_backend():
+    if urgent and "nccl" in backend_of():
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         set_time_limit(options, time_limit())  # torch warns where it differs from the group's
     with keeping_contact(f"the start of the communicator for {purpose}"):

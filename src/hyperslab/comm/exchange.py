@@ -77,11 +77,11 @@ def plan_exchange(partition: Partition, cover: Cover, grid: Grid) -> ExchangePla
 
     Along axes that do not cut the tensor every rank has its own copy and needs nobody else's.
     """
-    return _plan_exchange(grid, partition, cover)
+    return _kept_plan(grid, partition, cover)
 
 
-@per_grid
-def _plan_exchange(grid: Grid, partition: Partition, cover: Cover) -> ExchangePlan:
+def new_exchange_plan(grid: Grid, partition: Partition, cover: Cover) -> ExchangePlan:
+    """Plan as `plan_exchange` does, and keep nothing: for covers that follow from values."""
     own = partition.box(grid.coords)
     wanted = cover.box(grid.coords)
     owners = _near(partition, partition.cover, wanted, grid)
@@ -91,6 +91,9 @@ def _plan_exchange(grid: Grid, partition: Partition, cover: Cover) -> ExchangePl
     plan = plan_transfers(grid.rank, owned, asked)
     communicator = None if grid.size == 1 else grid.halos
     return ExchangePlan(own, wanted, plan.sends, plan.receives, communicator)
+
+
+_kept_plan = per_grid(new_exchange_plan)
 
 
 def _near(partition: Partition, cover: Cover, box: Box, grid: Grid) -> Iterator[dict[str, int]]:

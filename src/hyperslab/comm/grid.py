@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
 from hyperslab.comm.agreement import agree_on, keeping_contact, same_on_all
-from hyperslab.comm.bootstrap import device_of_rank, keep_freed_memory, start_distributed
+from hyperslab.comm.bootstrap import keep_freed_memory, start_distributed, take_own_device
 from hyperslab.comm.communicator import (
     Communicator,
     GroupCommunicator,
@@ -157,10 +157,11 @@ class Grid:
                 f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
                 "or change the grid"
             )
+        device = take_own_device()
         with keeping_contact(GRID_START):
             connect_ranks()
         self._communicators = communicators_of_world() if self.size > 1 else None
-        self.device = device_of_rank()
+        self.device = device
         self.coords = self.coords_of(self.rank)
         self._groups: dict[tuple[str, ...], Communicator | None] = {}
         if self.device.type == "cpu":

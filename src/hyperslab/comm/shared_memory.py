@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
+from hyperslab.comm.bootstrap import backend_of
 from hyperslab.errors import CommError
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.util.free_memory import free_memory
@@ -510,7 +511,7 @@ def connect_ranks() -> None:
     """
     group = dist.group.WORLD if dist.is_initialized() else None
     if group is not None and group not in _OF_GROUP:
-        can = sys.platform == "linux" and dist.get_backend() == "gloo" and dist.get_world_size() > 1
+        can = sys.platform == "linux" and backend_of() == "gloo" and dist.get_world_size() > 1
         _OF_GROUP[group] = _make_channels(group) if can else None
 
 

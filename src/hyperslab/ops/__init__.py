@@ -17,6 +17,8 @@ from hyperslab.ops import (
     normalization,
     pooling,
     reductions,
+    sampling,
+    scans,
     spatial,
     views,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "pooling",
     "reductions",
     "registry",
+    "sampling",
+    "scans",
     "spatial",
     "views",
 ]

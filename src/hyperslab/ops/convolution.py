@@ -48,7 +48,13 @@ from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_para
 from hyperslab.ops.fusion import conv_operand
 from hyperslab.ops.operands import whole_of
 from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
-from hyperslab.ops.placement import check_input, output_partition, placement, read_cover, with_batch
+from hyperslab.ops.placement import (
+    batched_input,
+    output_partition,
+    placement,
+    read_cover,
+    with_batch,
+)
 from hyperslab.tensor import Sharded
 
 
@@ -567,7 +573,7 @@ def convolve(
        (`BufferConv`).
     """
     name = operator.__name__
-    check_input(input, spatial_dims(operator), name)
+    input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
     layout = lay_out_conv(
@@ -713,7 +719,7 @@ def convolve_transposed(
        (`BufferConv`): no partial sums travel.
     """
     name = operator.__name__
-    check_input(input, spatial_dims(operator), name)
+    input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
     layout = lay_out_conv_transpose(

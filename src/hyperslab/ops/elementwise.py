@@ -29,9 +29,9 @@ from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.random_bits import uniform_bits
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
-from hyperslab.ops.operands import check_uncut, check_writable, common_partition, operand_block
+from hyperslab.ops.operands import check_writable, common_partition, operand_block
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
-from hyperslab.ops.placement import check_unbatched
+from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
@@ -270,21 +270,18 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
 
 @register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
-    """One slope or one for each channel, which are not cut."""
+    """One slope or one for each channel, which become whole if they are cut."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
-    if weight.numel() != 1 and input.dim() > 1 and input.partition.cuts[1] is not None:
-        raise LayoutError(
-            f"prelu takes dim 1 for the channels, but it is cut: {input.partition}\n"
-            "    use hyperslab.gather(x, axes) before it"
-        )
+    if weight.numel() != 1 and input.dim() > 1:
+        input = with_whole(input, (1,), "prelu")
     return input.like(torch.prelu(input.block, weight), fresh=True)
 
 
 @register(F.glu, family="elementwise", dims=["dim"])
 def glu(input: Sharded, dim: int = -1) -> Sharded:
-    """Halves of a dim that is not cut; otherwise refused."""
-    check_uncut(input, (dim,), "glu needs all of")
+    """Halves of a dim, which becomes whole if it is cut."""
+    input = with_whole(input, (dim,), "glu")
     block = F.glu(input.block, dim)
     return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
 

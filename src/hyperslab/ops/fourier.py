@@ -20,6 +20,7 @@ from hyperslab.comm import log_once
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.placement import cut_elsewhere
 from hyperslab.ops.spatial import rolled
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dims
@@ -75,36 +76,14 @@ def plan_pencils(
         while left:
             whole = tuple(dim for dim in left if now.cuts[dim] is None)
             if not whole:
-                now = _freed(now, left, later, gathered)
+                now, alone = cut_elsewhere(now, left, left[:1], later)
+                gathered += alone
                 continue
             pencils.append(Pencil(now, whole))
             left = [dim for dim in left if dim not in whole]
             for dim in whole:
                 now = now.with_dim(dim, extents[dim], None)
     return PencilPlan(tuple(pencils), _result_partition(partition, extents), tuple(gathered))
-
-
-def _freed(
-    partition: Partition, dims: Sequence[int], later: set[int], gathered: list[str]
-) -> Partition:
-    """Moves cuts away from ``dims``, from the first one at least."""
-    shape = partition.shape
-    cuts = list(partition.cuts)
-    for dim in dims:
-        cut = cuts[dim]
-        assert cut is not None
-        free = [d for d, c in enumerate(cuts) if c is None and d not in dims]
-        homes = [d for d in free if shape[d] >= cut.parts]
-        if homes:
-            # Evenly, and not where it would have to move once more.
-            home = max(homes, key=lambda d: (d not in later, shape[d] % cut.parts == 0, shape[d]))
-            cuts[home] = Cut.balanced(cut.axis, shape[home], cut.parts)
-        elif dim == dims[0]:
-            gathered.append(cut.axis)
-        else:
-            continue
-        cuts[dim] = None
-    return Partition(shape, tuple(cuts))
 
 
 def _result_partition(partition: Partition, extents: Sequence[int]) -> Partition:

@@ -20,13 +20,13 @@ from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
-    check_uncut,
     check_writable,
     is_only_reference,
     other_extents,
     turn_into_cut,
 )
 from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.placement import with_whole
 from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -314,13 +314,13 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 
 @register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
-    """Along a dim that is not cut, by an ordinary tensor of positions."""
+    """By an ordinary tensor of positions along a dim, which becomes whole if it is cut."""
     if not isinstance(input, Sharded) or isinstance(index, Sharded):
         raise UnsupportedOp(
             "index_select has a rule for a cut input and ordinary positions\n"
             f"{describe([input, index])}    use index.full(), or table[index] to look up rows"
         )
-    check_uncut(input, (dim,), "index_select along")
+    input = with_whole(input, (dim,), "index_select")
     partition = input.partition.with_dim(dim, index.numel(), None)
     return input.like(input.local.index_select(dim, index), partition)
 

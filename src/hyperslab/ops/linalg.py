@@ -25,6 +25,7 @@ from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
 from hyperslab.ops.operands import block_of, check_uncut, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
@@ -310,16 +311,11 @@ def bilinear(
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
-    """Over the last dim, which must not be cut; of many filters each rank computes its share."""
+    """Over the last dim, made whole if it is cut; of many filters each rank computes its share."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
     last = input.dim() - 1
-    cut = input.partition.cuts[last]
-    if cut is not None:
-        raise LayoutError(
-            f"linear contracts the last dim, which is cut: {input.partition}\n"
-            f"    use x.flatten(1) to leave space;\n{gather_first(cut.axis)}"
-        )
+    input = with_whole(input, (last,), "linear")
     partition = input.partition.with_dim(last, weight.shape[0], None)
     share = filter_share(input, weight, partition, last) if weight.dim() == 2 else None
     if share is None:

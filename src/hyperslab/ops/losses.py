@@ -27,7 +27,7 @@ from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.placement import check_channels
+from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import mean, sum
 from hyperslab.ops.views import add_dim
 from hyperslab.tensor import Sharded, register
@@ -287,10 +287,10 @@ def _blocks(
             + (" or probabilities (N, C, ...)" if function is F.cross_entropy else "")
             + "\n    a dim of extent 1 for the channels: target.squeeze(1)"
         )
-    operands = [input, add_dim(target, 1) if classes else target]
-    for value in operands:
-        if isinstance(value, Sharded):
-            check_channels(value, function.__name__)
+    operands = [
+        with_whole(value, (1,), function.__name__) if isinstance(value, Sharded) else value
+        for value in (input, add_dim(target, 1) if classes else target)
+    ]
     partition = common_partition(operands, function)
     like = next(value for value in operands if isinstance(value, Sharded))
     block, labels = (operand_block(value, target=partition, like=like) for value in operands)

@@ -29,7 +29,7 @@ from hyperslab.ops.fusion import (
     normalised_epilogue,
 )
 from hyperslab.ops.overloads import Operator, result_type
-from hyperslab.ops.placement import check_channels
+from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import (
     Dims,
     group_over,
@@ -147,8 +147,7 @@ def batch_norm(
     in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
     all-reduce of both, 3. the block's gradient.
     """
-    x = input
-    check_channels(x, "batch_norm")
+    x = with_whole(input, (1,), "batch_norm")
     if not training:
         kept = memory_format_of(x.block)
         block = dense(x.block, kept)
@@ -206,8 +205,7 @@ def instance_norm(
     Distribution scheme: as `Normalise`, over the axes that cut space; then one all-reduce over
     the data axis where there are running statistics.
     """
-    x = input
-    check_normalised(x, "instance_norm", weight, bias)
+    x = normalised_input(input, "instance_norm", weight, bias)
     x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
         return x.like(
@@ -246,8 +244,7 @@ def group_norm(
 
     Distribution scheme: as `Normalise`, over the axes that cut space.
     """
-    x = input
-    check_normalised(x, "group_norm", weight, bias)
+    x = normalised_input(input, "group_norm", weight, bias)
     x = without_empty_shards(x, range(x.dim()))
     if x.shape[1] % num_groups:
         raise LayoutError(f"group_norm: {x.shape[1]} channels do not make {num_groups} groups")
@@ -286,13 +283,13 @@ def _by_rows(y: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def check_normalised(x: object, name: str, *parameters: object) -> None:
-    """Refuse cut parameters and cut channels."""
+def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
+    """Returns an input whose channels are whole; refuses cut parameters."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
         raise LayoutError(f"{name}: the input is cut, weight and bias are ordinary tensors")
     if x.dim() < 2:
         raise LayoutError(f"{name} needs a batch and a channel dim, got {x.partition}")
-    check_channels(x, name)
+    return with_whole(x, (1,), name)
 
 
 def _normalised(
@@ -476,8 +473,7 @@ def local_response_norm(
     input: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Sharded:
     """Across neighbouring channels, which are not cut: block by block."""
-    x = input
-    check_channels(x, "local_response_norm")
+    x = with_whole(input, (1,), "local_response_norm")
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))
 
 

@@ -9,7 +9,7 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,12 @@ from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import tree_map_only
 
 
-def check_input(x: object, n: int, name: str) -> None:
-    """Refuse an unbatched or wrongly shaped input, which would be cut along the wrong dims."""
+def batched_input(x: object, n: int, name: str) -> Sharded:
+    """Returns an operator's input of batch, channels and ``n`` spatial dims, its channels whole.
+
+    Raises:
+        LayoutError: the input is not cut, but a parameter is; it has another number of dims.
+    """
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
     if x.dim() != n + 2:
@@ -31,19 +35,28 @@ def check_input(x: object, n: int, name: str) -> None:
             f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
             "    use x.unsqueeze(0) before cutting it"
         )
-    check_channels(x, name)
+    return with_whole(x, (1,), name)
 
 
-def check_channels(x: Sharded, name: str) -> None:
-    """Refuse a tensor whose dim 1 is cut: it was a spatial dim before some dims were dropped."""
-    cut = x.partition.cuts[1]
-    if cut is not None and cut.merged:  # tokens, say: a reshape has left them cut
+def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
+    """Returns the same tensor with ``dims`` whole, which an operator takes for channels, say.
+
+    They are cut where a spatial dim has taken their place, as in a network that looks at slices.
+    The axes that cut them cut others from here on, in one exchange, so that no rank holds more than
+    before; where no other dim is free their ranks repeat the work. The log says so once.
+    """
+    if all(x.partition.cuts[dim] is None for dim in dims):
+        return x
+    if x.partition.merged:  # tokens, say: a reshape has left them cut
         x.gather_merged()
-    elif cut is not None:
-        raise LayoutError(
-            f"{name} takes dim 1 for the channels, but it is cut: {x.partition}\n"
-            f"    use hyperslab.gather(x, {cut.axis!r}) before it"
-        )
+        return with_whole(x, dims, name)
+    partition, _ = cut_elsewhere(x.partition, dims, dims)
+    log_once(
+        x.grid,
+        f"{name} needs the whole of dim {', '.join(map(str, dims))} of {x.partition}: from here on "
+        f"it is {partition}",
+    )
+    return x.redistribute(partition, f"a change of the cut before {name}")
 
 
 def place_outputs(
@@ -103,6 +116,45 @@ def reads_nearly_all(window: WindowMap, cut: Cut, extent: int) -> bool:
     spans = (window.reads(out) for out in cut.intervals)
     read = sum(min(hi, extent) - max(lo, 0) for lo, hi in spans)
     return 4 * read >= 3 * cut.parts * max(extent, cut.extent)
+
+
+def cut_elsewhere(
+    partition: Partition, dims: Sequence[int], needed: Sequence[int], avoided: Container[int] = ()
+) -> tuple[Partition, tuple[str, ...]]:
+    """Moves cuts away from ``dims`` to others, so that every rank keeps as much as it has.
+
+    A dim that takes a cut over has as many elements as the axis has ranks and is cut evenly, if
+    there is a choice. Where no dim is free, the axes of ``needed`` dims cut nothing any more and
+    are returned as well; the cuts of the others stay.
+
+    Args:
+        partition: how the tensor is cut.
+        dims: the dims to free.
+        needed: those of them that must be whole.
+        avoided: dims that take a cut over only if no other does.
+
+    >>> halves = Cut.balanced("depth", 4, 2)
+    >>> str(cut_elsewhere(Partition((1, 4, 6), (None, halves, None)), [1], [1])[0])
+    '1 x 4 x 6 (dim 2 in 2 by depth)'
+    """
+    shape = partition.shape
+    cuts = list(partition.cuts)
+    gathered = []
+    for dim in dims:
+        cut = cuts[dim]
+        if cut is None:
+            continue
+        free = [d for d, c in enumerate(cuts) if c is None and d not in dims]
+        homes = [d for d in free if shape[d] >= cut.parts]
+        if homes:
+            home = max(homes, key=lambda d: (d not in avoided, shape[d] % cut.parts == 0, shape[d]))
+            cuts[home] = Cut.balanced(cut.axis, shape[home], cut.parts)
+        elif dim in needed:
+            gathered.append(cut.axis)
+        else:
+            continue
+        cuts[dim] = None
+    return Partition(shape, tuple(cuts)), tuple(gathered)
 
 
 def read_cover(

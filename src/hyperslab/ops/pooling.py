@@ -69,7 +69,7 @@ from hyperslab.ops.overloads import (
 )
 from hyperslab.ops.placement import (
     batch_of_one,
-    check_input,
+    batched_input,
     check_unbatched,
     only_sample,
     output_partition,
@@ -116,7 +116,7 @@ class PoolingInput:
     """
 
     def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
-        check_input(x, len(windows), name)
+        x = batched_input(x, len(windows), name)
         self.windows = windows
         self.inputs = tuple(x.shape[2:])
         extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
@@ -436,7 +436,7 @@ def lp_pool(
     minimum).
     """
     n = spatial_dims(operator)
-    check_input(input, n, f"lp_pool{n}d")
+    input = batched_input(input, n, f"lp_pool{n}d")
     windows = pool_windows(n, kernel_size, stride)
     block = input.block
     if math.isinf(norm_type):
@@ -525,7 +525,6 @@ def output_sizes(
     x: Sharded, n: int, output_size: int | Sequence[int | None] | None, name: str
 ) -> tuple[int, ...]:
     """The output's spatial extents; ``None`` keeps the input's."""
-    check_input(x, n, name)
     given: list[int | None]
     if output_size is None or isinstance(output_size, int):
         given = [output_size] * n
@@ -610,7 +609,9 @@ def adaptive_average(
 ) -> Sharded:
     """To any extents; to fewer than ranks by partial sums, without gathering the volume."""
     n = spatial_dims(operator)
-    return adaptive_avg_pool(input, output_sizes(input, n, output_size, operator.__name__))
+    name = operator.__name__
+    input = batched_input(input, n, name)
+    return adaptive_avg_pool(input, output_sizes(input, n, output_size, name))
 
 
 WITH_INDICES = _for_dims("adaptive_max_pool{}d_with_indices")
@@ -709,7 +710,9 @@ def adaptive_maximum_with_indices(
 ) -> tuple[Sharded, Sharded]:
     """To any extents, with the maxima's flat positions in the whole volume."""
     n = spatial_dims(operator)
-    return adaptive_max_pool(input, output_sizes(input, n, output_size, f"adaptive_max_pool{n}d"))
+    name = f"adaptive_max_pool{n}d"
+    input = batched_input(input, n, name)
+    return adaptive_max_pool(input, output_sizes(input, n, output_size, name))
 
 
 @register_each(*VALUES.values(), family="pooling")
@@ -857,7 +860,7 @@ def maximum_unpool(
             output_size = (1, *output_size)
         options = (kernel_size, stride, padding, output_size)
         return only_sample(maximum_unpool(operator, batch_of_one(input), indices, *options))
-    check_input(input, n, f"max_unpool{n}d")
+    input = batched_input(input, n, f"max_unpool{n}d")
     meta = torch.empty(input.shape, device="meta")
     to = operator(meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]
     kernel = per_dim(kernel_size, n)

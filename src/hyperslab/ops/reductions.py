@@ -2,9 +2,8 @@
 
 In reading order: what all reductions share (their dims, the ranks that take part, the result's
 partition); sums, means, products, counts and variances; maxima and minima (values, global
-indices and their gradients) and histograms; operators along one dim that must not be cut, as
-sorting, quantiles and running sums; norms of vectors, similarities and distances; softmax, its
-logarithm and log-sum-exp.
+indices and their gradients) and histograms; norms of vectors, similarities and distances; softmax,
+its logarithm and log-sum-exp.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.elementwise import apply_pointwise, exponential_block
-from hyperslab.ops.operands import check_uncut, common_partition, device_constant, operand_block
+from hyperslab.ops.operands import common_partition, device_constant, operand_block
 from hyperslab.ops.overloads import Operator, integers, register_each
+from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
-from hyperslab.tensor.dispatch import describe, read_dim
+from hyperslab.tensor.dispatch import read_dim
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
@@ -455,95 +455,6 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
         return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")
 
 
-ScanResults = torch.Tensor | tuple[torch.Tensor, ...]
-"""Types a tensor, or torch's named tuple of values and indices."""
-
-
-def _wrap_results(x: Sharded, found: ScanResults, dims: Sequence[int]) -> ScanResults:
-    """Wrap blocks that have lost ``dims``, or in which the extent of one has changed."""
-    if not isinstance(found, torch.Tensor):
-        named: Any = type(found)
-        return named([_wrap_results(x, part, dims) for part in found])
-    if found.dim() < x.dim():
-        return wrap_reduced(x, found, dims, False)
-    (dim,) = dims
-    return x.like(found, x.partition.with_dim(dim, found.shape[dim], None))
-
-
-@register_each("sort", "argsort", family="reductions", dims=["dim"])
-def sort(
-    operator: Operator,
-    input: Sharded,
-    dim: int = -1,
-    descending: bool = False,
-    stable: bool = False,
-) -> ScanResults:
-    """Along a dim that is not cut; otherwise refused."""
-    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
-    found = operator(input.local, dim=dim, descending=descending, stable=stable)
-    return _wrap_results(input, found, (dim,))
-
-
-@register(torch.msort, torch.Tensor.msort, family="reductions")
-def msort(input: Sharded) -> ScanResults:
-    """Along a dim that is not cut; otherwise refused."""
-    check_uncut(input, (0,), "msort needs all of")
-    return _wrap_results(input, torch.msort(input.local), (0,))
-
-
-@register_each("mode", "median", "nanmedian", family="reductions", dims=["dim"])
-def middle_value(
-    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
-) -> ScanResults:
-    """Along a dim that is not cut; otherwise refused."""
-    name = operator.__name__
-    if dim is None and name == "mode":
-        dim = input.dim() - 1
-    dims = reduced_dims(input, dim)
-    check_uncut(input, dims, f"{name} needs all of")
-    found = operator(input.local) if dim is None else operator(input.local, dim, keepdim)
-    return _wrap_results(input, found, dims)
-
-
-@register_each("topk", "kthvalue", family="reductions", dims=["dim"])
-def ranked(
-    operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
-) -> ScanResults:
-    """Along a dim that is not cut; otherwise refused."""
-    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
-    return _wrap_results(input, operator(input.local, k, dim, *args, **options), (dim,))
-
-
-@register_each(
-    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", family="reductions", dims=["dim"]
-)
-def cumulative(operator: Operator, input: Sharded, dim: int, **options: object) -> ScanResults:
-    """Along a dim that is not cut; otherwise refused."""
-    check_uncut(input, (dim,), f"{operator.__name__} needs all of")
-    return _wrap_results(input, operator(input.local, dim, **options), (dim,))
-
-
-@register_each("quantile", "nanquantile", family="reductions", dims=["dim"])
-def quantile(
-    operator: Operator,
-    input: Sharded,
-    q: float | torch.Tensor,
-    dim: Dims = None,
-    keepdim: bool = False,
-    **options: object,
-) -> torch.Tensor:
-    """One quantile along a dim that is not cut; otherwise refused."""
-    name = operator.__name__
-    if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
-        raise LayoutError(
-            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
-            "    call it for each q, or use x.full()"
-        )
-    dims = reduced_dims(input, dim)
-    check_uncut(input, dims, f"{name} needs all of")
-    return wrap_reduced(input, operator(input.local, q, dim, keepdim, **options), dims, keepdim)
-
-
 Order = float | str | None
 
 
@@ -766,9 +677,9 @@ def softmin(
 def gumbel_softmax(
     logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Sharded:
-    """Over one dim, which must not be cut; the same on every grid, as rand_like."""
+    """Over one dim, which becomes whole if it is cut; the same on every grid, as rand_like."""
     dim = read_dim(dim, logits.dim(), "gumbel_softmax")
-    check_uncut(logits, (dim,), "gumbel_softmax over")
+    logits = with_whole(logits, (dim,), "gumbel_softmax")
     noise = exponential_block(logits).log_().neg_()
     soft = torch.softmax((logits.local + noise) / tau, dim)
     if hard:  # the gradient goes straight through

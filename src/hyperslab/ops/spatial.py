@@ -1,10 +1,10 @@
 """Distributes operators that move, pad or resample voxels.
 
 In reading order: flips, rolls, right-angled turns and pixel shuffles; ``F.pad``, so the padding
-modules and convolutions with their modes; ``interpolate`` (so ``upsample`` and ``nn.Upsample``):
-weights along one dim, of which every output has a few, a request for a resize and what torch's
-own operator makes of a dim, linear maps along all spatial dims in one pass, layout and rules;
-`grid_sample`, where any output may read any input.
+modules and convolutions with their modes, and ``F.unfold``; ``interpolate`` (so ``upsample`` and
+``nn.Upsample``): weights along one dim, of which every output has a few, a request for a resize and
+what torch's own operator makes of a dim, linear maps along all spatial dims in one pass, layout and
+rules.
 
 Where torch samples, and how it weighs, follows from rounded arithmetic that differs between
 types, devices and modes. None of it is repeated here: torch's own operator answers to combs of
@@ -33,19 +33,37 @@ from hyperslab.geometry import Box, Cover, Cut, Interval, Partition, Window, sca
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.resample import SparseMap
-from hyperslab.ops.linalg import DimLabel, contract
-from hyperslab.ops.overloads import Integers, Operator, PerDim, hashable, integers, register_each
+from hyperslab.ops.overloads import (
+    Integers,
+    Operator,
+    PerDim,
+    hashable,
+    integers,
+    per_dim,
+    register_each,
+)
 from hyperslab.ops.placement import (
-    check_input,
+    batch_of_one,
+    batched_input,
+    only_sample,
     output_partition,
     place_outputs,
     placement,
     read_cover,
 )
 from hyperslab.ops.pooling import BlockMap, LinearMap, adaptive_avg_pool
-from hyperslab.ops.views import SourceInterval, exchanged, join, reshape_to
+from hyperslab.ops.views import (
+    SourceInterval,
+    Span,
+    crop,
+    exchanged,
+    join,
+    permuted,
+    reshape_to,
+    unfold,
+)
 from hyperslab.tensor import Sharded, gather, register
-from hyperslab.tensor.dispatch import describe, read_dims
+from hyperslab.tensor.dispatch import read_dims
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -127,7 +145,7 @@ def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
 @register(torch.pixel_shuffle, family="spatial")
 def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
     """Block by block: every pixel becomes a square of them."""
-    check_input(input, 2, "pixel_shuffle")
+    input = batched_input(input, 2, "pixel_shuffle")
     r = upscale_factor
     local = F.pixel_shuffle(input.local, r)
     cuts = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in input.partition.cuts[2:]]
@@ -138,7 +156,7 @@ def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
 @register(torch.pixel_unshuffle, family="spatial")
 def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
     """Any cut: it is moved so that it goes through no square of pixels."""
-    check_input(input, 2, "pixel_unshuffle")
+    input = batched_input(input, 2, "pixel_unshuffle")
     r = downscale_factor
     if any(extent % r for extent in input.shape[2:]):
         raise LayoutError(
@@ -179,6 +197,34 @@ def pad(
 def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
     """As ``F.pad`` with a constant."""
     return _padded(input, [int(p) for p in pad], "constant", value)
+
+
+@register(F.unfold, family="spatial")
+def image_columns(
+    input: Sharded,
+    kernel_size: PerDim,
+    dilation: PerDim = 1,
+    padding: PerDim = 0,
+    stride: PerDim = 1,
+) -> Sharded:
+    """Windows of images as columns: padding, windows along either dim, and a reshape of them.
+
+    Distribution scheme: as `F.pad` and `Tensor.unfold`; columns stay cut where rows of windows are.
+    """
+    # Torch's own checks, on the global shape.
+    meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    sizes, gaps, pads, steps = (per_dim(o, 2) for o in (kernel_size, dilation, padding, stride))
+    columns = F.unfold(meta, sizes, gaps, pads, steps).shape
+    x = input if input.dim() == 4 else batch_of_one(input)
+    high, wide = pads
+    x = _padded(x, [wide, wide, high, high], "constant", 0.0)
+    for dim, (kernel, gap, step) in enumerate(zip(sizes, gaps, steps, strict=True), start=2):
+        x = unfold(x, dim, gap * (kernel - 1) + 1, step)
+        x = crop(x, {x.dim() - 1: Span(0, kernel, gap)})
+    x = permuted(x, (0, 1, 4, 5, 2, 3))
+    if input.dim() == 3:
+        x = only_sample(x)
+    return reshape_to(x, columns)
 
 
 def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
@@ -696,7 +742,7 @@ def interpolate_rule(
     antialias: bool = False,
 ) -> Sharded:
     """Every mode, by size or by any factor, with either alignment of the corners."""
-    check_input(input, input.dim() - 2, "interpolate")
+    input = batched_input(input, input.dim() - 2, "interpolate")
     options = (mode, align_corners, recompute_scale_factor, antialias)
     sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)
     if antialias and sizes[-1] == 1:
@@ -751,43 +797,3 @@ def _check_unmoved(
             f"an extent of {tuple(x.shape[2:])} as it is, and torch is not of one mind there\n"
             "    use recompute_scale_factor=True, or give the size"
         )
-
-
-@register(F.grid_sample, family="spatial")
-def grid_sample(
-    input: torch.Tensor,
-    grid: torch.Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = None,
-) -> torch.Tensor:
-    """Of a volume that is not cut in space, at coordinates that may be."""
-    if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
-        raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
-    n = input.dim() - 2
-    outputs: list[DimLabel] = [("output", d) for d in range(n)]
-
-    def run(volume: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        return F.grid_sample(volume, points, mode, padding_mode, align_corners)
-
-    labels: list[list[DimLabel]] = [
-        ["batch", "channel", *[("input", d) for d in range(n)]],
-        ["batch", *outputs, "coordinate"],
-    ]
-    output = ["batch", "channel", *outputs]
-    return contract("grid_sample", (input, grid), labels, output, run, linear=False)
-
-
-@register(F.affine_grid, family="spatial")
-def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
-    """Coordinates for every sample by its own matrix; only the batch may be cut."""
-    batch, *matrix = theta.partition.cuts
-    if any(matrix) or size[0] != theta.shape[0]:
-        raise LayoutError(
-            f"affine_grid takes a whole matrix for each of {size[0]} samples, got "
-            f"{theta.partition}\n    use hyperslab.gather(x, axes) before it"
-        )
-    local = theta.local
-    points = F.affine_grid(local, [local.shape[0], *size[1:]], align_corners)
-    shape = (theta.shape[0], *points.shape[1:])
-    return theta.like(points, Partition(shape, (batch, *[None] * (len(shape) - 1))))

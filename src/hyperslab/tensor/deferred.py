@@ -43,7 +43,8 @@ applied, and a network, a loss or a backward pass may apply one to a cut tensor 
 `watch_functions` wraps ``apply`` when the first tensor of a grid is cut, and takes the wrapper off
 when the last such grid ends: a program that cuts nothing keeps torch's. `before_functions` says
 what happens before a function runs, and `seeing_serial_gradients` which gradients its backward
-sees.
+sees. ``torch.vmap`` and ``torch.func.grad`` do not ask either, and would take a block for all of
+the tensor: what they begin with is wrapped as long, and refuses.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ import torch
 from torch.autograd import Function
 
 from hyperslab.comm import Grid, per_grid
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
+    function_transforms,
     storage_address,
     swap_tensor_impl,
     version_of,
@@ -99,44 +101,67 @@ def before_functions(prepare: PrepareFunction) -> None:
 
 
 class _WatchedFunctions:
-    """Wraps ``torch.autograd.Function.apply`` while a grid exists of which tensors are cut."""
+    """Wraps what asks no ``__torch_function__``, while a grid exists of which tensors are cut."""
 
     def __init__(self) -> None:
         self._grids: set[int] = set()  # by id
-        self._original: Any = None
-        self._wrapper: Any = None
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, wrapper
 
     def watch(self, grid: Grid) -> None:
-        """Wrap ``apply`` from now on until this grid has ended, and all others."""
+        """Wrap from now on until this grid has ended, and all others."""
         key = id(grid)
         if not self._grids:
-            self._wrap()
+            self._replaced = []
+            self._replace(Function, "apply", self._prepared_apply)
+            for owner, name, does, remedy in function_transforms():
+                self._replace(owner, name, functools.partial(_refusing, does, remedy))
         self._grids.add(key)
         weakref.finalize(grid, self._unwatch, key).atexit = False
 
-    def _wrap(self) -> None:
-        self._original = original = vars(Function)["apply"]
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Replace an attribute: torch has no hook for it."""
+        original = vars(owner)[name]
+        wrapper = wrap(original)
+        setattr(owner, name, wrapper)
+        self._replaced.append((owner, name, original, wrapper))
+
+    def _prepared_apply(self, original: Any) -> Any:
+        replaced = self._replaced
 
         @functools.wraps(Function.apply)
         def run(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-            if self._wrapper is wrapper:
+            if self._replaced is replaced:
                 for prepare in _PREPARATIONS:
                     cls = prepare(cls, (*args, *kwargs.values()))
             # Written in Python up to torch 2.14 and in C since then: both are bound like this.
             return original.__get__(None, cls)(*args, **kwargs)
 
-        # Torch has no hook for it: what every function inherits is replaced.
-        self._wrapper = wrapper = classmethod(run)
-        Function.apply = wrapper  # type: ignore[assignment,method-assign]
+        return classmethod(run)
 
     def _unwatch(self, key: int) -> None:
         self._grids.discard(key)
         if self._grids:
             return
-        # Another library may have wrapped this wrapper, which then stays and does nothing.
-        if vars(Function)["apply"] is self._wrapper:
-            Function.apply = self._original  # type: ignore[method-assign]
-        self._original = self._wrapper = None
+        for owner, name, original, wrapper in self._replaced:
+            # Another library may have wrapped this wrapper, which then stays and does nothing.
+            if vars(owner)[name] is wrapper:
+                setattr(owner, name, original)
+        self._replaced = []
+
+
+def _refusing(does: str, remedy: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function that would take the block of a cut tensor for all of it."""
+
+    @functools.wraps(original)
+    def run(tensor: Any, *args: Any) -> Any:
+        if isinstance(tensor, DeferredTensor):
+            raise UnsupportedOp(
+                f"{does} cannot look at a cut tensor; nothing was computed\n    {tensor!r}\n"
+                f"    {remedy}, or use x.full()"
+            )
+        return original(tensor, *args)
+
+    return run
 
 
 _WATCHED = _WatchedFunctions()
@@ -144,7 +169,7 @@ _WATCHED = _WatchedFunctions()
 
 @per_grid
 def watch_functions(grid: Grid) -> None:
-    """Prepare whatever autograd function is applied, as long as this grid exists."""
+    """Watch what asks no ``__torch_function__``, as long as this grid exists."""
     _WATCHED.watch(grid)
 
 

@@ -1,8 +1,8 @@
 """Names everything of torch that is used here and not public, each with the reason.
 
 No other module reaches into private torch: whoever moves to another version of torch reads this
-file. Everything in it was run with torch 2.13. What a step calls often is an alias, not a function
-of its own, so that the indirection costs nothing.
+file. Everything in it was run with torch 2.11, 2.13 and 2.15. What a step calls often is an alias,
+not a function of its own, so that the indirection costs nothing.
 """
 
 from __future__ import annotations
@@ -99,6 +99,39 @@ accumulation_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter(
     "_post_accumulate_grad_hooks"
 )
 """Returns what ``register_post_accumulate_grad_hook`` has added, which nothing public lists."""
+
+# Transforms of functions.
+
+
+def function_transforms() -> list[tuple[Any, str, str, str]]:
+    """List where ``torch.func`` takes a tensor in without asking its class.
+
+    Each with the module and the name of the function that does it, what users call, and what they
+    can do instead.
+    """
+    vmap: Any = importlib.import_module("torch._functorch.vmap")
+    transforms: Any = importlib.import_module("torch._functorch.eager_transforms")
+    return [
+        (
+            vmap,
+            "_add_batch_dim",
+            "torch.vmap (also torch.func.jacrev, jacfwd, hessian)",
+            "call the function itself: operators of a cut tensor take dim 0 for the batch",
+        ),
+        (
+            transforms,
+            "_wrap_for_grad",
+            "torch.func (grad, vjp, jvp, jacrev, hessian, linearize)",
+            "use torch.autograd.grad(y, x)",
+        ),
+        (
+            transforms,
+            "_wrap_functional_tensor",
+            "torch.func.functionalize",
+            "call the function itself",
+        ),
+    ]
+
 
 # Backward passes.
 

@@ -274,8 +274,6 @@ def refused(case: str) -> None:
         x + hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(height=2))
     elif case == "rrelu":
         F.rrelu(x, training=True)
-    elif case == "slopes of a cut dim":
-        F.prelu(x[:, 0], torch.ones(6))
 
 
 @pytest.mark.parametrize(
@@ -288,7 +286,6 @@ def refused(case: str) -> None:
         ("growing in place", "in place would change the cut"),
         ("grids", "operands on two grids"),
         ("rrelu", "random slopes"),
-        ("slopes of a cut dim", "takes dim 1 for the channels, but it is cut"),
     ],
 )
 def test_what_is_refused(case: str, message: str) -> None:

@@ -181,7 +181,6 @@ def refused(case: str) -> None:
     {
         "cut": lambda: x.gather(2, index),
         "cut scatter": lambda: x.scatter(2, index, 1.0),
-        "cut select": lambda: x.index_select(2, torch.tensor([0])),
         "cut positions": lambda: x.index_add(1, hs.shard(torch.tensor([0, 1]), grid), x),
         "shape": lambda: x.scatter(1, torch.zeros(2, 3, 5, 4, 4, dtype=torch.int64), 1.0),
         "larger": lambda: x.gather(1, torch.zeros(3, 1, 6, 4, 4, dtype=torch.int64)),
@@ -200,7 +199,6 @@ def refused(case: str) -> None:
     [
         ("cut", hs.LayoutError, r"dim 2, which is cut.*\n.*hyperslab.gather\(x, \('depth',\)\)"),
         ("cut scatter", hs.LayoutError, "scatter along dim 2, which is cut"),
-        ("cut select", hs.LayoutError, "index_select along dim 2, which is cut"),
         ("cut positions", hs.LayoutError, r"use index.full\(\)"),
         ("shape", hs.LayoutError, "the other dims of the global shapes differ"),
         ("larger", hs.LayoutError, "the index is larger"),

@@ -225,7 +225,6 @@ def refused(case: str) -> None:
     x = hs.shard(torch.randn(2, 4, 6, 4, 4), grid)
     {
         "groups": lambda: F.group_norm(x, 3),
-        "channels": lambda: F.group_norm(x.sum(1), 3),
         "cut weight": lambda: F.instance_norm(x, weight=hs.shard(torch.ones(4), grid)),
         "one value": lambda: F.instance_norm(hs.shard(torch.ones(2, 3, 1), hs.Grid(data=2))),
         "no channels": lambda: F.group_norm(hs.shard(torch.ones(2), grid), 1),
@@ -236,7 +235,6 @@ def refused(case: str) -> None:
     ("case", "message"),
     [
         ("groups", "4 channels do not make 3 groups"),
-        ("channels", "takes dim 1 for the channels, but it is cut"),
         ("cut weight", "weight and bias are ordinary tensors"),
         ("one value", "more than 1 spatial element"),
         ("no channels", "needs a batch and a channel dim"),

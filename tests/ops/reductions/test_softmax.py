@@ -107,21 +107,6 @@ def test_edges() -> None:
     run_ranks(2, edges)
 
 
-def refused(case: str) -> None:
-    x = hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(depth=2))
-    if case == "glu":
-        F.glu(x, 2)
-    else:
-        F.gumbel_softmax(x, dim=2)
-
-
-def test_what_is_refused() -> None:
-    with pytest.raises(hs.LayoutError, match="glu needs all of dim 2, which is cut"):
-        run_ranks(2, refused, "glu")
-    with pytest.raises(hs.LayoutError, match="gumbel_softmax over dim 2, which is cut"):
-        run_ranks(2, refused, "gumbel")
-
-
 def choices(axes: dict[str, int] | None, shape: tuple[int, ...]) -> list[torch.Tensor]:
     """Soft ones and hard ones, and the gradient of both."""
     logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

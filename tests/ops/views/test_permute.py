@@ -185,10 +185,6 @@ def refused(case: str) -> None:
     x = hs.shard(torch.randn(2, 3, 6, 4, 4), hs.Grid(depth=2))
     {
         "order": lambda: x.permute(0, 1, 2, 3, 3),
-        "channels": lambda: nn.Conv3d(6, 4, 3)(x.transpose(1, 2)),
-        "pooled": lambda: F.avg_pool3d(x.transpose(1, 2), 2),
-        "norm": lambda: nn.BatchNorm3d(6)(x.transpose(1, 2)),
-        "dense": lambda: nn.Linear(6, 4)(x.transpose(2, 4)),
         "repeated": lambda: x.movedim((0, 1), (2, 2)),
     }[case]()
 
@@ -197,10 +193,6 @@ def refused(case: str) -> None:
     ("case", "message"),
     [
         ("order", "is no order of the dims"),
-        ("channels", "conv3d takes dim 1 for the channels, but it is cut"),
-        ("pooled", "takes dim 1 for the channels, but it is cut"),
-        ("norm", "batch_norm takes dim 1 for the channels, but it is cut"),
-        ("dense", "linear contracts the last dim, which is cut"),
         ("repeated", "repeated dims"),
     ],
 )

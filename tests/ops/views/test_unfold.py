@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
@@ -13,7 +14,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"views": {"unfold"}}
+COVERS = {"views": {"unfold"}, "spatial": {"unfold"}}
 
 
 def windows(x: Any, *, dim: int, size: int, step: int, seed: int) -> Any:
@@ -85,3 +86,36 @@ def nothing_travels() -> list[Any]:
 
 def test_views() -> None:
     assert run_ranks(2, nothing_travels) == [[1, 1, 4, 3, 2, 2]] * 2
+
+
+def columns(x: Any, weight: torch.Tensor, *, seed: int, **options: Any) -> Any:
+    """Convolution as a product with the columns of an image."""
+    found = F.unfold(recut(x * 2, seed), **options)
+    return torch.einsum("oc,bcl->bol", weight, found)
+
+
+@st.composite
+def images(draw: st.DrawFn, ranks: int) -> Example:
+    grid = draw(grids(ranks).filter(lambda g: g["depth"] == 1))
+    channels = draw(st.integers(1, 2))
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    least = map(max, spans, parts_of(grid, 2))
+    return Example(
+        grid=grid,
+        shape=(grid["data"], channels, *(draw(st.integers(low, low + 4)) for low in least)),
+        weights=((2, channels * kernel[0] * kernel[1]),),
+        options={
+            "kernel_size": kernel,
+            "dilation": dilation,
+            "padding": draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+            "stride": draw(st.integers(1, 3)),
+            "seed": draw(st.integers(0, 5)),
+        },
+    )
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_columns_of_images(ranks: int) -> None:
+    run_ranks(ranks, compare, columns, draw_examples(images(ranks), 24))

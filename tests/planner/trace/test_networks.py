@@ -50,8 +50,7 @@ def test_flops_of_a_serial_step(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_cut_step(name: str) -> None:
     network = NETWORKS[name]
-    until = tuple(f"network.{part}" for part in network.until)
-    workload = Workload(lambda: Summed(network), network.shape, loss=itself, until=until)
+    workload = Workload(lambda: Summed(network), network.shape, loss=itself)
     trace = trace_step(workload, CUT, rank=3)
     whole = trace_step(workload, {})
     assert any(isinstance(event, Exchange) for event in trace.events)

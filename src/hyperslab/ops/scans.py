@@ -1,0 +1,242 @@
+"""Distributes operators that go along whole lines of a tensor: running sums, sorting, quantiles.
+
+Along a dim that is cut a running sum takes one small message, the totals of the ranks before.
+Whatever has to see a line at once gets it by one exchange: the axis that cuts the dim cuts another
+one meanwhile, so that no rank ever holds more than its part of the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hyperslab.comm import log_once
+from hyperslab.comm.collectives import stack_ranks
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Cut
+from hyperslab.kernels.memory_format import accumulator, as_float32
+from hyperslab.ops.operands import check_uncut
+from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.placement import cut_elsewhere
+from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
+from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.dispatch import describe
+
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+"""Types a tensor, or torch's named tuple of values and indices."""
+
+
+def along_lines(
+    name: str, x: Sharded, dims: Sequence[int], run: Callable[[torch.Tensor], Results]
+) -> Results:
+    """Runs an operator on blocks that are whole in ``dims``.
+
+    Distribution scheme: 1. each axis that cuts one of the dims cuts another one (`cut_elsewhere`),
+    in one exchange, 2. the operator runs on the block, 3. the result is cut where the input was, as
+    far as it has that dim, in a second exchange. An axis that no other dim can take over cuts
+    nothing meanwhile: its ranks repeat the work.
+
+    Args:
+        name: of the operator, for messages.
+        x: the tensor.
+        dims: along which a line must be whole.
+        run: the operator on one block; its results have lost ``dims``, or other extents there.
+    """
+    partition, gathered = cut_elsewhere(x.partition, dims, dims)
+    if gathered:
+        log_once(
+            x.grid,
+            f"{name} along dim {', '.join(map(str, dims))} of {x.partition}: no other dim can be "
+            f"cut along {', '.join(gathered)}; gathered there, its ranks repeat the work meanwhile",
+        )
+    moved = x.redistribute(partition, f"whole lines for {name}")
+    return _cut_as(x, moved, run(moved.local), dims, name)
+
+
+def _cut_as(x: Sharded, moved: Sharded, found: Results, dims: Sequence[int], name: str) -> Results:
+    """Wraps results on blocks of ``moved``, cut where ``x`` is."""
+    if not isinstance(found, torch.Tensor):
+        named: Any = type(found)
+        return named([_cut_as(x, moved, part, dims, name) for part in found])
+    reduced = found.dim() < x.dim()
+    now, back = moved.partition, x.partition
+    for dim in sorted(dims, reverse=True):
+        if reduced:
+            now, back = now.without_dim(dim), back.without_dim(dim)
+        else:
+            extent = found.shape[dim]
+            now = now.with_dim(dim, extent, None)
+            back = back.with_dim(dim, extent, _cut_of(back.cuts[dim], extent))
+    y = moved.like(found, now).redistribute(back, f"the way back from {name}")
+    return y.local if reduced and 0 in dims and not back.axes else y
+
+
+def _cut_of(cut: Cut | None, extent: int) -> Cut | None:
+    """Returns the cut of a dim that has now this extent; none where a rank would have nothing."""
+    if cut is None or cut.extent == extent:
+        return cut
+    new = Cut.balanced(cut.axis, extent, cut.parts)
+    return None if new.thin else new
+
+
+@register_each("sort", "argsort", family="scans", dims=["dim"])
+def sort(
+    operator: Operator,
+    input: Sharded,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> Results:
+    """Along any dim; one that is cut becomes whole while another one is cut, and back."""
+
+    def run(block: torch.Tensor) -> Results:
+        found: Results = operator(block, dim=dim, descending=descending, stable=stable)
+        return found
+
+    return along_lines(operator.__name__, input, (dim,), run)
+
+
+@register(torch.msort, torch.Tensor.msort, family="scans")
+def msort(input: Sharded) -> Results:
+    """Along dim 0; if it is cut, it becomes whole while another one is cut, and back."""
+    return along_lines("msort", input, (0,), torch.msort)
+
+
+@register_each("mode", "median", "nanmedian", family="scans", dims=["dim"])
+def middle_value(
+    operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
+) -> Results:
+    """Along any dim, as sort; of all elements only if nothing is cut."""
+    name = operator.__name__
+    if dim is None and name == "mode":
+        dim = input.dim() - 1
+    if dim is None:
+        check_uncut(input, range(input.dim()), f"{name} needs all of")
+        return wrap_reduced(input, operator(input.local), range(input.dim()), False)
+    return along_lines(name, input, (dim,), lambda block: operator(block, dim, keepdim))
+
+
+@register_each("topk", "kthvalue", family="scans", dims=["dim"])
+def ranked(
+    operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
+) -> Results:
+    """Along any dim, as sort."""
+    return along_lines(
+        operator.__name__, input, (dim,), lambda block: operator(block, k, dim, *args, **options)
+    )
+
+
+@register_each("quantile", "nanquantile", family="scans", dims=["dim"])
+def quantile(
+    operator: Operator,
+    input: Sharded,
+    q: float | torch.Tensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    **options: object,
+) -> torch.Tensor:
+    """One quantile along any dim, as sort; of all elements only if nothing is cut."""
+    name = operator.__name__
+    if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
+        raise LayoutError(
+            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
+            "    call it for each q, or use x.full()"
+        )
+    dims = reduced_dims(input, dim)
+    if dim is None:
+        check_uncut(input, dims, f"{name} needs all of")
+        return wrap_reduced(input, operator(input.local, q, **options), dims, keepdim)
+    found = along_lines(
+        name, input, dims, lambda block: operator(block, q, dim, keepdim, **options)
+    )
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+@register_each("cumsum", "cumprod", "logcumsumexp", family="scans", dims=["dim"])
+def running_total(
+    operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Along any dim; if it is cut, the ranks' totals travel.
+
+    Distribution scheme: 1. the running total of the block, 2. all ranks' last ones, in one small
+    message, 3. those of the ranks before are added, multiplied or combined, and this to every
+    element of the block.
+    """
+    options = {} if operator is torch.logcumsumexp else {"dtype": dtype}
+    if input.partition.cuts[dim] is None:
+        return input.like(operator(input.local, dim, **options))
+    input = _without_empty_shard(input, dim)
+    exact = not (input.dtype.is_floating_point or input.dtype.is_complex)
+    result = dtype or (torch.int64 if exact else input.dtype)
+    block = as_float32(input.local) if dtype is None else input.local.to(accumulator(dtype))
+    totals = operator(block, dim)
+    parts = _last_of_each_rank(input, totals, dim, operator.__name__)
+    neutral, join, both = _TOTALS[operator.__name__]
+    rank = torch.arange(len(parts), device=parts.device).view(-1, *[1] * (parts.dim() - 1))
+    before = torch.where(rank < _index_along(input, dim), parts, neutral)
+    return input.like(both(totals, join(before)).to(result))
+
+
+_TOTALS: dict[str, tuple[float, Operator, Operator]] = {
+    "cumsum": (0, lambda before: before.sum(0), torch.add),
+    "cumprod": (1, lambda before: before.prod(0), torch.mul),
+    "logcumsumexp": (-torch.inf, lambda before: before.logsumexp(0), torch.logaddexp),
+}
+"""Lists what adds nothing, how totals are joined to one, and how this is joined to a block's."""
+
+
+@register_each("cummax", "cummin", family="scans", dims=["dim"])
+def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
+    """Along any dim; if it is cut, the ranks' extrema and their indices travel.
+
+    Distribution scheme: 1. the running extremum of the block, 2. all ranks' last ones with their
+    global indices, in two small messages, 3. the extremum of the ranks before takes the place of
+    what it exceeds. As serially, the last one of equal ones counts, and NaN exceeds all numbers.
+    """
+    if input.partition.cuts[dim] is None:
+        found = operator(input.local, dim)
+        return type(found)(map(input.like, found))  # type: ignore[no-any-return]
+    input = _without_empty_shard(input, dim)
+    found = operator(input.local, dim)
+    values, indices = found
+    indices = indices + input.box.lo[dim]
+    name = operator.__name__
+    parts = _last_of_each_rank(input, values, dim, name)
+    places = _last_of_each_rank(input, indices, dim, name)
+    index = _index_along(input, dim)
+    # The first rank, too, has the message in its graph, for its backward pass is one of all ranks.
+    extremum, of_rank = operator(parts[: max(index, 1)], 0)
+    before = extremum[-1]
+    place = places.gather(0, of_rank[-1:])[0]
+    own = values >= before if operator is torch.cummax else values <= before
+    if values.dtype.is_floating_point:
+        own = values.isnan() | (own & ~before.isnan())
+    if index == 0:
+        own = torch.ones_like(own)
+    return type(found)(  # type: ignore[no-any-return]
+        [
+            input.like(torch.where(own, values, before)),
+            input.like(torch.where(own, indices, place)),
+        ]
+    )
+
+
+def _without_empty_shard(x: Sharded, dim: int) -> Sharded:
+    """Gathers ``x`` where some rank has nothing of ``dim``, and no last element."""
+    cut = x.partition.cuts[dim]
+    return gather(x, cut.axis) if cut is not None and cut.thin else x
+
+
+def _last_of_each_rank(x: Sharded, found: torch.Tensor, dim: int, name: str) -> torch.Tensor:
+    """Stacks the last elements along ``dim`` of all ranks that share a line, as planes of one."""
+    last = found.narrow(dim, found.shape[dim] - 1, 1)
+    return stack_ranks(last, group_over(x, (dim,)), f"the totals of {name}")
+
+
+def _index_along(x: Sharded, dim: int) -> int:
+    """Returns how many ranks hold earlier parts of a line; 0 where the dim is not cut."""
+    cut = x.partition.cuts[dim]
+    return 0 if cut is None else x.grid.coords[cut.axis]

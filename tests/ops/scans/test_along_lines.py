@@ -1,0 +1,173 @@
+"""Running sums, sorting and quantiles along any dim (tier: a few gloo ranks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hyperslab as hs
+from tests.ops.recut import recut
+from tests.ops.serial import average
+from tests.ranks import run_ranks
+
+COVERS = {
+    "scans": {
+        "sort",
+        "argsort",
+        "msort",
+        "mode",
+        "topk",
+        "kthvalue",
+        "median",
+        "nanmedian",
+        "cumsum",
+        "cumprod",
+        "cummax",
+        "cummin",
+        "logcumsumexp",
+        "quantile",
+        "nanquantile",
+    }
+}
+
+
+def calls(dim: int) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Every form of every operator along one dim of five."""
+    return [
+        ("sort", (dim,), {}),
+        ("sort", (dim, True), {}),
+        ("sort", (), {"dim": dim, "descending": True}),
+        ("sort", (), {"stable": True, "dim": dim - 5}),
+        ("argsort", (dim,), {}),
+        ("mode", (dim, True), {}),
+        ("mode", (), {"dim": dim}),
+        ("topk", (2, dim), {}),
+        ("topk", (1,), {"dim": dim, "largest": False}),
+        ("kthvalue", (2, dim), {"keepdim": True}),
+        ("kthvalue", (1, dim - 5), {}),
+        ("median", (dim,), {}),
+        ("median", (dim, True), {}),
+        ("nanmedian", (), {"dim": dim}),
+        ("cumsum", (dim,), {}),
+        ("cumsum", (), {"dim": dim, "dtype": torch.float64}),
+        ("cumsum", (), {"axis": dim}),
+        ("cumprod", (dim,), {}),
+        ("cummax", (dim,), {}),
+        ("cummin", (dim,), {}),
+        ("logcumsumexp", (dim,), {}),
+        ("quantile", (0.3, dim), {}),
+        ("quantile", (0.5,), {"dim": dim, "keepdim": True, "interpolation": "nearest"}),
+        ("nanquantile", (0.5, dim), {}),
+    ]
+
+
+def parts(value: Any) -> list[torch.Tensor]:
+    values = list(value) if isinstance(value, tuple) else [value]
+    return [v.full() if isinstance(v, hs.Sharded) else v for v in values]
+
+
+def check(grid: dict[str, int], shape: tuple[int, ...], dim: int, seed: int) -> None:
+    """Uneven shards in the lines' dim and in others; every value occurs several times."""
+    ranks = hs.Grid(**grid)
+    full = (torch.randn(shape, dtype=torch.float64) * 4).round() / 4 + 0.1
+    for name, args, options in calls(dim):
+        for functional in (True, False):
+            a, b = full.clone().requires_grad_(), full.clone().requires_grad_()
+            found, expected = (
+                getattr(torch, name)(x, *args, **options)
+                if functional
+                else getattr(x, name)(*args, **options)
+                for x in (recut(hs.shard(a, ranks), seed), b)
+            )
+            assert type(found) is type(expected) or isinstance(found, hs.Sharded)
+            for x, y in zip(parts(found), parts(expected), strict=True):
+                assert x.dtype == y.dtype
+                assert torch.allclose(x, y, rtol=1e-10), (name, args, options)
+            if parts(expected)[0].requires_grad:
+                (parts(found)[0] ** 2).sum().backward()
+                (parts(expected)[0] ** 2).sum().backward()
+                assert torch.allclose(average(a.grad), b.grad, rtol=1e-10), (name, args, options)
+
+
+@pytest.mark.parametrize(
+    ("grid", "shape", "dim"),
+    [
+        pytest.param({"data": 2, "depth": 2}, (4, 5, 6, 3, 2), 1, id="not cut"),
+        pytest.param({"data": 2, "depth": 2}, (4, 3, 7, 3, 2), 2, id="cut by depth"),
+        pytest.param({"data": 2, "height": 2}, (5, 1, 2, 5, 3), 0, id="cut by data"),
+        pytest.param({"depth": 2, "width": 2}, (1, 1, 3, 1, 5), 4, id="no other dim is free"),
+    ],
+)
+def test_along_any_dim(grid: dict[str, int], shape: tuple[int, ...], dim: int) -> None:
+    for seed in (0, 3):
+        run_ranks(4, check, grid, shape, dim, seed)
+
+
+def extremes() -> None:
+    """Infinities, NaN, overflow in half precision and integers, with totals from every rank."""
+    grid = hs.Grid(depth=4)
+    x = torch.randn(1, 2, 9, 2, 2)
+    x[0, 0, 4] = torch.inf
+    x[0, 1, 2, 0] = torch.nan
+    x[0, 1, 6, 1] = -torch.inf
+    for name in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"):
+        found = getattr(hs.shard(x, grid), name)(2)
+        for y, z in zip(parts(found), parts(getattr(x, name)(2)), strict=True):
+            assert torch.allclose(y.double(), z.double(), equal_nan=True), name
+    numbers = torch.randint(-3, 4, (1, 2, 9, 2, 2))
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        for name in ("cumsum", "cumprod", "cummax"):
+            whole = getattr(numbers.to(dtype), name)(2)
+            cut = getattr(hs.shard(numbers.to(dtype), grid), name)(2)
+            for y, z in zip(parts(cut), parts(whole), strict=True):
+                assert y.dtype == z.dtype
+                assert torch.equal(y, z), (name, dtype)
+    half = torch.rand(1, 1, 64, 3, 1).to(torch.bfloat16)
+    exact = half.double().cumsum(2)
+    found = hs.shard(half, grid).cumsum(2).full()
+    assert found.dtype == torch.bfloat16
+    assert torch.allclose(found.double(), exact, rtol=2**-8)
+
+
+def test_extreme_values() -> None:
+    run_ranks(4, extremes)
+
+
+def all_of_it() -> None:
+    """Without a dim, of a tensor that nothing cuts."""
+    full = torch.randn(3, 4)
+    x = hs.shard(full, hs.Grid(depth=2))
+    assert torch.equal(x.median(), full.median())
+    assert torch.equal(x.quantile(0.2), full.quantile(0.2))
+    assert torch.equal(x.msort().full(), full.msort())
+
+
+def test_of_a_whole_tensor() -> None:
+    run_ranks(2, all_of_it)
+
+
+def refused(name: str, args: tuple[Any, ...]) -> None:
+    x = hs.shard(torch.randn(4, 2, 6, 4, 4), hs.Grid(depth=2))
+    getattr(x, name)(*args)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("median", ()), ("nanmedian", ()), ("quantile", (0.5,))]
+)
+def test_one_of_all_elements_is_refused(name: str, args: tuple[Any, ...]) -> None:
+    message = (
+        rf"^{name} needs all of dim .*, which is cut: .*\n    use hyperslab.gather\(x, \('depth',\)"
+    )
+    with pytest.raises(hs.LayoutError, match=message):
+        run_ranks(2, refused, name, args)
+
+
+def several(q: torch.Tensor) -> None:
+    hs.shard(torch.randn(4, 2), hs.Grid(data=2)).quantile(q, 1)
+
+
+def test_several_quantiles_are_refused() -> None:
+    with pytest.raises(hs.LayoutError, match="one q at a time"):
+        run_ranks(2, several, torch.tensor([0.1, 0.2]))
