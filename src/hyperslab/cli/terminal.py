@@ -40,13 +40,14 @@ def clean_errors() -> Iterator[None]:
     """
     try:
         yield
-    except HyperslabError as error:
+    except (HyperslabError, MemoryError) as error:
         if os.environ.get(DEBUG):
             raise
         from rich.console import Console
 
+        words = f"no memory is left: {error}" if isinstance(error, MemoryError) else str(error)
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"error: {printable(str(error))}", style="red")
+        console.print(f"error: {printable(words)}", style="red")
         raise SystemExit(1) from None
 
 
