@@ -298,7 +298,7 @@ def test_nothing_is_written_through_a_strangers_links(
         "evaluate on 2 ranks": ["evaluate", run, "--ranks", "2"],
         "sweep": ["sweep", f"{run}/sweep.yaml"],
         "scale": ["scale", "strong", f"{run}/recipe.yaml", "--ranks", "1", "--predict"],
-        "figures": ["report", run, "--figures", "svg"],
+        "figures": ["report", run, "--figures", "png"],
     }
     for command in LINKED[name]:
         error = CliRunner().invoke(app, lines[command]).exception

@@ -197,7 +197,7 @@ def build_trainer(
             f"going on from {path}" if path else "from the start",
         )
         for override in recipe.trust.left_out:
-            log.warning("the run's folder says %s, which you have to say yourself", override)
+            log.warning("left out is what the run's folder says and you have not: %s", override)
 
     def open_reporter() -> Reporter:
         reporter = Reporter(
