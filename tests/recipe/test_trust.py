@@ -403,6 +403,8 @@ def test_a_run_reaches_no_other_files_unless_the_user_says_so(
     assert taken() in (otherwise, False)
     assert load_recipe(home / "run" / "recipe.yaml").trust.left_out[0].startswith(f"data.{key}=")
     assert taken(said) == str(value)
+    is_trusted(home, data={key: ""})  # a path, too: the current folder
+    assert taken() in (otherwise, False)
     is_trusted(home, data={key: otherwise})
     assert taken(varied=[said]) in (otherwise, False)
     own = home / "own.yaml"

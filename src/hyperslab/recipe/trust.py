@@ -293,7 +293,7 @@ def leave_out_liberties(
 def _liberties(values: Mapping[str, Any]) -> dict[str, Any]:
     data = values.get("data")
     given = data if isinstance(data, Mapping) else {}
-    return {key: given[key] for key in LIBERTIES if given.get(key)}
+    return {key: given[key] for key in LIBERTIES if given.get(key) not in (None, False)}
 
 
 def _digest_of_data(values: Mapping[str, Any]) -> str:
