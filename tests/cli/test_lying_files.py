@@ -63,7 +63,7 @@ def scan_twice(make: Callable[[Path], None]) -> Callable[[Path], None]:
 
 def universes(folder: Path) -> None:
     for name in ("a", "b"):
-        chunks(folder / f"{name}.hdf5", 96, True, zeros_in_pieces(1700))
+        chunks(folder / f"{name}.hdf5", 128, True, zeros_in_pieces(1700))
 
 
 def packed(folder: Path) -> None:
