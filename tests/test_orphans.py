@@ -127,11 +127,11 @@ LONG = {
     "compile": Command(
         lambda _: ["-c", COMPILE],
         {
-            "guard": lambda one, main: one.parent == main and "watch=" in one.line,
+            "guard": lambda one, main: one.parent == main and "exec 3<&0" in one.line,
             "compiler": lambda one, _: one.line.startswith("sh\0-c\0sleep 601"),
             "what the compiler starts": lambda one, _: one.line.startswith("sleep\x00601"),
         },
-        frozenset({"guard", "compiler", "what the compiler starts"}),
+        frozenset({"guard"}),
     ),
     "train": ranks_of("train", "{}/recipe.yaml", "--ranks", "2", "--output", "{}/run"),
     "evaluate": ranks_of("evaluate", "{}/folder", "--ranks", "2"),

@@ -260,6 +260,19 @@ def test_compilers_end_with_a_process_that_is_killed(forking: tuple[Path, Path])
 
 
 @needs_proc
+def test_what_a_killed_compiler_has_started_ends_with_it(forking: tuple[Path, Path]) -> None:
+    """It would hold the compiler's output open, and have no guard any more."""
+    _, pid = forking
+    begin = time.monotonic()
+    done = run_guarded(["sh", "-c", f"sleep 300 & echo $! > {pid}; kill -9 $$"])
+    assert done.returncode == 128 + signal.SIGKILL
+    assert time.monotonic() - begin < 10
+    assert wait_for(lambda: not running(int(pid.read_text()))), "an orphan"
+    assert run_guarded(["sh", "-c", "echo said; echo wrong >&2; exit 3"]).returncode == 3
+    assert run_guarded(["sh", "-c", "echo said"]).stdout == "said\n"
+
+
+@needs_proc
 def test_a_fork_meanwhile_keeps_no_compiler_alive(
     forking: tuple[Path, Path], tmp_path: Path
 ) -> None:

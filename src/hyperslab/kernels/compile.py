@@ -74,16 +74,17 @@ LONGEST_WAIT = 2 * TIME_LIMIT
 GUARD = """
 exec 3<&0
 (read -r _ <&3; kill -9 0) &
-watch=$!
 "$@" </dev/null 3<&-
 status=$?
-kill $watch
+trap '' TERM
+kill -TERM 0
 exit $status
 """
 """Runs a command in a shell that leads a process group.
 
 Its standard input ends when the process that started it ends, in whatever way: then the whole
-group is killed. A signal to the command alone would leave those that the command has started.
+group is killed. A signal to the command alone would leave those that the command has started, and
+so would its own end: the rest of the group goes with it.
 """
 
 
