@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.cli import app
-from hyperslab.errors import HyperslabError
+from hyperslab.errors import HyperslabError, RecipeError
+from hyperslab.studies.report.html import Page
+from hyperslab.studies.sweep.schema import load_sweep
 from hyperslab.train.evaluate import evaluate
 from tests.checkpoint.old import attacking_pickle, write_sums
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
@@ -200,13 +202,14 @@ def test_a_strangers_recipe_runs_nothing_that_lies_there(
         here = [*from_above][number % 3]
         evil = from_above[here] if number % 2 else "evil"
         monkeypatch.chdir(here)
-        changed = {**honest, "output": str(stranger)}
+        changed = {**honest, "output": str(trained / "planted")}
         for key, value in keys(evil).items():
             changed[key.rstrip("+")] = {**honest["data"], **value} if "+" in key else value
         recipe.write_text(yaml.safe_dump(changed))
         error = CliRunner().invoke(app, STRANGERS[command](stranger, trained)).exception
         assert isinstance(error, (SystemExit, HyperslabError, type(None))), (section, error)
         assert not (trained / "attacked").exists(), (section, evil)
+        assert not (trained / "planted").exists(), section
         assert here.as_posix() not in sys.path, section
         if command in ("resume", "train") or (command == "predict" and "model" in section):
             assert isinstance(error, HyperslabError), (section, evil)
@@ -228,6 +231,82 @@ def test_a_sweeps_own_words_are_no_words_of_the_user(
         assert (trained / "attacked").exists() == (folder == trained)
     for name in ("attacked", "own.yaml", "sweep.yaml"):
         (trained / name).unlink()
+
+
+def files_outside(home: Path, folder: Path) -> dict[str, int]:
+    """What lies in ``home`` but not in ``folder``, and when it was changed."""
+    paths = [path for path in home.rglob("*") if not path.is_relative_to(folder)]
+    return {str(path): path.lstat().st_mtime_ns for path in paths if not path.is_dir()}
+
+
+def test_a_stranger_names_no_place(
+    trained: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run's folder asks for is written there, unless the user says where."""
+    here = trained / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    recipe = stranger / "recipe.yaml"
+    changed = yaml.safe_load(recipe.read_text()) | {"output": "../planted", "loggers": []}
+    changed["data"] |= {"staging": str(trained / "planted"), "budget": 1}
+    recipe.write_text(yaml.safe_dump(changed))
+    sweep = stranger / "sweep.yaml"
+    sweep.write_text(f"{sweep.read_text()}output: ../planted\n")
+    before = files_outside(trained, stranger)
+    steps = len((stranger / "steps.csv").read_text().splitlines())
+    scale = [word for word in STRANGERS["scale"](stranger, trained) if "scaled" not in word]
+    resume = ["train", str(recipe), "--resume", "epochs=4"]
+    for line in (resume, [word for word in scale if word != "--output"]):
+        result = CliRunner().invoke(app, line)
+        assert result.exception is None, (line, result.exception)
+    assert len((stranger / "steps.csv").read_text().splitlines()) > steps
+    assert (stranger / "strong" / "study.json").exists()
+    assert load_sweep(sweep).output == stranger / "sweep"
+    assert load_sweep(sweep, output=here / "mine").output == here / "mine"
+    assert files_outside(trained, stranger) == before
+    here.rmdir()
+
+
+LINKED = {
+    "checkpoints": ["resume"],
+    "logs": ["resume", "evaluate on 2 ranks"],
+    "tensorboard": ["resume"],
+    "evaluation": ["resume", "evaluate"],
+    "sweep": ["sweep"],
+    "strong": ["scale"],
+    "steps.csv": ["resume"],
+    "report-figures": ["figures"],
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_nothing_is_written_through_a_strangers_links(
+    trained: Path, stranger: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious = tmp_path / "precious"
+    if (stranger / name).exists():
+        (stranger / name).rename(precious)
+    elif name != "steps.csv":
+        precious.mkdir()
+    (stranger / name).symlink_to(precious)
+    monkeypatch.setattr("hyperslab.studies.report.page_of", lambda _: Page("", "", [], []))
+    before = files_outside(tmp_path, stranger)
+    run = str(stranger)
+    lines = {
+        "resume": ["train", f"{run}/recipe.yaml", "--resume", "epochs=2"],
+        "evaluate": ["evaluate", run],
+        "evaluate on 2 ranks": ["evaluate", run, "--ranks", "2"],
+        "sweep": ["sweep", f"{run}/sweep.yaml"],
+        "scale": ["scale", "strong", f"{run}/recipe.yaml", "--ranks", "1", "--predict"],
+        "figures": ["report", run, "--figures", "png"],
+    }
+    for command in LINKED[name]:
+        error = CliRunner().invoke(app, lines[command]).exception
+        assert isinstance(error, RecipeError), (command, error)
+        assert f"{name} leads to {precious}, out of the folder" in str(error), command
+    assert files_outside(tmp_path, stranger) == before
+    if name == "checkpoints":  # what is only read may lie anywhere
+        assert CliRunner().invoke(app, lines["evaluate"]).exception is None
 
 
 NET = """

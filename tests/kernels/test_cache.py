@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import compile as library
 from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, cached_library, load_library, run_guarded
+from hyperslab.util import private_folders
 from tests.kernels.compiled import compiled
 
 try:
@@ -258,6 +260,50 @@ def test_compilers_end_with_a_process_that_is_killed(forking: tuple[Path, Path])
 
 
 @needs_proc
+def test_what_a_killed_compiler_has_started_ends_with_it(forking: tuple[Path, Path]) -> None:
+    """It would hold the compiler's output open, and have no guard any more."""
+    _, pid = forking
+    begin = time.monotonic()
+    done = run_guarded(["sh", "-c", f"sleep 300 & echo $! > {pid}; kill -9 $$"])
+    assert done.returncode == 128 + signal.SIGKILL
+    assert time.monotonic() - begin < 10
+    assert wait_for(lambda: not running(int(pid.read_text()))), "an orphan"
+    assert run_guarded(["sh", "-c", "echo said; echo wrong >&2; exit 3"]).returncode == 3
+    assert run_guarded(["sh", "-c", "echo said"]).stdout == "said\n"
+
+
+@needs_proc
+def test_a_fork_meanwhile_keeps_no_compiler_alive(
+    forking: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Another thread of the process that compiles may fork, as a loader of torch's does."""
+    command, pid = forking
+    fork = tmp_path / "fork"
+    parent = os.fork()
+    if parent == 0:
+        try:
+            threading.Thread(target=run_guarded, args=([str(command)],), daemon=True).start()
+            if wait_for(pid.exists) and (child := os.fork()) == 0:
+                time.sleep(60)
+            fork.write_text(str(child))
+            time.sleep(60)
+        finally:
+            os._exit(0)
+    try:
+        assert wait_for(lambda: fork.exists() and fork.read_text())
+        worker = int(pid.read_text())
+        assert running(worker)
+    finally:
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+    try:
+        assert running(int(fork.read_text()))
+        assert wait_for(lambda: not running(worker)), "an orphan"
+    finally:
+        os.kill(int(fork.read_text()), signal.SIGKILL)
+
+
+@needs_proc
 def test_compilers_end_at_the_limit(
     forking: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,10 +348,10 @@ def test_a_folder_that_others_may_write_to(mode: int, home: Path) -> None:
 def test_a_parent_in_which_others_may_rename(mode: int, home: Path) -> None:
     home.mkdir(parents=True, mode=0o700)
     home.parents[1].chmod(mode)
-    with pytest.raises(CannotCompile, match=f"others may write to {home.parents[1]}:"):
+    with pytest.raises(CannotCompile, match=f"chmod go-w: {home.parents[1]};"):
         cached_library()
     home.parents[1].chmod(mode | 0o1000)
-    assert compiler._own_folder(home) == home, "a sticky one, as /tmp is"
+    assert private_folders.make_private(home) == home, "a sticky one, as /tmp is"
 
 
 def test_a_parent_for_a_group(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,18 +359,20 @@ def test_a_parent_for_a_group(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
     home.mkdir(parents=True, mode=0o700)
     home.parents[0].chmod(0o770)
     for alone in (True, False):
-        monkeypatch.setattr(compiler, "_has_user_alone", lambda _, alone=alone: alone)
+        monkeypatch.setattr(private_folders, "_is_of_user_alone", lambda _, alone=alone: alone)
         if alone:
-            assert compiler._own_folder(home) == home
+            assert private_folders.make_private(home) == home
             continue
-        with pytest.raises(CannotCompile, match="others may write"):
-            compiler._own_folder(home)
+        with pytest.raises(
+            CannotCompile, match=r"others may write .* XDG_CACHE_HOME names another"
+        ):
+            cached_library()
 
 
 def test_new_folders_are_for_the_owner_alone(home: Path) -> None:
     before = os.umask(0)
     try:
-        assert compiler._own_folder(home) == home
+        assert private_folders.make_private(home) == home
     finally:
         os.umask(before)
     assert [place.stat().st_mode & 0o777 for place in (home, *home.parents[:2])] == [0o700] * 3
@@ -365,15 +413,23 @@ def test_references_run_where_nothing_compiles(
     assert marks.tolist() == [0, 254]
 
 
-def test_rank_0_warns_alone(
-    pretend: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("ranks", [(0, 1, 2), (2, 1), (3,)])
+def test_one_rank_of_a_machine_warns(
+    ranks: tuple[int, ...],
+    pretend: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Whichever it is: others may have a library, and so nothing to say."""
+    parent = secrets.token_hex(8)  # the ranks of another launch have another one
+    monkeypatch.setattr(os, "getppid", lambda: parent)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    for rank in range(3):
+    for rank in ranks:
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
         with caplog.at_level(logging.INFO):
             assert library.library.__wrapped__() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.text.count(compiler.platform.node()) == 1
 
 
 @needs_compiler
@@ -384,9 +440,8 @@ def test_the_first_compilation_is_said(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert library.library.__wrapped__() is not None
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "compiling kernels for this processor, once"
-    ]
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == ["compiling kernels for this processor, once", "kernels compiled after 0 s"]
 
 
 @needs_compiler

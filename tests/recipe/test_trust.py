@@ -385,6 +385,60 @@ def test_a_recipe_without_code_asks_for_no_memory(monkeypatch: pytest.MonkeyPatc
     assert not with_memory(Trust(), values).trained
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "otherwise"), [("outside_files", True, False), ("staging", "/else", None)]
+)
+def test_a_run_reaches_no_other_files_unless_the_user_says_so(
+    home: Path, key: str, value: object, otherwise: object
+) -> None:
+    """Or has trained with that on the same data here."""
+
+    def taken(*overrides: str, varied: list[str] | None = None) -> object:
+        file = home / "run" / "recipe.yaml"
+        data = load_recipe(file, overrides, varied=varied or []).data
+        return getattr(data, key) and str(getattr(data, key))
+
+    said = f"data.{key}={value}"
+    is_trusted(home, data={key: value, "path": "/theirs"})
+    assert taken() in (otherwise, False)
+    assert load_recipe(home / "run" / "recipe.yaml").trust.left_out[0].startswith(f"data.{key}=")
+    assert taken(said) == str(value)
+    is_trusted(home, data={key: ""})  # a path, too: the current folder
+    assert taken() in (otherwise, False)
+    is_trusted(home, data={key: otherwise})
+    assert taken(varied=[said]) in (otherwise, False)
+    own = home / "own.yaml"
+    own.write_text(
+        yaml.safe_dump({"data": {"path": "/theirs", "batch_size": 1, key: value}, "output": "run"})
+    )
+    remember_code(load_recipe(own))
+    is_trusted(home, data={key: value})
+    assert taken() == taken("data.path=elsewhere") == str(value)
+    is_trusted(home, data={key: value, "path": "/others"})
+    assert taken() in (otherwise, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("recipe.yaml", "if this file is yours, call it something else than recipe"),
+        (
+            "__main__.Net",
+            "it is defined in a program itself: hand it in there, as in hs.TrainedRun",
+        ),
+    ],
+)
+def test_what_helps_is_said(tmp_path: Path, name: str, words: str) -> None:
+    target = name if name.startswith("__main__") else "json.JSONDecoder"
+    with pytest.raises(RecipeError, match=words):
+        Trust(file=str(tmp_path / "recipe.yaml")).imported(target, "model.target")
+    (tmp_path / "steps.csv").touch()
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(RecipeError) as error:
+        Trust(file=str(tmp_path / "recipe.yaml")).imported(target, "model.target")
+    assert "if this file is yours" not in str(error.value)
+
+
 SOURCE = Path(trust_module.__file__).parents[1]
 IMPORTERS = {"import_module", "__import__", "exec_module", "find_spec", "run_module"}
 ALLOWED = {

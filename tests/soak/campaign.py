@@ -5,6 +5,7 @@ A new kind is a module with a `Campaign` and a line in `tests.soak.kinds`.
 
 from __future__ import annotations
 
+import os
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class Campaign(ABC):
     """Cases of one kind of fault, with what has to hold in each.
 
     It is made once and plays many cases; making it raises `Unavailable` where its faults cannot be
-    made.
+    made, and a `Violation` where something goes wrong already then, with nothing left running.
     """
 
     weight: ClassVar[float] = 1.0
@@ -60,6 +61,14 @@ class Campaign(ABC):
     def rng(self, number: int) -> random.Random:
         """What a case draws from: the same in every soak with this seed."""
         return random.Random(f"{type(self).__name__}/{self.settings.seed}/{number}")
+
+
+def patience(seconds: float) -> float:
+    """How long to wait [s] for what is no part of a promise: longer where cores are shared.
+
+    It may be asked again, as others come and go.
+    """
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def must(holds: bool, words: str) -> None:

@@ -22,13 +22,13 @@ from typing import Any
 
 import yaml
 
-from tests.soak.campaign import Campaign, Settings, Unavailable, must
+from tests.soak.campaign import Campaign, Settings, Unavailable, must, patience
 
 RANKS = 2
 LIMIT = 8.0  # [s] that a rank waits for the others
 GONE = 10.0  # [s] until nobody is left
 FROZEN = LIMIT + 30.0  # [s] until a frozen rank is named and all have ended
-PATIENCE = 300.0  # [s] for what is no part of a promise, on a busy machine
+PATIENCE = 300.0  # [s] for what is no part of a promise, see `patience`
 START = 8.0  # [s] that a start takes, more or less
 
 RECIPE: dict[str, Any] = {
@@ -91,8 +91,12 @@ class Kills(Campaign):
         self.group = 0
         self.shared = set(shared_files())
         undisturbed = self.begin("undisturbed")
-        self.wait(lambda: undisturbed.poll() is not None, PATIENCE, "the undisturbed run")
-        must(undisturbed.returncode == 0, f"it ended so: {undisturbed.communicate()}")
+        try:
+            self.wait(lambda: undisturbed.poll() is not None, None, "the undisturbed run")
+        finally:
+            undisturbed.kill()  # its ranks end with it
+            words = undisturbed.communicate()
+        must(undisturbed.returncode == 0, f"it ended so: {words}")
         self.expected = results(settings.folder / "undisturbed")
 
     @property
@@ -131,12 +135,12 @@ class Kills(Campaign):
             there = find(process.pid, fault) is not None
             return there if fault.seconds is not None else steps(self.run) >= wanted
 
-        self.wait(lambda: due() or process.poll() is not None, PATIENCE, "the moment")
+        self.wait(lambda: due() or process.poll() is not None, None, "the moment")
         time.sleep(fault.seconds or 0.0)
         newest = checkpoint(self.run)
         victim = find(process.pid, fault)
         if process.poll() is not None or victim is None:
-            return self._end(process, PATIENCE, 0)
+            return self._end(process, None, 0)
         self.group = os.getpgid(victim)  # of the ranks, where it is not the launcher's own
         os.kill(victim, fault.number)
         words = self._after(process, fault)
@@ -151,17 +155,17 @@ class Kills(Campaign):
             case "guard", _:
                 wanted = steps(self.run) + 2
                 ended = process.poll
-                self.wait(lambda: steps(self.run) >= wanted or ended() is not None, PATIENCE, "it")
+                self.wait(lambda: steps(self.run) >= wanted or ended() is not None, None, "it")
                 process.terminate()
-                return self._end(process, PATIENCE, 128 + signal.SIGTERM)
+                return self._end(process, None, 128 + signal.SIGTERM)
             case "rank", signal.SIGKILL:
                 return self._end(process, GONE, 1, f"rank {fault.rank}")
             case "rank", _:
                 return self._end(process, FROZEN, 1, f"rank {fault.rank}")
-        return self._end(process, PATIENCE, 128 + fault.number)
+        return self._end(process, None, 128 + fault.number)
 
     def _end(
-        self, process: subprocess.Popen[str], seconds: float, code: int, named: str = ""
+        self, process: subprocess.Popen[str], seconds: float | None, code: int, named: str = ""
     ) -> str:
         """How the launcher ended, as it should or because the training was complete."""
         self.wait(lambda: process.poll() is not None, seconds, "its end")
@@ -184,10 +188,12 @@ class Kills(Campaign):
         files = set(shared_files()) - self.shared
         must(not files, f"shared memory is left: {files}")
 
-    def wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
+    def wait(self, condition: Callable[[], bool], promised: float | None, what: str) -> None:
+        """Without seconds that are ``promised``, as long as a busy machine may need."""
+        begin = time.monotonic()
         while not condition():
-            must(time.monotonic() < deadline, f"{what} did not come within {seconds:g} s")
+            seconds = patience(PATIENCE) if promised is None else promised
+            must(time.monotonic() - begin < seconds, f"{what} did not come within {seconds:g} s")
             time.sleep(0.02)
 
     def summary(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from tests.soak.campaign import Campaign, Settings, must
+from tests.soak.campaign import Campaign, Settings, must, patience
 from tests.train.differing import DIFFERENT, RECIPE, by_hand
 
 AS_OPTIONS = {"resume": ["--resume"], "profile": ["--profile", "--profile-steps=3"]}
@@ -41,7 +41,7 @@ class Launches(Campaign):
         words = f"error: the ranks differ in {key}"
         must(all(code == 1 and said.startswith(words) for code, said in ends), f"{key}: {ends}")
         must(not (self.settings.folder / "run").exists(), f"{key}: something was started")
-        must(seconds < PATIENCE, f"{key}: it took {seconds:.0f} s")
+        must(seconds < patience(PATIENCE), f"{key}: it took {seconds:.0f} s")
         self.slowest = max(self.slowest, seconds)
         return f"{key}: refused by name after {seconds:.1f} s"
 

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from hyperslab.checkpoint.retention import latest
-from tests.soak.campaign import Campaign, Settings, Unavailable, must
+from tests.soak.campaign import Campaign, Settings, Unavailable, must, patience
 from tests.soak.processes import alive_with, ranks_of
 
 LIMIT = 6.0  # [s] the recipe's timeout
@@ -90,7 +90,7 @@ class Moves(Campaign):
             self._strike(blow, recipe, out, every)
         last = rng.randrange(len(GRIDS))
         with _Launch(recipe, GRIDS[last], folder / "last.txt") as launch:
-            must(launch.process.wait(PATIENCE) == 0, f"the last launch: {launch.words()}")
+            must(launch.process.wait(patience(PATIENCE)) == 0, f"the last launch: {launch.words()}")
         self._compare(out)
         must({*Path("/dev/shm").glob("hyperslab-*")} <= segments, "a segment was left")
         shutil.rmtree(folder)
@@ -120,7 +120,7 @@ class Moves(Campaign):
             reference.mkdir()
             recipe, _ = _recipe(reference, STEPS)
             with _Launch(recipe, {}, reference / "told.txt") as launch:
-                must(launch.process.wait(PATIENCE) == 0, f"undisturbed: {launch.words()}")
+                must(launch.process.wait(patience(PATIENCE)) == 0, f"undisturbed: {launch.words()}")
         ours, theirs = _losses(out), _losses(reference / "run")
         must(len(ours) == STEPS, f"{len(ours)} steps in the history and not {STEPS}")
         errors = [abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True)]
@@ -184,7 +184,7 @@ class _Launch:
                 not blow.steps and waited > blow.seconds
             ):
                 return
-            must(waited < PATIENCE, f"{blow}: it does not get there\n{self.words()}")
+            must(waited < patience(PATIENCE), f"{blow}: it does not get there\n{self.words()}")
             time.sleep(0.02)
 
     def do(self, blow: Blow) -> str:
@@ -218,7 +218,7 @@ class _Launch:
     def ended(self, deed: str, recipe: Path) -> float:
         """How long it took until nobody was left [s], without pauses of the whole machine."""
         waited, last = 0.0, time.monotonic()
-        bound = {"freeze rank": FROZEN, "pause rank": PATIENCE, "stop": LIMIT + GONE}
+        bound = {"freeze rank": FROZEN, "pause rank": patience(PATIENCE), "stop": LIMIT + GONE}
         most = bound.get(deed, GONE)
         name = str(recipe)
         while left := alive_with(name):

@@ -56,7 +56,8 @@ class Soak:
         """Whether nothing was violated; ``cases`` of each kind at most."""
         with ExitStack() as stack:
             for kind, made in self.kinds.items():
-                self._start(kind, made, stack)
+                if not self.violation:
+                    self._start(kind, made, stack)
             while not self.violation and self._elapsed() < 60 * minutes:
                 left = [one for one in self.running if one.cases < cases]
                 if not left:
@@ -73,6 +74,9 @@ class Soak:
             self.unavailable[kind] = str(reason)
             self._say(f"{kind}: left out, {reason}")
             return
+        except Exception as error:
+            self._violated(kind, self.first, folder, error)
+            return
         stack.callback(campaign.close)
         self.running.append(Running(kind, campaign, folder, self.first))
 
@@ -80,15 +84,18 @@ class Soak:
         try:
             line = one.play()
         except Exception as error:
-            words = str(error) if isinstance(error, Violation) else traceback.format_exc()
-            self.violation = f"{one.kind} {one.number}: {words}"
-            self._say(f"VIOLATION {self.violation}\n{one.kind}: its files are in {one.folder}")
-            self._say(
-                f"to repeat: python -m tests.soak --kind {one.kind} --seed {self.seed} "
-                f"--first {one.number} --cases 1 --ranks {self.ranks}"
-            )
+            self._violated(one.kind, one.number, one.folder, error)
         else:
             self._say(f"{one.kind} {one.number - 1}: {line}")
+
+    def _violated(self, kind: str, number: int, folder: Path, error: Exception) -> None:
+        words = str(error) if isinstance(error, Violation) else traceback.format_exc()
+        self.violation = f"{kind} {number}: {words}"
+        self._say(f"VIOLATION {self.violation}\n{kind}: its files are in {folder}")
+        self._say(
+            f"to repeat: python -m tests.soak --kind {kind} --seed {self.seed} "
+            f"--first {number} --cases 1 --ranks {self.ranks}"
+        )
 
     def _say(self, words: str) -> None:
         print(f"{self._elapsed():7.1f} s  {words}", flush=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.soak import __main__ as command
-from tests.soak.campaign import Campaign, Settings, Unavailable, must
+from tests.soak import kills
+from tests.soak.campaign import Campaign, Settings, Unavailable, Violation, must, patience
 
 
 class Calm(Campaign):
@@ -81,6 +84,52 @@ def test_a_violation_ends_it_and_is_kept(
     assert summary["kinds"]["faulty"]["cases"] == 2
     assert summary["kinds"]["faulty"]["checked"] == 7
     assert Calm.ended == [1]
+
+
+class Broken(Calm):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        (settings.folder / "proof").touch()
+        must(False, "it does not begin")
+
+
+def test_a_start_that_fails_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Campaigns that have started end, and the others do not begin."""
+    monkeypatch.setattr(command, "KINDS", {"calm": Calm, "broken": Broken, "later": Faulty})
+    Calm.ended.clear()
+    assert command.main(["--kind", "calm", "--kind", "broken", "--kind", "later"]) == 1
+    text = capsys.readouterr().out
+    assert "VIOLATION broken 0: it does not begin" in text
+    assert "later" not in text
+    assert Calm.ended == [1]
+    assert [*tmp_path.glob("soak-broken-*/proof")]
+
+
+def test_the_start_of_kills_leaves_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training that does not come to its end is ended, and that is a violation."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(*_: object) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        begun.append(subprocess.Popen(["sleep", "60"], stdout=pipe, stderr=pipe, text=True))
+        return begun[0]
+
+    monkeypatch.setattr(kills.Kills, "begin", begin)
+    monkeypatch.setattr(kills, "PATIENCE", 0.01)
+    with pytest.raises(Violation, match="the undisturbed run did not come within"):
+        kills.Kills(Settings(0, 2, tmp_path))
+    assert begun[0].poll() is not None
+
+
+def test_patience_grows_with_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for load, expected in ((0.1, 60), (2.0, 60), (16.0, 480)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert patience(60) == expected
 
 
 def test_an_error_of_the_campaign_is_a_violation(capsys: pytest.CaptureFixture[str]) -> None:

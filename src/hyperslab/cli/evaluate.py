@@ -45,6 +45,7 @@ from hyperslab.train.evaluate import (
 )
 from hyperslab.train.metrics import SURFACE_TOLERANCE
 from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.util.atomic_files import check_links
 
 COLUMNS = {
     "ratio": "ratio",
@@ -136,6 +137,7 @@ def evaluate_command(
         options += ["--calibrate"] if calibrate else []
         options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
         options += [*options_of_windows(windows), *trusted.options]
+        check_links(run, "logs")
         launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
 
 

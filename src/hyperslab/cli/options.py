@@ -75,7 +75,8 @@ TrustOption = Annotated[
     typer.Option(
         metavar="MODULE",
         help="An installed module whose classes the recipe in a run's folder may name, such as "
-        "monai.networks.nets; may be repeated. What you have trained here needs none.",
+        "monai.networks.nets; may be repeated. What a recipe of your own has trained here needs "
+        "none; a run that went on by --trust needs it again.",
     ),
 ]
 PluginOption = Annotated[

@@ -32,6 +32,7 @@ from hyperslab.studies.scaling.study import (
     strong_points,
     weak_points,
 )
+from hyperslab.util.atomic_files import check_links
 from hyperslab.util.startup import away_from_current_folder
 
 AUTO = "auto"
@@ -99,7 +100,7 @@ def scale_command(
         name=recipe.stem,
         recipe=config,
         points=tuple(points),
-        output=output or config.output.with_name(f"{config.output.name}-{kind}"),
+        output=output or _default_output(config, kind),
         epochs=epochs,
         trains=not predict,
         refused=tuple(refused),
@@ -112,6 +113,14 @@ def scale_command(
     for words in study_remarks(study):
         console.print(words, highlight=False)
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
+
+
+def _default_output(recipe: Recipe, kind: ScalingKind) -> Path:
+    """Return a folder beside the recipe's, or in it where that is a run's."""
+    if recipe.trust.own:
+        return recipe.output.with_name(f"{recipe.output.name}-{kind}")
+    check_links(recipe.output, str(kind))
+    return recipe.output / kind
 
 
 def points_of(

@@ -19,7 +19,7 @@ import typer
 
 from hyperslab.errors import HyperslabError, printable
 from hyperslab.util.logs import StdoutHandler
-from hyperslab.util.startup import say_stopped
+from hyperslab.util.startup import FOLDER_GONE, say_stopped
 
 if TYPE_CHECKING:  # slow to import, and not for every command
     from rich.console import Console
@@ -36,18 +36,33 @@ INTERRUPT_AGAIN = 0.01
 def clean_errors() -> Iterator[None]:
     """Print a HyperslabError as `error: ...` in red and exit with 1; in debug mode let it pass.
 
-    Every process that runs a command does so inside this, a rank too.
+    It also says in words that there is no memory, or no current folder any more. Every process that
+    runs a command does so inside this, a rank too.
     """
     try:
         yield
-    except HyperslabError as error:
-        if os.environ.get(DEBUG):
+    except (HyperslabError, MemoryError, FileNotFoundError) as error:
+        words = _words_of(error)
+        if os.environ.get(DEBUG) or not words:
             raise
         from rich.console import Console
 
         console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"error: {printable(str(error))}", style="red")
+        console.print(f"error: {printable(words)}", style="red")
         raise SystemExit(1) from None
+
+
+def _words_of(error: Exception) -> str:
+    """Say what ended a command; nothing where the traceback has to."""
+    if isinstance(error, HyperslabError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"no memory is left: {error}"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return FOLDER_GONE
+    return ""
 
 
 @contextmanager

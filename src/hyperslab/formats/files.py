@@ -199,7 +199,8 @@ def _kind_of_entry(path: Path) -> str:
 
 
 ALLOW_OUTSIDE = (
-    "if you trust it, allow it: data.outside_files=true in a recipe, --outside-files, or "
+    "if you trust it, allow it: data.outside_files=true in a recipe (for a run's on the command "
+    "line), --outside-files, or "
     "hyperslab.open(..., outside_files=True)"
 )
 

@@ -19,18 +19,18 @@ folder or put another one in its place.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
 import glob
-import grp
 import hashlib
 import logging
 import os
 import platform
-import pwd
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -47,6 +47,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.errors import HyperslabError, reason
+from hyperslab.util.private_folders import make_private, user_folder
 
 COMPILERS = ("cc", "gcc", "clang")
 """Tried after ``$CC``, in this order."""
@@ -73,16 +74,17 @@ LONGEST_WAIT = 2 * TIME_LIMIT
 GUARD = """
 exec 3<&0
 (read -r _ <&3; kill -9 0) &
-watch=$!
 "$@" </dev/null 3<&-
 status=$?
-kill $watch
+trap '' TERM
+kill -TERM 0
 exit $status
 """
 """Runs a command in a shell that leads a process group.
 
 Its standard input ends when the process that started it ends, in whatever way: then the whole
-group is killed. A signal to the command alone would leave those that the command has started.
+group is killed. A signal to the command alone would leave those that the command has started, and
+so would its own end: the rest of the group goes with it.
 """
 
 
@@ -140,6 +142,7 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         CannotCompile: it cannot be started, or took longer than `TIME_LIMIT`.
     """
     theirs, ours = os.pipe()
+    _guards.add(ours)
     try:
         with subprocess.Popen(
             ["/bin/sh", "-c", GUARD, "sh", *command],
@@ -162,8 +165,21 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     except OSError as error:
         raise CannotCompile(f"{command[0]}: {reason(error)}") from error
     finally:
+        _guards.discard(ours)
         os.close(theirs)
         os.close(ours)
+
+
+_guards: set[int] = set()
+"""Holds the pipes of guards at work: a fork that kept one open would keep its compiler alive."""
+
+
+def _close_guards() -> None:
+    while _guards:
+        os.close(_guards.pop())
+
+
+os.register_at_fork(after_in_child=_close_guards)
 
 
 def processor() -> str:
@@ -190,55 +206,19 @@ def cached_library() -> Path:
     """
     compiler = find_compiler()
     try:
-        folder = _own_folder(_cache_home() / "hyperslab" / "kernels")
+        folder = make_private(user_folder("XDG_CACHE_HOME", "kernels"))
         path = folder / f"{_library_key(compiler)}.so"
         if not _is_whole(path):
-            log.log(_level(logging.INFO), "compiling kernels for this processor, once: %s", path)
+            level = logging.INFO if _is_first() else logging.DEBUG
+            log.log(level, "compiling kernels for this processor, once: %s", path)
+            begin = time.monotonic()
             with _turn_to_compile(path):
                 if not _is_whole(path):
                     _compile_library(compiler, path)
+            log.log(level, "kernels compiled after %.0f s", time.monotonic() - begin)
     except OSError as error:
         raise CannotCompile(f"{reason(error)}; XDG_CACHE_HOME names another folder") from error
     return path
-
-
-def _cache_home() -> Path:
-    """Returns the cache folder of the XDG base directory specification."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        return Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise CannotCompile("there is no home folder to keep the library in") from error
-
-
-def _own_folder(folder: Path) -> Path:
-    """Makes a folder that nobody else may write to, rename or replace: its contents are run."""
-    for place in reversed([folder, *folder.parents]):
-        if not place.exists():
-            place.mkdir(mode=0o700, exist_ok=True)
-    folder = folder.resolve()
-    for place in (folder, *folder.parents):
-        state = place.stat()
-        if state.st_uid != os.geteuid() and (place == folder or state.st_uid != 0):
-            raise CannotCompile(f"{place} belongs to somebody else")
-        others = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if place != folder and state.st_mode & stat.S_ISVTX:
-            others = 0  # they may not rename what is not theirs, as in /tmp
-        if place != folder and _has_user_alone(state.st_gid):
-            others &= stat.S_IWOTH
-        if others:
-            raise CannotCompile(f"others may write to {place}: chmod go-w it")
-    return folder
-
-
-def _has_user_alone(group: int) -> bool:
-    """Says if this is the group that many systems make for each user; folders are open to it."""
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-        found = grp.getgrgid(group)
-    except KeyError:
-        return False
-    return found.gr_name == user and set(found.gr_mem) <= {user}
 
 
 def _library_key(compiler: Compiler) -> str:
@@ -366,15 +346,30 @@ def library() -> Library | None:
     try:
         return load_library(cached_library())
     except CannotCompile as error:
-        words = "fused kernels run as torch's single operators, slower: %s"
-        log.log(_level(logging.WARNING), words, error)
+        level = logging.WARNING if _speaks_for_machine() else logging.DEBUG
+        words = "%s: fused kernels run as torch's single operators, slower: %s"
+        log.log(level, words, platform.node(), error)
         return None
 
 
-def _level(level: int) -> int:
-    """Returns the level of a message that is for the user: lower on ranks other than the first."""
-    first = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
-    return level if first else min(level, logging.DEBUG)
+def _is_first() -> bool:
+    return not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _speaks_for_machine() -> bool:
+    """Says if this is the first of the ranks on this machine to ask, which keeps the word.
+
+    Any of them may fail alone. They have one parent; the name is given back when they end.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return True
+    with socket.socket(socket.AF_UNIX) as word:
+        try:
+            word.bind(f"\0hyperslab-kernels-{os.geteuid()}-{os.getppid()}")
+        except OSError as error:  # taken; or not Linux, which alone has such names
+            return error.errno != errno.EADDRINUSE and _is_first()
+        word.detach()
+    return True
 
 
 @functools.cache

@@ -32,7 +32,9 @@ from hyperslab.recipe.shipped import shipped_recipes
 from hyperslab.recipe.trust import (
     NO_TRUST,
     Trust,
+    leave_out_liberties,
     named_code,
+    output_of_run,
     remember,
     trust_of,
     with_memory,
@@ -230,9 +232,9 @@ def load_recipe(
 ) -> Recipe:
     """The recipe in a YAML file, with ``key=value`` overrides (``grid.depth=2``; YAML values).
 
-    A recipe that names no ``output`` gets ``runs/`` and its file's name. ``varied`` are overrides
-    that are no words of the user but those of somebody else's sweep. ``trust``: in the file; by
-    default as it lies.
+    A recipe that names no ``output`` gets ``runs/`` and its file's name, one in a run's folder that
+    folder. ``varied`` are overrides that are no words of the user but those of somebody else's
+    sweep. ``trust``: in the file; by default as it lies.
 
     Raises:
         RecipeError: the file cannot be read, a key is unknown, a value is bad or missing; names
@@ -247,10 +249,16 @@ def load_recipe(
     for key, value in added:
         _put_override(varied_values, key, value)
     trust = with_memory(trust, varied_values)
-    named = _names_of_code(said)
+    asked: dict[str, Any] = {}
+    for key, value in copy.deepcopy(said):
+        _put_override(asked, key, value)
+    if not trust.own:
+        values["output"] = str(output_of_run(path))
     for key, value in [*said, *added]:
         _put_override(values, key, value)
+    trust = leave_out_liberties(trust, values, asked, varied_values)
     values.setdefault("output", f"runs/{path.stem}")
+    named = frozenset(name for _, name, _ in named_code(asked))
     sources = {key: f"override {key}=" for key, _ in [*said, *added]}
     return recipe_of_values(values, str(path), sources, replace(trust, named=trust.named | named))
 
@@ -274,14 +282,6 @@ def recipe_of_values(
         return Recipe.model_validate(values, context={"trust": trust})
     except ValidationError as error:
         raise RecipeError(explain_errors(error, values, file, sources or {})) from None
-
-
-def _names_of_code(overrides: Sequence[tuple[str, Any]]) -> frozenset[str]:
-    """Return the targets and plug-ins that overrides name."""
-    values: dict[str, Any] = {}
-    for key, value in overrides:
-        _put_override(values, key, value)
-    return frozenset(name for _, name, _ in named_code(values))
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
@@ -310,15 +310,12 @@ def options_of_trust(recipe: Recipe) -> list[str]:
 def remember_code(recipe: Recipe) -> None:
     """Note that the user trains with what a recipe names: it may do so again from its run's folder.
 
-    Not where somebody else's recipe names it and the user has not, see `Trust.remembers`. Where it
-    cannot be noted, a log line says so: commands on the run will ask.
+    No code where somebody else's recipe names it and the user has not, see `Trust.remembers`.
+    Where it cannot be noted, a log line says so: commands on the run will ask.
     """
-    values = parse_yaml(_written(recipe))
-    if not recipe.trust.remembers(values):
-        return
     try:
-        remember(values)
-    except (OSError, RuntimeError) as error:
+        remember(parse_yaml(_written(recipe)), recipe.trust)
+    except OSError as error:
         log.warning(
             "commands on this run will ask whose code it names, as that it was trained by you "
             "cannot be noted: %s; XDG_STATE_HOME names another folder",

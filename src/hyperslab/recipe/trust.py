@@ -14,11 +14,16 @@ run's folder may be anybody's, and so may be what lies beside it. So it names on
 `PathFinder` says of their files, and each level is judged before it is imported. The current
 folder is no place to look for modules unless the recipe is the user's own or what it names was
 trained with from there.
+
+[Note: places] A run's recipe says no place either. The run goes on in the folder where the recipe
+lies, whatever ``output`` it names, and keys of `LIBERTIES`, by which it would read or write
+elsewhere, are left out where the user has neither named them nor trained with them on these data.
+Links that lie in a run's folder are read through, as what they lead to is read with the user's own
+rights, but nothing is written or deleted where they lead out of it.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib
 import itertools
@@ -44,6 +49,7 @@ from torch.optim import lr_scheduler
 from hyperslab.errors import RecipeError, reason
 from hyperslab.formats.registry import load_plugins, look_in_current_folder
 from hyperslab.util.atomic_files import write_text
+from hyperslab.util.private_folders import check_private, make_private, user_folder
 
 RUN_RECIPE = "recipe.yaml"
 """Names the recipe in a run's folder."""
@@ -82,6 +88,9 @@ def _torch_classes() -> Iterator[str]:
 LISTED = frozenset(_torch_classes()) | TORCH_LOSSES
 """Lists the constructors and losses of torch that any recipe may name."""
 
+LIBERTIES = ("outside_files", "staging")
+"""Keys of ``data`` by which a recipe reaches files of the user's that he has not named."""
+
 OWN_PACKAGE = "hyperslab"
 OWN_LOSSES = "hyperslab.losses"
 """The module whose functions any recipe may name; of all other modules it is classes only."""
@@ -94,7 +103,7 @@ class Trust:
     ``own``: the recipe is the user's own. ``trained`` are names with which he has trained here, if
     all of the recipe's are; ``unknown`` is why that cannot be told. ``modules`` are those of
     ``--trust``, ``named`` the targets and plug-ins that overrides name. ``file`` is where the
-    recipe is from, for errors.
+    recipe is from, for errors. ``left_out`` are overrides for what it says and must not.
 
     All are equal: recipes are compared by what they say.
     """
@@ -105,6 +114,7 @@ class Trust:
     modules: tuple[str, ...] = field(default=(), compare=False)
     named: frozenset[str] = field(default=frozenset(), compare=False)
     file: str = field(default="the recipe", compare=False)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def remembers(self, values: Mapping[str, Any]) -> bool:
         """Say whether the user answers for all code in a recipe's values, so that it is noted.
@@ -186,12 +196,20 @@ class Trust:
     def _refusal(self, name: str, module: str, key: str) -> str:
         places = located(name)
         outside = [place for place in places if not _is_installed([place])]
-        where = f" ({(outside or places)[-1]})" if places else ""
+        in_program = _within(name, "__main__")
+        where = f" ({(outside or places)[-1]})" if places and not in_program else ""
         unknown = f" ({self.unknown})" if self.unknown else ""
         words = (
             f"{self.file}: {key} {name}{where} is not hyperslab's, and no run with it is known to "
             f"have been trained by you on this machine{unknown}\n    "
         )
+        if in_program:
+            return (
+                f"{words}it is defined in a program itself: hand it in there, as in "
+                "hs.TrainedRun(RUN, model=...), or train with one from a module of its own"
+            )
+        if _may_be_own(Path(self.file)):
+            words += f"if this file is yours, call it something else than {RUN_RECIPE}\n    "
         if places and not outside:
             return f"{words}if you trust this package, add --trust {module}"
         if not places:
@@ -230,11 +248,59 @@ def trust_of(path: Path, modules: Sequence[str] = (), *, begins: bool = False) -
 
 def _lies_in_run(path: Path, *, begins: bool) -> bool:
     """Say whether a file is the recipe of a run, or lies in the folder of one."""
-    return (path.name == RUN_RECIPE and not begins) or any(
-        os.path.lexists(folder / RUN_RECIPE)
-        and any(os.path.lexists(folder / mark) for mark in RUN_MARKS)
-        for folder in path.parents
+    return (path.name == RUN_RECIPE and not begins) or any(map(_is_of_run, path.parents))
+
+
+def _is_of_run(folder: Path) -> bool:
+    return os.path.lexists(folder / RUN_RECIPE) and any(
+        os.path.lexists(folder / mark) for mark in RUN_MARKS
     )
+
+
+def _may_be_own(path: Path) -> bool:
+    """Say whether a recipe is taken for a run's by its name alone."""
+    return path.name == RUN_RECIPE and not any(map(_is_of_run, path.absolute().parents))
+
+
+def output_of_run(path: Path) -> Path:
+    """Return where a recipe in a run's folder writes, see [Note: places].
+
+    >>> output_of_run(Path("theirs/recipe.yaml")), output_of_run(Path("theirs/other.yaml"))
+    (PosixPath('theirs'), PosixPath('theirs/other'))
+    """
+    return path.parent if path.name == RUN_RECIPE else path.with_suffix("")
+
+
+def leave_out_liberties(
+    trust: Trust, values: dict[str, Any], said: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Trust:
+    """Take out of a recipe's values the `LIBERTIES` that are not the user's, and return the trust.
+
+    ``said`` are the values that he has given himself, ``theirs`` those of the file.
+    """
+    found = _liberties(values)
+    if trust.own or not found:
+        return trust
+    named = _liberties(said)
+    known = found.items() <= _liberties(theirs).items() and _is_noted(_digest_of_data(theirs))[0]
+    refused = {} if known else {key: one for key, one in found.items() if named.get(key) != one}
+    for key in refused:
+        del values["data"][key]
+    words = (f"data.{key}={json.dumps(value, default=str)}" for key, value in refused.items())
+    return replace(trust, left_out=tuple(words))
+
+
+def _liberties(values: Mapping[str, Any]) -> dict[str, Any]:
+    data = values.get("data")
+    given = data if isinstance(data, Mapping) else {}
+    return {key: given[key] for key in LIBERTIES if given.get(key) not in (None, False)}
+
+
+def _digest_of_data(values: Mapping[str, Any]) -> str:
+    """Hash the liberties of a recipe and the data with which it takes them."""
+    data = values["data"]
+    words = [data.get(key) for key in (*LIBERTIES, "path", "table", "train", "validation", "test")]
+    return hashlib.sha256(json.dumps(_in_order(words), default=str).encode()).hexdigest()
 
 
 def named_code(values: Any, key: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -262,31 +328,46 @@ def with_memory(trust: Trust, values: Mapping[str, Any]) -> Trust:
     """Return the trust in a recipe of these values that knows what the user has trained here."""
     if trust.own or not _others(values):
         return trust
-    try:
-        note = _memory() / _digest(values)
-        state = note.lstat()
-    except FileNotFoundError:
-        return trust
-    except (OSError, RuntimeError) as error:
-        return replace(trust, unknown=f"what you have trained is not known: {reason(error)}")
-    if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
-        return trust
+    noted, unknown = _is_noted(_digest(values))
+    if not noted:
+        return replace(trust, unknown=unknown)
     return replace(trust, trained=frozenset(name for _, name, _ in _others(values)))
 
 
-def remember(values: Mapping[str, Any]) -> None:
-    """Note that the user trains with the code that a recipe of these values names.
+def _is_noted(digest: str) -> tuple[bool, str]:
+    """Say whether there is a note of the user's own, and why that cannot be told, if it cannot."""
+    try:
+        folder = _memory()
+        check_private(folder)
+        state = (folder / digest).lstat()
+    except FileNotFoundError:
+        return False, ""
+    except OSError as error:
+        return False, f"what you have trained is not known: {reason(error)}"
+    return stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid(), ""
+
+
+def remember(values: Mapping[str, Any], trust: Trust) -> None:
+    """Note that the user trains with the liberties of these values, and the code if it is his.
 
     Raises:
-        OSError, RuntimeError: there is no folder that belongs to him alone.
+        OSError: there is no folder that belongs to him alone.
     """
-    if others := _others(values):
-        folder = _memory()
-        for one in (*reversed(folder.parents), folder):  # all private, whatever the umask
-            one.mkdir(mode=0o700, exist_ok=True)
-        _check_private(folder)
-        words = [[key, name, *located(name)] for key, name, _ in others]
-        write_text(folder / _digest(values), json.dumps(words, indent=1) + "\n", concurrent=True)
+    notes: dict[str, Any] = {}
+    if (others := _others(values)) and trust.remembers(values):
+        notes[_digest(values)] = [[key, name, *located(name)] for key, name, _ in others]
+    if liberties := _liberties(values):
+        notes[_digest_of_data(values)] = liberties
+    if notes:
+        folder = make_private(_memory())
+        for name, words in notes.items():
+            text = json.dumps(words, indent=1, default=str) + "\n"
+            write_text(folder / name, text, concurrent=True)
+
+
+def _memory() -> Path:
+    """Return the folder of what was trained here."""
+    return user_folder("XDG_STATE_HOME", "trained")
 
 
 def _others(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
@@ -311,33 +392,6 @@ def _in_order(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     return [_in_order(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def _memory() -> Path:
-    """Return the folder of what was trained here, by the XDG base directory specification."""
-    asked = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(asked) if os.path.isabs(asked) else Path.home() / ".local" / "state"
-    folder = home / "hyperslab" / "trained"
-    if folder.exists():
-        _check_private(folder)
-    return folder
-
-
-def _check_private(folder: Path) -> None:
-    """Refuse a folder that somebody else may write to, or may put another one in place of.
-
-    Raises:
-        PermissionError: names it, or the folder above it.
-    """
-    for one in dict.fromkeys((folder, *folder.parents, *folder.resolve().parents)):
-        state = one.stat()
-        others = state.st_mode & stat.S_IWOTH
-        # Where every user has a group of his own, it has his number.
-        group = state.st_mode & stat.S_IWGRP and state.st_gid not in (0, state.st_uid)
-        if state.st_uid not in ((os.geteuid(),) if one == folder else (0, os.geteuid())):
-            raise PermissionError(errno.EPERM, "belongs to somebody else", str(one))
-        if (others or group) and (one == folder or not state.st_mode & stat.S_ISVTX):
-            raise PermissionError(errno.EPERM, "others may write to it, chmod go-w", str(one))
 
 
 def located(name: str) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
-from hyperslab.util.atomic_files import created_aside, write_csv, write_json
+from hyperslab.util.atomic_files import check_links, created_aside, write_csv, write_json
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
 
@@ -588,6 +588,7 @@ def evaluate(
         folder = run / "evaluation"
 
         def write() -> None:
+            check_links(run, folder.name)
             folder.mkdir(exist_ok=True)
             result.write(folder)
 

@@ -48,7 +48,7 @@ from hyperslab.train.objective import build_objective, loss_to_device
 from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
-from hyperslab.util.atomic_files import open_to_append, try_lock
+from hyperslab.util.atomic_files import check_links, open_to_append, try_lock
 
 log = logging.getLogger("hyperslab")
 
@@ -196,6 +196,8 @@ def build_trainer(
             *(grid, grid.device.type, len(data), list(data.shape), len(validation)),
             f"going on from {path}" if path else "from the start",
         )
+        for override in recipe.trust.left_out:
+            log.warning("left out is what the run's folder says and you have not: %s", override)
 
     def open_reporter() -> Reporter:
         reporter = Reporter(
@@ -255,12 +257,15 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
     for now.
 
     Raises:
-        RecipeError: it holds another run, or one is under way there, or it cannot be written.
+        RecipeError: it holds another run, or one is under way there, or it cannot be written, or
+            links in it lead out of it and the recipe may be somebody else's.
     """
     run = recipe.output
 
     def prepare() -> None:
         run.mkdir(parents=True, exist_ok=True)
+        if not recipe.trust.own:
+            check_links(run)
         stack.enter_context(lock_run(run))
         if resume:
             return

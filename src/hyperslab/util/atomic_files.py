@@ -6,7 +6,8 @@ complete: a reader finds the old one or the new one. No reader looks for partial
 [Note: links] Partial names can be guessed, so anyone who may write to the folder could have put
 a link there that leads elsewhere. What lies under a partial name is removed, be it a link or
 what a killed process left, and the file is made anew and exclusively (O_EXCL, O_NOFOLLOW). Files
-that grow, such as journals, are never opened through a link either.
+that grow, such as journals, are never opened through a link either. Where a whole folder is from
+somebody else, `check_links` looks for links to other folders, and for libraries' own files.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from hyperslab.errors import RecipeError
 from hyperslab.util.documents import value_of_json
 
 
@@ -170,6 +173,30 @@ def remove_scratch(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_links(folder: Path, *names: str) -> None:
+    """Refuse links that lead out of a folder, in it and below; with ``names`` in these of it alone.
+
+    Raises:
+        RecipeError: names the first one. Whoever writes or deletes there would do so elsewhere.
+    """
+    real = os.path.realpath(folder)
+    tops = [folder / name for name in names] or [folder]
+    below = (
+        Path(place) / name
+        for top in tops
+        for place, folders, files in os.walk(top)
+        for name in (*folders, *files)
+    )
+    for path in chain(tops if names else (), below):
+        target = os.path.realpath(path)
+        if path.is_symlink() and os.path.commonpath([real, target]) != real:
+            raise RecipeError(
+                f"{path} leads to {target}, out of the folder {folder}, and nothing is written or "
+                "deleted through links of a run's folder\n    put a copy of what it leads to in "
+                "its place, or take it away"
+            )
 
 
 def try_lock(descriptor: int) -> bool:

@@ -23,6 +23,8 @@ TIED_TO = "HYPERSLAB_TIED_TO"
 
 PR_SET_PDEATHSIG = 1
 
+FOLDER_GONE = "the current folder has been removed\n    change to one that is there"
+
 
 def tie_to_parent(number: int) -> None:
     """Ask Linux for this signal when the parent of this process ends, in whatever way."""
@@ -74,7 +76,7 @@ def leave_out_current_folder() -> None:
     try:
         here = os.getcwd()  # without links
     except FileNotFoundError:
-        sys.exit("error: the current folder has been removed\n    change to one that is there")
+        sys.exit(f"error: {FOLDER_GONE}")
     if own != here:
         sys.path[:] = [place for place in sys.path if os.path.realpath(place) != here]
         os.environ["PYTHONSAFEPATH"] = "1"

@@ -522,6 +522,7 @@ class ArrayReader:
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, h5py.File] = OrderedDict()
+        self._doubts: hdf5.Doubts = {}
         self._lock = threading.Lock()
 
     def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
@@ -551,6 +552,7 @@ class ArrayReader:
                     dataset = array.of(path, self._file(path))
                     if dataset.is_virtual or dataset.external:  # the other files have no stamps
                         hdf5.check_storage(path, array.key, dataset, catalog.reach)
+                    hdf5.check_unpacked(path, array.key, dataset, box.slices(), self._doubts)
                     return self._fetch(dataset, box)
             except DataError:
                 if file := self._open.pop(path, None):

@@ -44,6 +44,14 @@ NIFTI_SUFFIXES = (".nii", ".nii.gz")
 MILLIMETRES = {1: 1e3, 3: 1e-3}
 """Millimetres in the header's unit, which may be metres or microns (nifti1.h, `xyzt_units`)."""
 
+MANY_VOXELS = 1 << 29
+"""A gzip file of more voxels is refused where it is packed more than `MANY_RATIO`.
+
+Masks of mostly one class are packed as much as deflate can, and so is what is made to fill memory.
+"""
+
+MANY_RATIO = 200
+
 OBLIQUE = 35.0
 """The largest angle [degrees] of an axis to the patient's: gantries tilt by up to 30."""
 
@@ -166,7 +174,8 @@ def _check_claims(path: Path) -> None:
         raise DataError(f"{path}: says that it has {' x '.join(map(str, extents))} voxels")
     size = start + math.prod(extents) * header.get_data_dtype().itemsize
     if packed:
-        check_gzip_size(path, size)
+        many = math.prod(extents) > MANY_VOXELS
+        check_gzip_size(path, size, MANY_RATIO if many else DEFLATE_RATIO)
     elif size > path.stat().st_size * DEFLATE_RATIO:  # less may be cut short, which reading tells
         raise DataError(f"{path}: has {path.stat().st_size} bytes and says that it has {size}")
 

@@ -27,7 +27,7 @@ from hyperslab.studies.report.html import Chapter, Page, render_page
 from hyperslab.studies.report.timelines import timelines
 from hyperslab.studies.report.volumes import volumes
 from hyperslab.studies.run_folder import Run, check_distinct, folder_names, read_run
-from hyperslab.util.atomic_files import write_json, write_text
+from hyperslab.util.atomic_files import check_links, write_json, write_text
 
 CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (
     accuracy,
@@ -71,6 +71,7 @@ def write_report(
         write_text(target, render_page(page), concurrent=True)
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}") from error
+    check_links(run.path, figures_beside(target).name)
     write_figures(page.pictures, figures_beside(target), figures)
     return target
 

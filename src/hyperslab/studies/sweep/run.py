@@ -38,7 +38,7 @@ from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
-from hyperslab.util.atomic_files import write_csv, write_json, write_text
+from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.documents import parse_yaml, read_json, read_text
 
 log = logging.getLogger("hyperslab")
@@ -164,6 +164,7 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
     finished_result(run)  # is it this run's?
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_links(folder, "logs")  # which is opened before the training looks for others
         _await_lock(folder)
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []

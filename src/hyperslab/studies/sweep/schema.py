@@ -25,7 +25,8 @@ from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
-from hyperslab.recipe.trust import Trust, trust_of
+from hyperslab.recipe.trust import Trust, output_of_run, trust_of
+from hyperslab.util.atomic_files import check_links
 
 SWEPT = ("optimizer.learning_rate", "seed", "output")
 """Lists the keys of a recipe that a sweep sets itself."""
@@ -73,7 +74,8 @@ class SweepFile(Section):
     rates: Rates
     seeds: Seeds
     choose: ChoiceSection = ChoiceSection()
-    output: Path | None = None  # the folder of all runs; None: runs/ and the file's name
+    # the folder of all runs; None: runs/ and the file's name. In a run's folder it says nothing.
+    output: Path | None = None
 
     @field_validator("variants")
     @classmethod
@@ -206,9 +208,11 @@ def load_sweep(
     path = Path(path)
     file = _read_sweep_file(path)
     base = path.parent / file.recipe
-    folder = output or file.output or Path("runs") / path.stem
     trust = trust_of(base, trusted)
     by_user = trust_of(path).own
+    folder = output or (file.output if by_user else output_of_run(path)) or Path("runs") / path.stem
+    if not by_user and output is None:
+        check_links(path.parent, folder.name)
     trust = replace(trust, own=trust.own and by_user)
     variants = tuple(
         _variant(name, variant, file, base, overrides, path, trust, by_user=by_user)

@@ -1,0 +1,53 @@
+"""Errors that are not hyperslab's own, and yet one line (tiers: no process; one command)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperslab.cli.terminal import DEBUG, clean_errors
+
+
+def test_no_memory_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit), clean_errors():
+        raise MemoryError("Unable to allocate 64.0 GiB")
+    assert capsys.readouterr().err == "error: no memory is left: Unable to allocate 64.0 GiB\n"
+    monkeypatch.setenv(DEBUG, "1")
+    with pytest.raises(MemoryError), clean_errors():
+        raise MemoryError
+
+
+def test_a_current_folder_that_goes_meanwhile_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(FileNotFoundError), clean_errors():
+        (tmp_path / "none").read_text()
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(SystemExit), clean_errors():
+        Path("x").absolute()
+    monkeypatch.chdir(tmp_path)
+    assert capsys.readouterr().err.startswith("error: the current folder has been removed\n")
+
+
+def test_a_command_in_a_folder_that_was_removed(tmp_path: Path) -> None:
+    """Before anything is imported that would end on it."""
+    line = f"mkdir {tmp_path}/here; cd {tmp_path}/here; rmdir {tmp_path}/here; exec "
+    done = subprocess.run(
+        ["sh", "-c", f'{line}"$0" -m hyperslab report .', sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the current folder has been removed\n"), done.stderr
+    assert "Traceback" not in done.stderr
