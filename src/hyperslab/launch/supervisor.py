@@ -302,7 +302,7 @@ class Supervisor:
                 raise HyperslabError(f"cannot start ranks: {reason(error)}") from None
             stack.callback(self._kill_all)
             environment = shared_environment(os.environ, len(folders), store.path)
-            forked = can_fork()
+            forked = arguments[0] == "-m" and can_fork()
             if forked and preload:
                 preload()
             for rank, folder in enumerate(folders):
