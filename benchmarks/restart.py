@@ -2,9 +2,10 @@
 
     python benchmarks/restart.py [--ranks 2] [--turns 5] [--busy 0] [--json OUT]
 
-A small training with a checkpoint a step runs with `--restarts`; in every turn a rank is killed by SIGKILL some steps after
-the last start, and the clock runs until the history has a step that nobody has computed before.
-The phases, in seconds, of which the median over the turns is printed with the longest whole:
+A small training with a checkpoint a step runs with `--restarts`; in every turn a rank is killed by
+SIGKILL some steps after the last start, and the clock runs until the history has a step that nobody
+has computed before. The phases, in seconds, whose medians over the turns are printed with the
+longest whole:
 
 - *notice*: until the first of the other ranks has ended: it has seen that one is gone;
 - *end*: until all have, and the launcher begins to start ranks;

@@ -13,7 +13,7 @@ from pathlib import Path
 def environment_shown() -> dict[str, str]:
     """What the system says of this process."""
     words = Path("/proc/self/environ").read_text().rstrip("\0").split("\0")
-    return dict(word.split("=", 1) for word in words)
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def descriptors() -> list[str]:

@@ -72,6 +72,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, in
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(folder)],
         env={**os.environ, "PYTHONPATH": path, "SHLVL": "1"},
+        cwd=folder,
     )
     try:
         until(lambda: (folder / "waiting").exists() or process.poll() is not None)
