@@ -23,6 +23,7 @@ import torch
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
 from hyperslab.comm.host_p2p import HostP2P
+from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Augmenter
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
@@ -307,9 +308,10 @@ def _check_alike(**arguments: object) -> None:
     found = all_gather(sums)
     differ = [name for name in sums if len({theirs[name] for theirs in found}) > 1]
     if differ:
+        others = [rank for rank, theirs in enumerate(found) if theirs != found[0]]
         raise DataError(
             f"the ranks open this data set with different {', '.join(differ)}; give every rank the "
-            "same arguments"
+            f"same arguments\n    otherwise than rank 0: {name_ranks(others)}"
         )
 
 

@@ -23,6 +23,7 @@ from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError
 from hyperslab.launch.failures import OneRankError, RankFailed, RankLost
 from hyperslab.launch.supervisor import launch
 from hyperslab.recipe.schema import Recipe
+from hyperslab.util.torch_internals import import_compiler
 
 
 @dataclass
@@ -109,7 +110,15 @@ class TrainingLaunch:
         words = chosen_overrides(recipe) if self.asked.grid.auto else []
         command = ["-m", "hyperslab", *self.arguments, *words, *(["--resume"] if resume else [])]
         limit = recipe.timeout
-        launch(recipe.grid.size, command, recipe.output / "logs", limit=limit, patience=limit)
+        logs = recipe.output / "logs"
+        launch(
+            recipe.grid.size,
+            command,
+            logs,
+            limit=limit,
+            patience=limit,
+            preload=import_compiler,
+        )
 
     def _on(self, ranks: int, recipe: Recipe, error: HyperslabError) -> Recipe:
         """Return the recipe with a grid of so many ranks, or of fewer if there is none.

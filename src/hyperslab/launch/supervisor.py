@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from hyperslab.launch.failures import (
     explain_failures,
     stopped_error,
 )
+from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
 from hyperslab.util.signals import heeded_signals
 from hyperslab.util.startup import PARENT, tie_to_parent
@@ -146,12 +147,34 @@ class ProcessGroup:
         os.close(self._held)
 
 
+def start_interpreter(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    streams: tuple[int, int, int],
+    kept: Sequence[int],
+    group: int,
+) -> subprocess.Popen[bytes]:
+    """Start ``python arguments...`` as `ForkedRank` does, in an interpreter of its own."""
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=kept,
+        process_group=group,
+    )
+
+
 class RankProcess:
     """Starts a rank, in a process group that it belongs to before it does anything.
 
     ``stopped`` is since when (`time.monotonic`) it is stopped by SIGSTOP or the like.
     ``overdue`` is why it was killed from here, "" if it was not. Its error output goes into
-    ``folder``, and all that it writes if it is to be ``silent``. It inherits ``store``.
+    ``folder``, and all that it writes if it is to be ``silent``. It inherits ``store``. It is a
+    fork of this process, if it is to be ``forked``, or an interpreter of its own.
 
     Raises:
         RecipeError: the folder cannot be written.
@@ -168,6 +191,7 @@ class RankProcess:
         group: int,
         store: MemoryFile,
         silent: bool,
+        forked: bool,
     ) -> None:
         self.rank = rank
         self.stopped: float | None = None
@@ -175,8 +199,10 @@ class RankProcess:
         with ExitStack() as files:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                errors = files.enter_context((folder / "stderr.log").open("wb"))
-                output = files.enter_context((folder / "stdout.log").open("wb")) if silent else None
+                errors = files.enter_context((folder / "stderr.log").open("wb")).fileno()
+                output = 1
+                if silent:
+                    output = files.enter_context((folder / "stdout.log").open("wb")).fileno()
             except OSError as error:
                 run = folder.parents[2]
                 raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
@@ -184,14 +210,13 @@ class RankProcess:
                 self._report = MemoryFile()
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 own[ERROR_FILE_VARIABLE] = self._report.path
-                self._process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    env={**environment, **own},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=errors,
-                    pass_fds=(store.descriptor, self._report.descriptor),
-                    process_group=group,
+                nothing = files.enter_context(open(os.devnull, "rb")).fileno()
+                self._process = (ForkedRank if forked else start_interpreter)(
+                    arguments,
+                    {**environment, **own},
+                    streams=(nothing, output, errors),
+                    kept=(store.descriptor, self._report.descriptor),
+                    group=group,
                 )
             except OSError as error:
                 raise HyperslabError(f"cannot start rank {rank}: {reason(error)}") from None
@@ -251,8 +276,17 @@ class Supervisor:
         self._broken = math.inf  # when the first one failed
         self._told = False  # all have got SIGTERM
 
-    def run(self, arguments: Sequence[str], folders: Sequence[Path], *, silent: bool) -> None:
+    def run(
+        self,
+        arguments: Sequence[str],
+        folders: Sequence[Path],
+        *,
+        silent: bool,
+        preload: Callable[[], None] | None = None,
+    ) -> None:
         """Run ``python arguments...`` on one rank a folder, where its output goes.
+
+        ``preload`` imports what all ranks will; it is called where they are forks of this process.
 
         Raises:
             RecipeError: a folder cannot be written.
@@ -268,6 +302,9 @@ class Supervisor:
                 raise HyperslabError(f"cannot start ranks: {reason(error)}") from None
             stack.callback(self._kill_all)
             environment = shared_environment(os.environ, len(folders), store.path)
+            forked = arguments[0] == "-m" and can_fork()
+            if forked and preload:
+                preload()
             for rank, folder in enumerate(folders):
                 process = RankProcess(
                     rank,
@@ -277,6 +314,7 @@ class Supervisor:
                     group=group.id,
                     store=store,
                     silent=silent,
+                    forked=forked,
                 )
                 self.ranks.append(process)
             if self.signal:
@@ -358,12 +396,15 @@ def launch(
     limit: float,
     patience: float = PATIENCE,
     silent: bool = False,
+    preload: Callable[[], None] | None = None,
 ) -> None:
     """Run ``python arguments...`` on so many ranks of this machine until all have ended.
 
     The ranks write to this terminal; their error output goes into ``logs``, one file a rank, and
     if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
-    that only they have, and talk over the loopback.
+    that only they have, and talk over the loopback. Where this process is a command without threads
+    and without CUDA they are its forks, and import nothing again; ``preload`` imports before what
+    all of them would.
 
     The signals of `hyperslab.util.signals` are passed on to them; then they have
     ``patience`` [s] to end. When one fails, the others are ended, and killed if they do not; so is
@@ -379,7 +420,7 @@ def launch(
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}"
     folders = [logs / name / str(rank) for rank in range(ranks)]
     supervisor = Supervisor(limit=limit, patience=patience)
-    supervisor.run(arguments, folders, silent=silent)
+    supervisor.run(arguments, folders, silent=silent, preload=preload)
     failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
     said = any(end.explained and not end.lost_contact for end in failed.values())
     if supervisor.signal and failed and not said:

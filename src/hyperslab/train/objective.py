@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from hyperslab import losses
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import keeping_contact
 from hyperslab.errors import RecipeError, UnsupportedOp, reason
 from hyperslab.recipe.instantiate import A_LOSS, Maker, imported
 from hyperslab.recipe.network import references_to_data
@@ -165,9 +167,14 @@ class MeansOfMetrics:
 
 
 class _SampleMean:
-    """The mean over samples of ``size`` numbers that are equal on all ranks."""
+    """The mean over samples of ``size`` numbers that should be equal on all ranks.
+
+    A loss that is not ours may break that. As ranks decide by these means what is best and whether
+    to go on, all get the same: the largest, and no number where one rank has none.
+    """
 
     def __init__(self, grid: Grid, size: int) -> None:
+        self.grid = grid
         self.sums = torch.zeros(size, dtype=torch.float64, device=grid.device)
         self.samples = 0
 
@@ -176,7 +183,15 @@ class _SampleMean:
         self.samples += samples
 
     def result(self) -> list[float | None]:
-        return [value / self.samples if self.samples else None for value in self.sums.tolist()]
+        """Return the means; all ranks call it."""
+        sums = self.sums
+        if self.grid.size > 1 and len(sums):
+            missing = sums.isnan()
+            facts = torch.stack([sums.where(~missing, -math.inf), missing.double()])
+            with keeping_contact("the measures of a validation"):
+                dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+            sums = facts[0].where(facts[1] == 0, math.nan)
+        return [value / self.samples if self.samples else None for value in sums.tolist()]
 
 
 TRIED_EXTENTS = (18, 16, 14)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from hyperslab.comm import Grid
 from hyperslab.data import Dataset
@@ -41,7 +42,7 @@ class Verdict:
 
     loss: float
     finite: bool
-    culprit: int | None  # the first rank whose prediction is not finite
+    culprit: int | None  # the first rank whose prediction, or else whose loss alone, is not finite
     signal: int  # that any rank got; 0: none
     wait_seconds: float  # for data, the longest of all ranks
     memory_bytes: int  # at its highest, the most of all ranks
@@ -90,11 +91,13 @@ class Vote:
             self.work.wait()
         if self.arrived is not None:
             self.arrived.synchronize()
-        loss, infinite, wrong, stop, wait, memory = self.facts.tolist()
+        loss, infinite, some_finite, wrong, stop, wait, memory = self.facts.tolist()
+        # Where no rank has a finite loss they have the same one, which says nothing of a rank.
+        first = wrong or (infinite if some_finite else 0)
         return Verdict(
             loss=math.nan if infinite else loss,
             finite=not infinite and not wrong,
-            culprit=self.size - int(wrong) if wrong else None,
+            culprit=self.size - int(first) if first else None,
             signal=int(stop),
             wait_seconds=wait,
             memory_bytes=int(memory),
@@ -104,10 +107,14 @@ class Vote:
 def _vote_facts(
     grid: Grid, loss: torch.Tensor, prediction: torch.Tensor, *, stop: int, wait: float
 ) -> torch.Tensor:
-    """Loss, is it not finite, who predicted no number, signal, wait [s], memory [B]."""
+    """Loss, who has no finite one, has anybody, who predicted no number, signal, wait, memory.
+
+    Of several ranks the first has the largest number. Seconds and bytes are as in `Verdict`.
+    """
     finite = torch.isfinite(loss)
     wrong = ~torch.isfinite(prediction).all()
-    of_step = (torch.where(finite, loss, 0.0), ~finite, wrong * (grid.size - grid.rank))
+    number = grid.size - grid.rank
+    of_step = (torch.where(finite, loss, 0.0), ~finite * number, finite, wrong * number)
     of_rank = torch.tensor(
         [stop, wait, peak_memory_bytes(grid.device)],
         dtype=torch.float64,
@@ -127,6 +134,19 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def weights_are_finite(model: nn.Module) -> bool:
+    """Tell whether all that is trained on this rank is finite, by one pass over it.
+
+    Of finite weights beyond 1e38 a sum may not be finite; these are looked at one by one.
+    """
+    weights = [p.detach() for p in model.parameters() if p.requires_grad]
+    own = [w.to_local() if hasattr(w, "to_local") else w for w in weights]  # of a DTensor
+    sums = [w.sum().abs().float() for w in own]
+    if not sums or bool(torch.stack(sums).isfinite().all()):
+        return True
+    return all(bool(w.isfinite().all()) for w in own)
 
 
 @dataclass(frozen=True, slots=True)

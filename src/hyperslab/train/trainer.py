@@ -22,6 +22,7 @@ from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
+from hyperslab.comm.agreement import any_rank
 from hyperslab.data import Dataset
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
@@ -31,7 +32,14 @@ from hyperslab.train.history import Reporter
 from hyperslab.train.mlperf import RunEvents
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import RateSchedule
-from hyperslab.train.step import PendingStep, StepClock, StepResult, Vote, autocast
+from hyperslab.train.step import (
+    PendingStep,
+    StepClock,
+    StepResult,
+    Vote,
+    autocast,
+    weights_are_finite,
+)
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
@@ -150,8 +158,13 @@ class Progress:
             self.checkpoint(train_loss if validation is None else validation)
 
     def checkpoint(self, score: float | None = None) -> Path:
-        """Write the state of the run; the lowest ``score`` is the best."""
+        """Write the state of the run; the lowest ``score`` is the best.
+
+        Raises:
+            DivergedError: the last loss or a weight is not finite; nothing is written.
+        """
         self._settle()
+        self._check_weights()
         best = score is not None and score < (math.inf if self.at.best is None else self.at.best)
         if best:
             self.at.best = score
@@ -183,18 +196,29 @@ class Progress:
         verdict = done.vote.result()
         if not verdict.finite:
             where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
-            step, epoch = done.facts["step"], done.facts["epoch"]
-            raise DivergedError(
-                f"the loss is not a finite number in step {step} (epoch {epoch + 1}){where}\n"
-                f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
-                "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
-            )
+            raise self._diverged("the loss is", done.facts["step"], done.facts["epoch"], where)
         self.at.loss += verdict.loss * done.samples
         self.at.samples += done.samples
         self.at.seconds += done.facts["step_seconds"]
         if self.reporter is not None:
             self.reporter.step(done.row(verdict))
         return verdict.signal
+
+    def _check_weights(self) -> None:
+        """Refuse to write weights that are no numbers: a gradient is one where its loss may be.
+
+        Raises:
+            DivergedError: any rank has such weights.
+        """
+        if any_rank(not weights_are_finite(self.state.model)):
+            raise self._diverged("a weight is", self.at.step, self.at.epoch)
+
+    def _diverged(self, what: str, step: int, epoch: int, where: str = "") -> DivergedError:
+        return DivergedError(
+            f"{what} not a finite number in step {step} (epoch {epoch + 1}){where}\n"
+            f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
+            "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
+        )
 
     def _leave_if(self, number: int) -> None:
         """Write a checkpoint and end, if there is a signal."""

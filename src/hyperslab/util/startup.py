@@ -94,11 +94,21 @@ def away_from_current_folder() -> Iterator[None]:
         os.close(here)
 
 
+COMMAND_PROCESSES: set[int] = set()
+"""Holds this process where it runs a command, and those that it was forked from."""
+
+
+def is_command() -> bool:
+    """Tell whether this process runs a command of hyperslab, and is no program of somebody's."""
+    return os.getpid() in COMMAND_PROCESSES
+
+
 def begin_command() -> None:
     """Prepare the process of a command, before it imports.
 
     Its streams may be closed, its current folder somebody else's, and Ctrl-C may come meanwhile.
     """
+    COMMAND_PROCESSES.add(os.getpid())
     fill_standard_descriptors()
     leave_out_current_folder()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

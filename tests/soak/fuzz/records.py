@@ -25,7 +25,13 @@ from hyperslab.studies.sweep.run import DoRun, RunResult, SweepProgress, run_swe
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.builders import check_targets, open_data
 from hyperslab.train.predict import Journal, predict
-from hyperslab.train.profile import profile_path, write_profile
+from hyperslab.train.profile import (
+    predicted_path,
+    profile_path,
+    read_profile,
+    read_profiles,
+    write_profile,
+)
 from hyperslab.train.run import train
 from tests.formats import writers
 from tests.formats.nifti import lists
@@ -193,6 +199,17 @@ def run(folder: Path) -> None:
         write_profile(profile_path(path, rank), a_profile(rank))
 
 
+def profiles(folder: Path) -> None:
+    """Those of two ranks, and what was predicted."""
+    for rank in range(2):
+        write_profile(profile_path(folder, rank), a_profile(rank))
+    write_profile(predicted_path(folder), a_profile(0, scale=0.9))
+
+
+def read_all_profiles(folder: Path) -> Digest:
+    return repr([*read_profiles(folder), read_profile(predicted_path(folder))])
+
+
 def run_of_scans(folder: Path) -> None:
     fake_scans.fake_run(folder, epochs=3)
 
@@ -274,6 +291,7 @@ RECORDS: dict[str, Subject] = {
         journal(writers.tfrecords(False), TO_HDF5), go_on(TO_HDF5), TEXT, "conversion.jsonl"
     ),
     "journal-sc18": Subject(journal(cubes, SC18), go_on(SC18), TEXT, "conversion.jsonl"),
+    "profile": Subject(profiles, read_all_profiles, TEXT),
     "predictions": Subject(predictions, read_predictions, TEXT),
     "checkpoint": Subject(checkpoint, read_checkpoint, (*BINARY, *TEXT), "*", weights),
     "trained": Subject(trained, train_on, (*BINARY, *TEXT), "run/**/*"),

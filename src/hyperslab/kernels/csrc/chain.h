@@ -41,6 +41,7 @@ enum { SLOPE, CONSTANT };
 #define LONGEST 2048   /* elements of a row, about */
 #define STEP 2048      /* elements of a step, about */
 #define SHORT_STEP 512 /* the same where scales or sums take room beside it */
+#define IN_TURN 64     /* elements that have numbers and sums in turn, where they are so few */
 
 typedef struct {
     int64_t block, plane, line, tile;   /* of the result, where it begins */
@@ -57,16 +58,13 @@ INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t ratio_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
-/* Elements whose numbers and sums stay in registers, see `wide.h`; 0 for too many channels. */
-INLINE int64_t in_registers(int64_t channels)
-{
+/* Elements whose numbers and sums stay in registers, see `wide.h`; 0 for too many channels. Without
+ * such registers, too, sums are of so many: what is added to what does not depend on the processor. */
+INLINE int64_t in_registers(int64_t channels) { return IN_TURN % channels == 0 ? IN_TURN : 0; }
+
 #if WIDE
-    return 16 * VECTORS % channels == 0 ? 16 * VECTORS : 0;
-#else
-    (void)channels;
-    return 0;
+_Static_assert(IN_TURN == 16 * VECTORS, "sums of all builds are of as many elements");
 #endif
-}
 
 /* The runs of this part. Parts that write bits must not meet in a byte; where they would the first
  * one does everything. */
@@ -86,7 +84,7 @@ static cursor begin(const chain *k)
     while (vectors > 1 && k->channels * vectors / 2 % 16 == 0)
         vectors /= 2;
     int64_t few = in_registers(k->channels);
-    int64_t step = (k->norm || k->sums) && !few ? SHORT_STEP : STEP;
+    int64_t step = (k->norm || k->sums) && !(WIDE && few) ? SHORT_STEP : STEP;
     at.step = ratio_up(ratio_up(step, k->channels), vectors) * vectors * k->channels;
     at.period = few ? few : at.step;
 

@@ -176,7 +176,8 @@ static void measure_out(machine *m)
     m->tiles = blocks(k->results[WIDTH], 2);
     m->rows = blocks(k->results[HEIGHT], 2);
     m->pairs = blocks(k->results[DEPTH], 2);
-    int64_t at_once = most(FEWEST, least(MOST, PANELS / ((m->in + m->out) * LANES)));
+    int64_t channels = 16 * (blocks(k->channels, 16) + blocks(k->out_channels, 16)); /* any LANES */
+    int64_t at_once = most(FEWEST, least(MOST, PANELS / channels));
     m->strip = least(m->rows, most(1, at_once / m->tiles));
     m->planes = most(1, at_once / (m->rows * m->tiles));
     m->panel = m->planes * m->strip * m->tiles * LANES;

@@ -43,6 +43,7 @@ from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
 from hyperslab.util.atomic_files import partial_path
+from hyperslab.util.torch_internals import import_compiler
 
 log = logging.getLogger("hyperslab")
 
@@ -488,7 +489,8 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         save_recipe(recipe, file)
         command = ["-m", "hyperslab", "train", str(file), "--resume", *options_of_trust(recipe)]
         seconds = base.timeout
-        launch(point.ranks, command, partial / "logs", limit=seconds, patience=seconds)
+        logs = partial / "logs"
+        launch(point.ranks, command, logs, limit=seconds, patience=seconds, preload=import_compiler)
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
         save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
         partial.rename(folder)

@@ -40,6 +40,7 @@ from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.documents import parse_yaml, read_json, read_text
+from hyperslab.util.torch_internals import import_compiler
 
 log = logging.getLogger("hyperslab")
 
@@ -210,7 +211,9 @@ def _await_lock(folder: Path) -> None:
 def _launch(recipe: Recipe, ranks: int, arguments: list[str], folder: Path) -> None:
     command = ["-m", "hyperslab", *arguments]
     seconds = recipe.timeout
-    launch(ranks, command, folder / "logs", limit=seconds, patience=seconds, silent=True)
+    logs = folder / "logs"
+    preload = import_compiler if arguments[0] == "train" else None
+    launch(ranks, command, logs, limit=seconds, patience=seconds, silent=True, preload=preload)
 
 
 Outcomes = Mapping[SweepRun, RunResult]
