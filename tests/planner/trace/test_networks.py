@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyperslab.planner.trace import Exchange, Workload, trace_step
+from hyperslab.planner.trace import Exchange, Trace, Workload, trace_step
 from tests.networks.zoo import NETWORKS, Network
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # MONAI's own
@@ -37,10 +38,20 @@ def itself(prediction: torch.Tensor, _target: Any) -> torch.Tensor:
     return prediction
 
 
+def workload(name: str) -> Workload:
+    network = NETWORKS[name]
+    until = tuple(f"network.{part}" for part in network.until)
+    return Workload(lambda: Summed(network), network.shape, loss=itself, until=until)
+
+
+@functools.cache
+def serial(name: str) -> Trace:
+    return trace_step(workload(name), {})
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_flops_of_a_serial_step(name: str) -> None:
-    network = NETWORKS[name]
-    trace = trace_step(Workload(lambda: Summed(network), network.shape, loss=itself), {})
+    network, trace = NETWORKS[name], serial(name)
     with FlopCounterMode(display=False) as counter:
         Summed(network)(torch.randn(network.shape)).backward()
     assert trace.flops() == counter.get_total_flops() > 0
@@ -49,11 +60,7 @@ def test_flops_of_a_serial_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_cut_step(name: str) -> None:
-    network = NETWORKS[name]
-    until = tuple(f"network.{part}" for part in network.until)
-    workload = Workload(lambda: Summed(network), network.shape, loss=itself, until=until)
-    trace = trace_step(workload, CUT, rank=3)
-    whole = trace_step(workload, {})
+    trace, whole = trace_step(workload(name), CUT, rank=3), serial(name)
     assert any(isinstance(event, Exchange) for event in trace.events)
     assert 0 < trace.flops() < whole.flops()
     assert trace.saved < whole.saved

@@ -63,6 +63,7 @@ def texts_of(axes: Axes) -> list[Text]:
 
 
 @pytest.mark.parametrize("kind", ["run", "scans"])
+@pytest.mark.usefixtures("undrawn")
 def test_no_label_is_clipped_on_the_page_or_in_a_paper(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
