@@ -19,7 +19,7 @@ from hyperslab.cli import app
 from hyperslab.errors import HyperslabError
 from hyperslab.train.evaluate import evaluate
 from tests.checkpoint.old import attacking_pickle, write_sums
-from tests.selection import by_rotation
+from tests.selection import by_rotation, in_gate
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
@@ -53,8 +53,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+@pytest.mark.parametrize("together", in_gate([1, 3], kept=[1]), ids=["in turn", "all commands"])
 @pytest.mark.parametrize("rehashed", [False, True], ids=["", "with its checksums"])
-def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
+def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool, together: int) -> None:
+    """In the gate one command meets each file, in turn."""
     victims = sorted(
         file.relative_to(trained)
         for file in (trained / "run").rglob("*")
@@ -63,7 +65,7 @@ def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
     assert len(victims) > 10
     spare = trained.with_name("spare")
     shutil.copytree(trained, spare, symlinks=True)
-    for victim in victims:
+    for turn, victim in enumerate(victims):
         of_checkpoint = "checkpoints" in victim.parts
         if rehashed and not of_checkpoint:
             continue
@@ -72,7 +74,8 @@ def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
         (trained / victim).write_bytes(attacking_pickle(trained / "attacked"))
         if rehashed:
             write_sums((trained / victim).parent, format=2)
-        check(trained, OF_CHECKPOINTS if of_checkpoint else OF_OTHERS)
+        commands = OF_CHECKPOINTS if of_checkpoint else OF_OTHERS
+        check(trained, (commands * 2)[turn % 3 :][:together])
     shutil.rmtree(trained)
     shutil.move(spare, trained)
 
