@@ -11,6 +11,8 @@ from passes import convolutions as convolutions_of_parts
 import hyperslab as hs
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.long
+
 WIDTH = 16
 
 
@@ -23,7 +25,6 @@ def parts(dtype: torch.dtype) -> list[dict[str, object]]:
     return [measure_layer(cut, grid, 1, dtype) for cut in convolutions_of_parts(WIDTH, 2)]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_layer_is_compared_with_both(dtype: torch.dtype) -> None:
     rows = run_ranks(2, shares, dtype)[0]
