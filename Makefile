@@ -12,6 +12,7 @@ torch := $(VENV)/.has-torch
 core := $(VENV)/.has-core
 has = $(core) $(addprefix $(VENV)/.has-,$(1))
 tested := dev docs gpu universe medical zarr mlperf wandb mlflow
+everything := lint $(tested)
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
@@ -61,7 +62,12 @@ mpi_ready := $(MPI_VENV)/.ready
 
 .PHONY: setup demo demo-unet science-small sc18 test test-all test-long test-torch test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
 
-setup: $(call has,lint $(tested))
+# All at once: pip resolves and builds once, and not for each extra.
+setup: $(VENV)/.has-all
+
+$(VENV)/.has-all: pyproject.toml | $(torch)
+	$(bin)/python -m pip install --quiet -e ".[$(shell echo $(everything) | tr ' ' ,)]"
+	touch $(core) $(addprefix $(VENV)/.has-,$(everything)) $@
 
 $(torch): Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -7,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -97,6 +98,12 @@ def pytest_runtest_call() -> Generator[None, object, object]:
         raise
 
 
+def pytest_collection_finish() -> None:
+    """Let collections of garbage leave out what has been imported, which takes them a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
     """No worker outlives the session."""
@@ -109,6 +116,19 @@ def forked() -> Iterator[None]:
     """Commands of hyperslab fork from a process that has imported everything."""
     with forked_commands():
         yield
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of reports are composed and not drawn, which takes most of the time of a page.
+
+    For tests of what pages say; what figures show, tests of figures look at.
+    """
+
+    def save(figure: object, file: TextIO, **options: object) -> None:
+        file.write('<svg viewBox="0 0 1 1"></svg>')
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture(autouse=True)

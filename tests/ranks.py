@@ -37,8 +37,9 @@ GRACE = 10.0  # [s] that the other ranks have after the first one failed
 RENEW = 100  # calls that share one process group
 # torch._dynamo is what the first optimizer of a process imports, and hyperslab.cli all of ours: two
 # seconds in every worker.
-PRELOAD = ["torch", "torch._dynamo", "hypothesis", "pytest", "hyperslab.cli"]
-PRELOAD_IF_USED = ["monai.losses", "monai.networks.nets"]  # seconds too: where a test imports it
+PRELOAD = ["torch", "torch._dynamo", "hypothesis", "pytest", "hyperslab.cli", "hyperslab.cli.train"]
+PRELOAD_IF_USED = ["monai.losses", "monai.networks.nets", "neuralop.models"]
+"""Seconds too: where a test imports it."""
 
 
 class RankError(RuntimeError):

@@ -10,7 +10,8 @@ from passes import convolutions as convolutions_of_parts
 
 import hyperslab as hs
 from tests.ranks import run_ranks
-from tests.selection import in_gate
+
+pytestmark = pytest.mark.long
 
 WIDTH = 16
 
@@ -24,9 +25,7 @@ def parts(dtype: torch.dtype) -> list[dict[str, object]]:
     return [measure_layer(cut, grid, 1, dtype) for cut in convolutions_of_parts(WIDTH, 2)]
 
 
-@pytest.mark.parametrize(
-    "dtype", in_gate([torch.float32, torch.bfloat16], kept=[torch.float32]), ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_layer_is_compared_with_both(dtype: torch.dtype) -> None:
     rows = run_ranks(2, shares, dtype)[0]
     assert [row["layer"] for row in rows][:2] == ["conv1", "conv2"]

@@ -16,6 +16,7 @@ from hyperslab.checkpoint.save_load import load, save
 from hyperslab.errors import CheckpointError
 from tests.checkpoint.killed import DONE, KILLED, ends_before
 from tests.checkpoint.test_save_load import network, read, same, tensors
+from tests.selection import in_gate
 
 WAYS = ("exchange", "two renames")
 
@@ -53,7 +54,14 @@ def test_saving_over_a_name_always_leaves_one(tmp_path: Path, way: str) -> None:
     assert change > 10  # folder, four files, names, the old one's files
 
 
-@pytest.mark.parametrize(("step", "best"), [(2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("way", "step", "best"),
+    in_gate(
+        [(way, *saved) for way in WAYS for saved in ((2, False), (3, True))],
+        kept=[("exchange", 2, False), ("two renames", 3, True)],
+    ),
+    indirect=["way"],
+)
 def test_a_run_always_has_its_newest_and_its_best(
     tmp_path: Path, way: str, step: int, best: bool
 ) -> None:

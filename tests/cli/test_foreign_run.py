@@ -21,6 +21,7 @@ from hyperslab.studies.report.html import Page
 from hyperslab.studies.sweep.schema import load_sweep
 from hyperslab.train.evaluate import evaluate
 from tests.checkpoint.old import attacking_pickle, write_sums
+from tests.selection import by_rotation, in_gate
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
@@ -35,8 +36,11 @@ OF_CHECKPOINTS = ("predict", "evaluate", "resume")
 OF_OTHERS = ("report", "resume", "inspect")
 
 
-# The runner's standard error has no descriptor.
-pytestmark = pytest.mark.filterwarnings("ignore:Unable to enable fault handler")
+pytestmark = [
+    # The runner's standard error has no descriptor.
+    pytest.mark.filterwarnings("ignore:Unable to enable fault handler"),
+    pytest.mark.usefixtures("undrawn"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +55,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
+@pytest.mark.parametrize("together", in_gate([1, 3], kept=[1]), ids=["in turn", "all commands"])
 @pytest.mark.parametrize("rehashed", [False, True], ids=["", "with its checksums"])
-def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
+def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool, together: int) -> None:
+    """In the gate one command meets each file, in turn."""
     victims = sorted(
         file.relative_to(trained)
         for file in (trained / "run").rglob("*")
@@ -61,7 +67,7 @@ def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
     assert len(victims) > 10
     spare = trained.with_name("spare")
     shutil.copytree(trained, spare, symlinks=True)
-    for victim in victims:
+    for turn, victim in enumerate(victims):
         of_checkpoint = "checkpoints" in victim.parts
         if rehashed and not of_checkpoint:
             continue
@@ -70,7 +76,8 @@ def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool) -> None:
         (trained / victim).write_bytes(attacking_pickle(trained / "attacked"))
         if rehashed:
             write_sums((trained / victim).parent, format=2)
-        check(trained, OF_CHECKPOINTS if of_checkpoint else OF_OTHERS)
+        commands = OF_CHECKPOINTS if of_checkpoint else OF_OTHERS
+        check(trained, (commands * 2)[turn % 3 :][:together])
     shutil.rmtree(trained)
     shutil.move(spare, trained)
 
@@ -187,19 +194,20 @@ def stranger(trained: Path) -> Iterator[Path]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("command", STRANGERS)
+@pytest.mark.parametrize(("command", "third"), by_rotation(STRANGERS, "123"))
 def test_a_strangers_recipe_runs_nothing_that_lies_there(
-    trained: Path, stranger: Path, command: str, monkeypatch: pytest.MonkeyPatch
+    trained: Path, stranger: Path, command: str, third: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every section that may name code, with files inside the folder, beside it and above it."""
+    """Every section that may name code, with files inside the folder, beside it and above it.
+
+    In the gate every command meets a third of the sections, and every section three commands.
+    """
     recipe = stranger / "recipe.yaml"
     honest = yaml.safe_load(recipe.read_text())
     from_above = {stranger: "evil", stranger.parent: "stranger.evil"}
     from_above[trained] = "theirs.stranger.evil"
-    for number, (section, keys) in enumerate(SECTIONS.items()):
-        if command == "report" and number % 4:  # draws for seconds, and reads no section
-            continue
-        here = [*from_above][number % 3]
+    for number, (section, keys) in [*enumerate(SECTIONS.items())][int(third) - 1 :: 3]:
+        here = [*from_above][number // 3 % 3]
         evil = from_above[here] if number % 2 else "evil"
         monkeypatch.chdir(here)
         changed = {**honest, "output": str(trained / "planted")}

@@ -20,6 +20,7 @@ from hyperslab.data.store import Ownership
 from hyperslab.errors import DataError
 from tests.formats.universes import Seat, folder, unit
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 N = 5
 
@@ -68,12 +69,18 @@ def shown(path: Path, extents: dict[str, int], how: dict[str, Any]) -> list[Any]
     return found
 
 
-@pytest.mark.parametrize("store", ["direct", "store"])
-@pytest.mark.parametrize("extents", [{}, {"data": 2}, {"data": 2, "depth": 2}, {"width": 2}])
-@pytest.mark.parametrize("repeat", [2, 3])
+@pytest.mark.parametrize(
+    ("extents", "how"),
+    by_rotation(
+        [{}, {"data": 2}, {"data": 2, "depth": 2}, {"width": 2}],
+        [("direct", 2), ("store", 3), ("store", 2), ("direct", 3)],
+    ),
+    ids=str,
+)
 def test_values_on_every_grid(
-    tmp_path: Path, extents: dict[str, int], store: str, repeat: int
+    tmp_path: Path, extents: dict[str, int], how: tuple[str, int]
 ) -> None:
+    store, repeat = how
     """Five samples in mini-batches of two: some begin with one pass and end with the next."""
     volumes = folder(tmp_path, N)
     how = {"batch_size": 2, "repeat": repeat, "store": store, "augment": True}

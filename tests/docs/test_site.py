@@ -1,4 +1,7 @@
-"""The site is whole, and needs nothing from elsewhere (tier: one process that builds it)."""
+"""The site is whole, and needs nothing from elsewhere (tier: one process that builds it).
+
+The stage of documents in .ci/run looks at the site that it has built.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +75,7 @@ def broken(pages: dict[str, Page], site: Path) -> Iterator[str]:
                     yield f"{name}: {link}"
 
 
+@pytest.mark.long
 def test_links_and_anchors_lead_somewhere(pages: dict[str, Page], site: Path) -> None:
     assert len(pages) > 30
     assert list(broken(pages, site)) == []
@@ -84,6 +88,7 @@ def test_a_broken_anchor_is_found(tmp_path: Path) -> None:
     assert list(broken(pages, tmp_path)) == ["a.html: b.html#x", "a.html: c.html"]
 
 
+@pytest.mark.long
 def test_a_page_takes_nothing_from_another_host(pages: dict[str, Page], site: Path) -> None:
     for name, page in pages.items():
         for address in page.taken:
@@ -97,6 +102,7 @@ def test_a_page_takes_nothing_from_another_host(pages: dict[str, Page], site: Pa
         assert "url(//" not in text
 
 
+@pytest.mark.long
 def test_the_site_can_be_searched(site: Path) -> None:
     index = (site / "search" / "search_index.js").read_text()
     for words in ("five minutes", "data.batch_size", "hyperslab train", "UnsupportedOp"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from tests.formats.writers import (
     universes,
     zarrs,
 )
+from tests.selection import in_gate
 
 SAMPLE = 1
 
@@ -84,16 +86,23 @@ def ask(source: Source, whose: str, sample: int = SAMPLE) -> Any:
     return source.read(sample, Box.whole(source.shape))
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["closed", "open"])
-@pytest.mark.parametrize("change", [*CHANGES, "unlink"])
-@pytest.mark.parametrize("name", FORMATS)
+STATES = ("closed", "open")
+CASES = list(itertools.product(FORMATS, (*CHANGES, "unlink"), STATES))
+IN_TURN = {
+    (name, change, STATES[(i + j) % 2])
+    for i, name in enumerate(FORMATS)
+    for j, change in enumerate((*CHANGES, "unlink"))
+}
+
+
+@pytest.mark.parametrize(("name", "change", "state"), in_gate(CASES, kept=IN_TURN))
 def test_a_change_is_an_error_that_names_file_and_sample(
-    tmp_path: Path, name: str, change: str, warm: bool
+    tmp_path: Path, name: str, change: str, state: str
 ) -> None:
     volumes = FORMATS[name](tmp_path)
     source = source_of(tmp_path, Seat())
     for whose in ("values", "labels") if source.classes else ("values",):
-        before = ask(source, whose) if warm else None
+        before = ask(source, whose) if state == "open" else None
         path = stamped(source, whose)
         kept = path.with_name("kept")
         shutil.copy2(path, kept)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,9 +45,9 @@ def command(*arguments: str | Path) -> list[str]:
 
 def test_ranks_must_fill_the_grid(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
-    done = subprocess.run(
-        command(recipe, "--ranks", "3", "grid.depth=2"), capture_output=True, text=True
-    )
+    line = command(recipe, "--ranks", "3", "grid.depth=2")
+    with forked_commands():
+        done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 1
     assert "--ranks is 3 but the grid has 2 places" in done.stderr
     assert "use --ranks 2, or change the grid, such as grid.depth=3\n" in done.stderr
@@ -71,7 +71,8 @@ def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path, unive
     recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
     gone, pipe = os.pipe()
     os.close(gone)
-    done = subprocess.run(command(recipe), stdout=pipe, stderr=subprocess.PIPE, text=True)
+    with forked_commands():
+        done = subprocess.run(command(recipe), stdout=pipe, stderr=subprocess.PIPE, text=True)
     os.close(pipe)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(losses(out)) == 9
@@ -85,17 +86,22 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.05)
 
 
-def ranks_of(launcher: int) -> dict[int, int]:
-    """Rank to process id, of the launcher's children."""
-    found = {}
+def children_of(launcher: int) -> list[int]:
+    found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it ended meanwhile
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher:
-                environ = (folder / "environ").read_bytes().split(b"\0")
-                found |= {int(v[5:]): int(folder.name) for v in environ if v.startswith(b"RANK=")}
-        except OSError:  # it ended meanwhile
-            continue
+            found += [int(folder.name)] if parent == launcher else []
+    return found
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """Rank to process id, of the launcher's children; of forks /proc does not say it."""
+    found = {}
+    for pid in children_of(launcher):
+        with suppress(OSError):
+            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found |= {int(v[5:]): pid for v in environ if v.startswith(b"RANK=")}
     return found
 
 
@@ -141,8 +147,8 @@ def training(
         process.communicate()
 
 
-def gone(pids: dict[int, int]) -> bool:
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+def gone(pids: Iterable[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -163,18 +169,20 @@ def test_a_killed_rank_ends_all_and_a_signal_writes_a_checkpoint(
         assert f"error: rank 1 (process {ranks[1]}) was killed by SIGKILL" in errors
         assert "--resume" in errors
         assert "Traceback" not in errors
-        assert gone(ranks)
+        assert gone(ranks.values())
     before = latest(out)
     assert before is not None
 
     # The killed run may have recorded three steps since; those of the resumed one come after them.
-    with training(recipe, int(before.name[-8:]) + 4, every, "--resume") as launcher:
-        ranks = ranks_of(launcher.pid)
+    steps = int(before.name[-8:]) + 4
+    with forked_commands(), training(recipe, steps, every, "--resume") as launcher:
+        children = children_of(launcher.pid)
+        assert len(children) >= 2
         launcher.send_signal(signal.SIGTERM)
         text, errors = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 143
         assert "Traceback" not in errors
-        assert gone(ranks)
+        assert gone(children)
     after = latest(out)
     assert after is not None
     assert after.name > before.name
@@ -192,7 +200,7 @@ def test_ranks_do_not_outlive_a_killed_launcher(tmp_path: Path, universes: Path)
         launcher.kill()
         launcher.communicate()
     deadline = time.monotonic() + PATIENCE
-    while not gone(ranks):
+    while not gone(ranks.values()):
         assert time.monotonic() < deadline, "a rank outlived its launcher"
         time.sleep(0.1)
 
@@ -216,7 +224,7 @@ def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
         until(
             lambda: len(set(ranks_of(launcher.pid).values()) - set(first.values())) == 2, launcher
         )
-        assert gone(first)
+        assert gone(first.values())
         second = ranks_of(launcher.pid)
         os.kill(second[1], signal.SIGKILL)
         until(lambda: bool(set(ranks_of(launcher.pid).values()) - set(second.values())), launcher)
@@ -227,7 +235,7 @@ def test_restarts_go_on_and_leave_out_a_rank_that_cannot_come_back(
         launcher.send_signal(signal.SIGUSR1)
         text, errors = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 128 + signal.SIGUSR1
-    assert gone(third)
+    assert gone(third.values())
     assert f"rank 1 (process {first[1]}) was killed by SIGKILL" in text
     assert "restart 1 of 3 on 2 ranks, from the newest checkpoint" in text
     assert "restart 2 of 3 on 1 ranks, from the newest checkpoint" in text
@@ -263,7 +271,7 @@ def test_torchrun_starts_ranks_again_from_the_newest_checkpoint(
         until(lambda: history.exists() and steps_of(recipe) > 4, process)
         first = ranks_of(process.pid)
         os.kill(first[1], signal.SIGKILL)
-        until(lambda: gone(first), process)
+        until(lambda: gone(first.values()), process)
         done = steps_of(recipe)
         until(lambda: steps_of(recipe) > done, process)
     finally:

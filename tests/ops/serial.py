@@ -49,13 +49,13 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     """The same ``count`` examples on every run, to be sent to the ranks in one call.
 
     Hypothesis often repeats most of what it drew before, and running an example takes ten times as
-    long as drawing it: of five times as many these are the ones that are least alike. Many are
+    long as drawing it: of three times as many these are the ones that are least alike. Many are
     drawn at a time, which takes half as long and makes them more different.
     """
     found: dict[str, Any] = {}
 
     @settings(
-        max_examples=math.ceil(5 * count / TOGETHER),
+        max_examples=math.ceil(3 * count / TOGETHER),
         derandomize=True,
         database=None,
         deadline=None,
@@ -113,13 +113,12 @@ def compare(op: Callable[..., Any], examples: list[Example]) -> None:
 
     Examples with equal axes share a grid, as the layers of a network do.
     """
-    serial, parallel = [], []
+    serial, parallel = references(op, examples), []
     shared: dict[str, hs.Grid] = {}
     for example in examples:
         axes = str(example.grid)
         grid = shared.get(axes) or hs.Grid(**example.grid)
         shared[axes] = grid
-        serial.append(run(op, example, lambda x: x))
         parallel.append(run(op, example, lambda x, grid=grid: hs.shard(x, grid)))
     average_weights(parallel)
     failures = [
@@ -131,6 +130,17 @@ def compare(op: Callable[..., Any], examples: list[Example]) -> None:
         and not nearer_to_float64(op, example, name, found[name], value)
     ]
     assert not failures, "\n".join([f"{len(failures)} differences", *failures[:10]])
+
+
+def references(
+    op: Callable[..., Any], examples: list[Example]
+) -> list[dict[str, torch.Tensor | None]]:
+    """The serial runs of all examples, which the ranks share out and then hand to each other."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mine = [run(op, example, lambda x: x) for example in examples[rank::ranks]]
+    of_ranks: list[Any] = [mine] * ranks
+    dist.all_gather_object(of_ranks, mine)
+    return [of_ranks[i % ranks][i // ranks] for i in range(len(examples))]
 
 
 def nearer_to_float64(

@@ -16,6 +16,7 @@ from torch import nn
 import hyperslab as hs
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 GRIDS = [{}, {"depth": 2}, {"data": 2, "height": 2}]
 HOW = ["afterwards", "afterwards in place", "before", "before in place", "parts"]
@@ -88,8 +89,7 @@ def three_steps(axes: dict[str, int], how: str) -> float:
     return max(errors)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize(("how", "axes"), by_rotation(HOW, GRIDS), ids=str)
 def test_the_same_result(axes: dict[str, int], how: str) -> None:
     assert max(run_ranks(size(axes), three_steps, axes, how)) <= 1e-10
 

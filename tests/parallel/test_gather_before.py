@@ -15,6 +15,7 @@ from torch import nn
 import hyperslab as hs
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 GRIDS = [{"depth": 2}, {"data": 2, "height": 2}, {"depth": 2, "height": 2, "width": 2}]
 
@@ -136,14 +137,12 @@ def differences(axes: dict[str, int], layer: str, until: str | list[str]) -> flo
     return max(distance(f, e) for f, e in [*pairs, *((p.grad, q.grad) for p, q in both)])
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize(("layer", "axes"), by_rotation(LAYERS, GRIDS), ids=str)
 def test_equal_to_the_serial_run(axes: dict[str, int], layer: str) -> None:
     assert max(run_ranks(size(axes), differences, axes, layer, "bottom")) <= 1e-10
 
 
-@pytest.mark.parametrize("layer", CUT)
-@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize(("layer", "axes"), by_rotation(CUT, GRIDS), ids=str)
 def test_equal_where_the_layer_stays_cut(axes: dict[str, int], layer: str) -> None:
     assert max(run_ranks(size(axes), differences, axes, layer, [])) <= 1e-10
 

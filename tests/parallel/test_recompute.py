@@ -14,6 +14,7 @@ import hyperslab as hs
 from hyperslab.parallel.recompute import recompute_stages
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 
 def networks(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -139,8 +140,11 @@ def on_a_grid(axes: dict[str, int], name: str) -> float:
     return max(distance(again[key], value) for key, value in kept.items())
 
 
-@pytest.mark.parametrize("name", ["norm", "unet"])
-@pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2, "height": 2}], ids=str)
-def test_on_a_grid(axes: dict[str, int], name: str) -> None:
+GRIDS = {"2": {"depth": 2}, "2 in replicas": {"data": 2, "height": 2}}
+
+
+@pytest.mark.parametrize(("name", "grid"), by_rotation(["unet", "norm"], GRIDS))
+def test_on_a_grid(name: str, grid: str) -> None:
+    axes = GRIDS[grid]
     ranks = math.prod(axes.values())
     assert max(run_ranks(ranks, on_a_grid, axes, name)) <= 1e-12

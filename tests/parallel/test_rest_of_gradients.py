@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 Gradients = list[torch.Tensor | None]
 
@@ -117,8 +118,9 @@ def no(*_: object) -> bool:
 GRIDS = [{"depth": 2}, {"data": 2}, {"data": 2, "depth": 2}, {"depth": 3}]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("axes", GRIDS, ids=str)
+@pytest.mark.parametrize(
+    ("axes", "dtype"), by_rotation(GRIDS, [torch.float64, torch.float32]), ids=str
+)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_equal_to_serial(
     program: Callable[[Branches, Any], list[Gradients]], axes: dict[str, int], dtype: torch.dtype

@@ -13,16 +13,19 @@ from torch import nn
 
 import hyperslab as hs
 from tests.ranks import run_ranks
+from tests.selection import by_rotation, in_gate
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
-GRIDS = [
-    {"depth": 2},
-    {"data": 2},
-    {"data": 2, "depth": 2},
-    {"depth": 2, "height": 2},
-    {"depth": 2, "height": 2, "width": 2},
-    {"data": 2, "depth": 2, "height": 2},
-]
+GRIDS = {
+    "2": {"depth": 2},
+    "replicas": {"data": 2},
+    "2 in replicas": {"data": 2, "depth": 2},
+    "2x2": {"depth": 2, "height": 2},
+    "2x2x2": {"depth": 2, "height": 2, "width": 2},
+    "2x2 in replicas": {"data": 2, "depth": 2, "height": 2},
+}
+# Of many steps, where errors would add up, both types are in the gate, of few steps one in turn.
+TYPES = {"float32": (torch.float32, 1e-4), "float64": (torch.float64, 1e-9)}
 MANY = 20  # steps
 FEW = 3
 
@@ -86,20 +89,24 @@ def serial_losses(dtype: torch.dtype, thinner: int) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize(
-    ("axes", "steps", "thinner"),
-    [
-        (GRIDS[2], MANY, 8),
-        *((axes, FEW, 8) for axes in GRIDS),
-        (GRIDS[0], FEW, 1),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
-def test_steps_of_cosmoflow(
-    axes: dict[str, int], steps: int, thinner: int, dtype: torch.dtype, error: float
-) -> None:
-    """Many on one grid, where errors would add up; with an eighth of the channels on most."""
+def check(grid: str, steps: int, thinner: int, kind: str) -> None:
+    axes, (dtype, error) = GRIDS[grid], TYPES[kind]
     expected = serial_losses(dtype, thinner)[:steps]
     for losses in run_ranks(math.prod(axes.values()), train, axes, dtype, steps, thinner):
         assert max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True)) <= error
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_many_steps_of_cosmoflow(kind: str) -> None:
+    check("2 in replicas", MANY, 8, kind)
+
+
+@pytest.mark.parametrize(("grid", "kind"), by_rotation(GRIDS, TYPES))
+def test_steps_of_cosmoflow(grid: str, kind: str) -> None:
+    """With an eighth of the channels."""
+    check(grid, FEW, 8, kind)
+
+
+@pytest.mark.parametrize("kind", in_gate(TYPES, kept=["float64"]))
+def test_steps_of_cosmoflow_with_all_channels(kind: str) -> None:
+    check("2", FEW, 1, kind)

@@ -20,8 +20,8 @@ from tests.planner.small import bounds, recipe_file, v100
 from tests.ranks import run_ranks
 
 SCANS = {
-    "model": {"name": "unet3d", "channels": 4, "levels": 2},
-    "data": {"synthetic": {"width": 32, "samples": 20, "channels": 1, "classes": 3}},
+    "model": {"name": "unet3d", "channels": 4, "levels": 1},
+    "data": {"synthetic": {"width": 8, "samples": 20, "channels": 1, "classes": 3}},
     "loss": "cross_entropy",
 }
 
@@ -76,7 +76,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
         choose_grid(recipe, 2, v100(), bounds(smallest.memory.total - 1))
     assert "ranks would do: " in str(caught.value)
     with pytest.raises(LayoutError, match="no number of ranks was found that does"):
-        choose_grid(recipe, 2, v100(), bounds(1 << 20))
+        choose_grid(recipe, 2, v100(), bounds(1 << 10))
 
 
 def test_nobody_chooses(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.planner import search
-from hyperslab.planner.job import job_of
+from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine.links import ReadSpeed
 from hyperslab.planner.search import (
+    GridPlan,
     RooflineEstimate,
     least_ranks,
     make_plan,
@@ -25,8 +26,19 @@ from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, recipe_file, small_job, v100
 
 
-def test_the_grids_that_fit_come_first_by_time(tmp_path: Path) -> None:
-    plan = make_plan(small_job(tmp_path), v100(), 8, bounds(everything=True))
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> GridJob:
+    return small_job(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="module")
+def all_grids(job: GridJob) -> GridPlan:
+    """Of 8 ranks, however much they take."""
+    return make_plan(job, v100(), 8, bounds(everything=True))
+
+
+def test_the_grids_that_fit_come_first_by_time(all_grids: GridPlan) -> None:
+    plan = all_grids
     assert plan.untraced == ()
     assert len(plan.traced) + len(plan.refused) == 20
     times = [one.seconds.total for one in plan.traced]
@@ -38,10 +50,8 @@ def test_the_grids_that_fit_come_first_by_time(tmp_path: Path) -> None:
         assert one.throughput == pytest.approx(4 / one.seconds.total)
 
 
-def test_a_limit_divides_the_grids(tmp_path: Path) -> None:
-    job = small_job(tmp_path)
-    free = make_plan(job, v100(), 8, bounds(everything=True))
-    needs = sorted(one.memory.total for one in free.traced)
+def test_a_limit_divides_the_grids(job: GridJob, all_grids: GridPlan) -> None:
+    needs = sorted(one.memory.total for one in all_grids.traced)
     tight = make_plan(job, v100(), 8, bounds(needs[2], everything=True))
     assert tight.best is not None
     assert tight.best.memory.total <= needs[2]
@@ -54,10 +64,9 @@ def test_a_limit_divides_the_grids(tmp_path: Path) -> None:
 
 
 def test_the_rough_estimate_chooses_what_is_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: GridJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "TRACED", 3)
-    job = small_job(tmp_path)
     plan = make_plan(job, v100(), 8, bounds())
     assert len(plan.traced) == 3
     assert len(plan.traced) + len(plan.untraced) + len(plan.refused) == 20
@@ -68,11 +77,9 @@ def test_the_rough_estimate_chooses_what_is_traced(
 
 
 def test_where_the_fastest_do_not_fit_those_that_need_least_are_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: GridJob, all_grids: GridPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rough estimate is no bound: what it takes for small may be too large."""
-    job = small_job(tmp_path)
-    all_grids = make_plan(job, v100(), 8, bounds(everything=True))
     least = all_grids.smallest
     assert least is not None
     largest = max(all_grids.traced, key=lambda one: one.memory.total)
@@ -97,8 +104,7 @@ def test_the_rough_estimate_is_near_the_trace(tmp_path: Path) -> None:
         assert first.seconds(one.grid) == pytest.approx(one.seconds.total, rel=0.2)
 
 
-def test_the_least_number_of_ranks(tmp_path: Path) -> None:
-    job = small_job(tmp_path)
+def test_the_least_number_of_ranks(job: GridJob) -> None:
     plan = make_plan(job, v100(), 4, bounds(everything=True))
     smallest = plan.smallest
     assert smallest is not None
@@ -110,9 +116,8 @@ def test_the_least_number_of_ranks(tmp_path: Path) -> None:
     assert least_ranks(job, v100(), bounds(1000), plan.first) is None
 
 
-def test_the_least_number_of_ranks_is_no_more_than_fit_already(tmp_path: Path) -> None:
+def test_the_least_number_of_ranks_is_no_more_than_fit_already(job: GridJob) -> None:
     """However little the rough estimate promises."""
-    job = small_job(tmp_path)
     plan = make_plan(job, v100(), 2, bounds())
     best = plan.best
     assert best is not None
@@ -134,8 +139,8 @@ def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:
     assert suggested_changes(make_plan(both, v100(), 2, bounds()), bounds()) == []
 
 
-def test_the_document_holds_all_grids(tmp_path: Path) -> None:
-    plan = make_plan(small_job(tmp_path), v100(), 8, bounds())
+def test_the_document_holds_all_grids(job: GridJob) -> None:
+    plan = make_plan(job, v100(), 8, bounds())
     said = plan_document(plan, suggested_changes(plan, bounds()), None)
     assert len(said["grids"]) + len(said["not_traced"]) + len(said["illegal"]) == 20
     first = said["grids"][0]

@@ -1,4 +1,7 @@
-"""Universes against linear theory that shares no code with them (tier: no process; 20 s)."""
+"""Universes against linear theory that shares no code with them (tier: no process).
+
+Their 20 seconds are spent where something of the simulation has changed: see .ci/run.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,14 @@ def run(nbody: Nbody, parameters: tuple[float, ...], seed: int) -> Counts:
     return nbody(np.array(parameters), BOX, draw_universe(seed, 0).noise)
 
 
+@pytest.mark.long
 def test_every_particle_is_counted_once(universes: list[Counts]) -> None:
     for counts in universes:
         assert list(counts.sum((0, 1, 2))) == [PARTICLES**3] * 4
         assert counts.mean() == (PARTICLES / SIZE) ** 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("channel", [1, 2, 3])
 def test_large_scales_grow_as_linear_theory_says(universes: list[Counts], channel: int) -> None:
     """Within 3 %: the same modes at two redshifts, so that their chance amplitude drops out."""
@@ -51,6 +56,7 @@ def test_large_scales_grow_as_linear_theory_says(universes: list[Counts], channe
     assert then / now == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.long
 def test_growth_slows_with_less_matter(nbody: Nbody, universes: list[Counts]) -> None:
     """The reference is not flat in Omega_m, so that the test above can tell two universes apart."""
     light = run(nbody, (0.24, *FIDUCIAL[1:]), 0)
@@ -62,6 +68,7 @@ def test_growth_slows_with_less_matter(nbody: Nbody, universes: list[Counts]) ->
     assert theory.growth(0.25, 0.24) / theory.growth(0.25, 0.3) > 1.03
 
 
+@pytest.mark.long
 def test_power_today_is_linear_at_large_scales(universes: list[Counts]) -> None:
     """Within 15 %: chance is 5 % in three boxes, nonlinear growth and wiggles a few per cent."""
     ratios = []
@@ -72,6 +79,7 @@ def test_power_today_is_linear_at_large_scales(universes: list[Counts]) -> None:
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.15)
 
 
+@pytest.mark.long
 def test_power_rises_with_sigma_8(nbody: Nbody, universes: list[Counts]) -> None:
     high = run(nbody, (0.3, 0.96, 0.96, 70.0), 0)
     low = run(nbody, (0.3, 0.64, 0.96, 70.0), 0)
@@ -86,6 +94,7 @@ def test_power_rises_with_sigma_8(nbody: Nbody, universes: list[Counts]) -> None
     assert large[1] / large[0] == pytest.approx((0.96 / 0.64) ** 2, rel=0.05)
 
 
+@pytest.mark.long
 def test_the_same_noise_gives_the_same_counts(nbody: Nbody, universes: list[Counts]) -> None:
     np.testing.assert_array_equal(run(nbody, FIDUCIAL, 0), universes[0])
     assert (universes[1] != universes[0]).mean() > 0.3

@@ -20,6 +20,7 @@ from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 from hyperslab.train.trainer import Progress, Trainer
 from tests.ranks import run_ranks
+from tests.selection import by_rotation, in_gate
 
 Floats = NDArray[np.float64]
 
@@ -173,8 +174,14 @@ def check(optimizer: dict[str, Any], grid: dict[str, int]) -> None:
                 assert np.linalg.norm(a - b) <= 1e-10 * np.linalg.norm(b), step
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    in_gate(
+        [(grid, name) for grid in GRIDS for name in ("adam", "sgd")],
+        kept=[(grid, ("adam", "sgd")[turn % 2]) for turn, grid in enumerate(GRIDS)],
+    ),
+    ids=str,
+)
 def test_larc_over_20_steps_on_every_grid(grid: dict[str, int], name: str) -> None:
     """With accumulation and clipping, so that their order tells."""
     check(
@@ -190,8 +197,11 @@ def test_larc_over_20_steps_on_every_grid(grid: dict[str, int], name: str) -> No
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s["name"])
-@pytest.mark.parametrize("grid", [{}, {"height": 2}, {"data": 2, "width": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("schedule", "grid"),
+    by_rotation(SCHEDULES, [{"data": 2, "width": 2}, {"height": 2}, {}]),
+    ids=str,
+)
 def test_schedules_over_20_steps(schedule: dict[str, Any], grid: dict[str, int]) -> None:
     larc = {"trust": 0.7}
     check({"name": "adam", "learning_rate": 0.1, "larc": larc, "schedule": schedule}, grid)

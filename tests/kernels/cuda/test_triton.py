@@ -13,6 +13,7 @@ from tests.kernels.cuda import interpreted
 pytestmark = needs_triton
 
 
+@pytest.mark.long
 @needs_interpreter
 def test_kernels_are_the_references() -> None:
     assert run_module(interpreted.__name__, TRITON_INTERPRET="1") == "equal\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,14 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from hyperslab.errors import MachineError
-from hyperslab.planner.calibrate import Calibration, Measurement, calibrate
+from hyperslab.planner.calibrate import (
+    Calibration,
+    Measurement,
+    calibrate,
+    communication,
+    run,
+    timing,
+)
 from hyperslab.planner.calibrate.communication import hidden_share
 from hyperslab.planner.calibrate.timing import distinct_operators
 from hyperslab.planner.machine import Machine, load_machine, save_machine
@@ -21,6 +29,12 @@ from tests.planner.machine.test_machine import gradients, machine
 from tests.ranks import run_ranks
 
 SHORT = 0.001  # [s]
+# What is measured is looked at, not how well: few repetitions of little.
+LITTLE = (
+    mock.patch.multiple(run, MATRIX_ROWS=128, TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)),
+    mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
+    mock.patch.multiple(communication, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
+)
 
 
 def traced(ranks: int) -> list[LocalOperator]:
@@ -36,7 +50,8 @@ def measure(folder: Path, before: Machine | None, *unknown: LocalOperator) -> Ca
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     operators = (*traced(ranks), *unknown)
     measurement = Measurement("here", folder, operators, before, budget=SHORT)
-    return calibrate(hs.Grid(data=ranks), measurement, lambda done, total: None)
+    with LITTLE[0], LITTLE[1], LITTLE[2]:
+        return calibrate(hs.Grid(data=ranks), measurement, lambda done, total: None)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +97,6 @@ def test_ranks_measure_together(pair: list[Calibration]) -> None:
     assert 0 <= first.hidden.gradients <= 1
 
 
-@pytest.mark.long
 def test_numbers_of_ranks_join_in_one_file(
     alone: Calibration, pair: list[Calibration], tmp_path: Path
 ) -> None:

@@ -13,12 +13,19 @@ import hyperslab as hs
 from hyperslab.planner.trace import Exchange, Sum, Trace, Workload, trace_step
 from tests.planner.trace.listen import Heard, Listener, counts
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 NETWORKS = {
     "cosmoflow": (lambda: hs.models.CosmoFlow(16, batch_norm=True), (2, 4, 16, 16, 16)),
     "unet": (lambda: hs.models.UNet3D(2, 3, channels=4, levels=2), (2, 2, 12, 16, 20)),
 }
-GRIDS = [{"depth": 2}, {"height": 3}, {"data": 2, "width": 2}, {"depth": 2, "height": 2}]
+GRIDS = {
+    "2": {"depth": 2},
+    "3": {"height": 3},
+    "replicas": {"data": 2, "width": 2},
+    "2x2": {"depth": 2, "height": 2},
+}
+CASES = [f"{network} {grid}" for network in NETWORKS for grid in GRIDS]
 
 
 def mean_square(prediction: torch.Tensor, _target: object) -> torch.Tensor:
@@ -68,10 +75,10 @@ def calls_of(trace: Trace) -> Counter[tuple[str, tuple[tuple[int, ...], ...]]]:
     return found
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("extents", GRIDS, ids=str)
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_trace_is_what_every_rank_does(network: str, extents: dict[str, int], bf16: bool) -> None:
+@pytest.mark.parametrize(("case", "dtype"), by_rotation(CASES, ["float32", "bfloat16"]))
+def test_a_trace_is_what_every_rank_does(case: str, dtype: str) -> None:
+    network, grid = case.split()
+    extents, bf16 = GRIDS[grid], dtype == "bfloat16"
     size = torch.tensor(list(extents.values())).prod().item()
     for rank, (heard, saved) in enumerate(run_ranks(int(size), listen, network, extents, bf16)):
         trace = traced(network, extents, bf16, rank)

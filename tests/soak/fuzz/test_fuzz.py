@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
+from tests.selection import in_gate
 from tests.soak.fuzz import __main__ as command
 from tests.soak.fuzz import worker
+from tests.soak.fuzz.files import FILES
 from tests.soak.fuzz.mutate import BINARY
 from tests.soak.fuzz.subject import Subject
 from tests.soak.fuzz.subjects import SUBJECTS
 
 
-def test_a_few_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--count", str(len(SUBJECTS)), "--seed", "7"]) == 0
+@pytest.mark.parametrize(
+    "kinds", in_gate([FILES, SUBJECTS], kept=[FILES]), ids=lambda kinds: str(len(kinds))
+)
+def test_one_of_every_kind(capsys: pytest.CaptureFixture[str], kinds: dict[str, Subject]) -> None:
+    chosen = [word for kind in kinds for word in ("--kind", kind)]
+    assert command.main(["--count", str(len(kinds)), "--seed", "7", *chosen]) == 0
     assert "violation" in capsys.readouterr().out
 
 

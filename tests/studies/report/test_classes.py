@@ -62,6 +62,7 @@ def test_every_class_has_its_scores_and_the_share_of_each_confusion(page: str) -
     assert page.count(f"{dice:.3f}") >= 2, "in a tile and in the table"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_surfaces_have_a_table_of_their_own_with_whole_samples(run: Path) -> None:
     path = run / "evaluation" / "metrics.json"
     found = json.loads(path.read_text())
@@ -107,6 +108,7 @@ def test_planes_go_through_the_centre_of_what_is_no_background(finished: Path) -
         np.testing.assert_array_equal(first.predicted["depth"], file["masks"][0][centre[0]])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_not_evaluated(tmp_path: Path) -> None:
     run = fake_run(tmp_path, evaluated=False)
     page = write_report(run).read_text()
@@ -114,6 +116,7 @@ def test_not_evaluated(tmp_path: Path) -> None:
     assert "Dice by epoch" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_scans_that_moved_away(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(recipe.replace("/scans", "/gone"))
@@ -146,6 +149,7 @@ def test_a_class_that_is_nowhere_has_dashes(run: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", '"many"'])
+@pytest.mark.usefixtures("undrawn")
 def test_scores_that_are_no_numbers_have_dashes(run: Path, value: str) -> None:
     path = run / "evaluation" / "metrics.json"
     keys = "dice|iou|precision|recall|true_positives|false_negatives"
@@ -155,6 +159,7 @@ def test_scores_that_are_no_numbers_have_dashes(run: Path, value: str) -> None:
     assert "Dice: organ" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_masks_that_do_not_unpack_are_named(run: Path) -> None:
     path = run / "evaluation" / "masks.npz"
     data = bytearray(path.read_bytes())
@@ -167,6 +172,7 @@ def test_masks_that_do_not_unpack_are_named(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"x", b""])
+@pytest.mark.usefixtures("undrawn")
 def test_broken_masks_are_named(run: Path, content: bytes) -> None:
     (run / "evaluation" / "masks.npz").write_bytes(content)
     page = write_report(run).read_text()

@@ -162,6 +162,7 @@ def test_the_page_and_the_numbers(swept: Path, ridge: Path, comparison: Comparis
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_differ_by_their_seed_are_one_configuration(tmp_path: Path) -> None:
     paths = [
         write_run(tmp_path / "runs" / f"{width}-{seed}", seed=seed, noise=0.2, width=width)
@@ -179,6 +180,7 @@ def test_runs_that_differ_by_their_seed_are_one_configuration(tmp_path: Path) ->
     assert one.name == "paper2020"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "a")
     other = fake_run(tmp_path / "b")

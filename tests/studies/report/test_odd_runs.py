@@ -31,6 +31,7 @@ def rows(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=3, wanted=3)
     head, *steps = rows(run / "steps.csv")
@@ -67,6 +68,7 @@ def test_without_validation_there_is_no_curve_of_it(tmp_path: Path) -> None:
     assert ">validation</text>" not in write_report(run).read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_own_data_are_shown_by_the_recipes_keys(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=1, wanted=1)
     data = tmp_path / "own"
@@ -82,6 +84,7 @@ def test_own_data_are_shown_by_the_recipes_keys(tmp_path: Path) -> None:
     assert "sim_0, log(1 + value)" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_volumes_of_lists_are_told_as_such(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=1, wanted=1)
     recipe = (run / "recipe.yaml").read_text()
@@ -101,6 +104,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
         read_comparison([run, write_run(tmp_path / "b", seed=1, noise=0.2), again])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_one_seed_are_not_two_seeds(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, seed=0, noise=0.2) for name in ("cut", "whole")]
     changed(paths[0], grid={"depth": 2})
@@ -111,6 +115,7 @@ def test_runs_of_one_seed_are_not_two_seeds(tmp_path: Path) -> None:
     assert ">grid" in page.partition("What differs in their recipes")[2]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_long_names_give_way_to_folders_and_a_table(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name / "run", seed=0, noise=0.2) for name in ("a", "b")]
     changed(paths[1], optimizer={"name": "sgd", "momentum": 0.9, "learning_rate": 1e-5, "x": 1})
@@ -148,6 +153,13 @@ def test_a_run_without_a_whole_epoch_is_compared_as_far_as_it_is(tmp_path: Path)
     done = write_run(tmp_path / "done", seed=0, noise=0.3)
     page = write_comparison([begun, done]).read_text()
     assert "Without epochs=7: no epoch is done." in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_whole_epoch_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    begun = changed(write_run(tmp_path / "begun", seed=0, noise=0.2), epochs=7)
+    (begun / "epochs.csv").write_text(rows(begun / "epochs.csv")[0] + "\n")
+    done = write_run(tmp_path / "done", seed=0, noise=0.3)
     assert loss_curves(read_comparison([begun])) == []
     assert "No epoch is done yet." in write_comparison([begun], output=tmp_path / "x").read_text()
     assert (
@@ -178,6 +190,7 @@ def test_losses_below_zero_are_drawn(tmp_path: Path) -> None:
     assert picture.figure.axes[0].get_yscale() == "linear"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_few_volumes_have_no_intervals(tmp_path: Path) -> None:
     runs = []
     for name in ("a", "b"):
@@ -212,6 +225,7 @@ def test_volumes_of_one_name_and_other_truths_are_not_compared(tmp_path: Path) -
         read_comparison(runs)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
     """The recipe has the last values alone."""
     run = fake_run(tmp_path, epochs=3, wanted=3)

@@ -153,6 +153,7 @@ def test_the_slices_show_the_cut_and_the_halo(page: str) -> None:
     assert "Plane 17 of 32, not cut here." in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_not_evaluated(tmp_path: Path) -> None:
     run = fake_run(tmp_path, evaluated=False)
     page = write_report(run).read_text()
@@ -161,6 +162,7 @@ def test_not_evaluated(tmp_path: Path) -> None:
     assert "Loss by epoch" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_not_finished(tmp_path: Path) -> None:
     page = write_report(fake_run(tmp_path, epochs=2, wanted=30, evaluated=False)).read_text()
     assert "2 of 30 epochs are done" in page
@@ -210,6 +212,7 @@ def test_numbers_without_end_are_not_drawn(tmp_path: Path, value: str) -> None:
     assert Outline(write_report(run).read_text()).open == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_universes_that_moved_away(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(recipe.replace("/universes", "/gone"))
@@ -270,6 +273,7 @@ def test_not_the_folder_of_a_run(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_folder_that_cannot_be_written(run: Path) -> None:
     (run / "report.html").unlink(missing_ok=True)  # another test has made it, or not yet
     (run / "report.html").mkdir()
@@ -286,6 +290,7 @@ def test_reading_a_run_gives_the_numbers_in_its_files(finished: Path) -> None:
     assert len(run.predictions["true_n_s"]) == 64
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_says_where_the_page_is(run: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run)])
     assert result.output == f"{run / 'report.html'}\n"

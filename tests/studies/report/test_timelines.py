@@ -86,6 +86,7 @@ def test_a_step_is_drawn_and_told(run: Path) -> None:
     assert "2.0 %" in page, "what is not covered"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_layers_are_compared_with_a_prediction(run: Path) -> None:
     assert "predicted" not in write_report(run).read_text().partition('id="timelines"')[2]
     layers = [
@@ -117,12 +118,14 @@ def test_two_runs_on_one_scale(run: Path, tmp_path: Path) -> None:
     assert "2000 ms" in alt
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_a_profile_says_how_to_make_one(tmp_path: Path) -> None:
     page = write_report(fake_run(tmp_path, epochs=1, evaluated=False)).read_text()
     assert "no step was profiled" in page
     assert "--profile" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_ended_before_says_why(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=1, evaluated=False)
     write_profile(profile_path(run, 0), Profile(ranks=1, ended="stopped by SIGTERM"))

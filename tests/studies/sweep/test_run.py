@@ -29,6 +29,7 @@ from hyperslab.studies.sweep.run import (
     run_sweep,
 )
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
+from tests.selection import in_gate
 from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -99,13 +100,14 @@ def test_what_is_done_is_not_done_again(
     assert caplog.text.count("was done before") == 7
 
 
+@pytest.mark.parametrize("kills", in_gate([6, 11], kept=[6]))
 def test_a_sweep_killed_at_random_moments_ends_with_the_same_table(
-    done: Path, tmp_path: Path
+    done: Path, tmp_path: Path, kills: int
 ) -> None:
-    """Eleven kills: before, within and after runs, checkpoints and evaluations."""
+    """Before, within and after runs, checkpoints and evaluations."""
     path = write_sweep(tmp_path)
     moments = random.Random(4)
-    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(11)]
+    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
     command = [sys.executable, "-m", "tests.studies.sweep.sweeps", str(path), *seconds]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
