@@ -57,6 +57,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 def main() -> None:
     """Print the medians of the phases."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and end the training
     turns: list[dict[str, float]] = []
     with _busy(options.busy), tempfile.TemporaryDirectory() as folder:
         training = Training(Path(folder), options.ranks, options.turns)

@@ -122,8 +122,8 @@ def _be_rank(
         os._exit(code)
     try:
         _reset_signals()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _take_descriptors(streams, kept)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what comes may speak in its own stream
         _take_environment(environment)
         _reset_libraries()
         code = _run_module(arguments)
