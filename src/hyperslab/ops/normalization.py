@@ -37,6 +37,7 @@ from hyperslab.ops.reductions import (
     reduced_dims,
     without_empty_shards,
 )
+from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
 
 
@@ -164,7 +165,7 @@ def batch_norm(
         axes = tuple(axis for axis in axes if axis != "data")
         for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
             if cut is not None and cut.axis == "data":
-                shape[dim] = x.block.shape[dim]
+                shape[dim] = x.box.shape[dim]
                 fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
     if math.prod(fewest) <= fewest[1]:
         raise ValueError(
@@ -303,8 +304,8 @@ def _normalised(
     Also returns mean and biased variance, (1, C) or, with ``over.pool`` channels of each sample
     together, (N, C).
     """
-    if x.pending is not None:  # a normalisation is the first link of its chain
-        x.force()
+    if x.pending is not None and not _is_deferred_conv(x):
+        x.force()  # a normalisation is the first link of its chain
     chain = begin_epilogue(x)
     if chain is not None:
         chain, moments = normalised_epilogue(chain, over, affine, eps, dtype)
@@ -323,6 +324,14 @@ def _normalised(
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
     return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
+
+
+def _is_deferred_conv(x: Sharded) -> bool:
+    """Tell if a convolution is deferred, with nothing behind it, and its sums may be taken."""
+    pending = x.pending
+    if not isinstance(pending, SlabEpilogue) or not torch.is_grad_enabled():
+        return False
+    return pending.links.empty and pending.dtype in EPILOGUE_DTYPES
 
 
 @register(F.layer_norm, family="normalization")
