@@ -608,7 +608,7 @@ def convolve(
     last = serial_is_last(x, block, weight, layout.options)
     run = partial(_convolve_block, layout=layout, dtype=operand_type(x), kernels=kernels)
     if geometry is not None and share is None:
-        whole = partial(run, room=None, source=None)
+        whole = partial(run, room=None)
         geometry = replace(geometry, whole=whole)
         conv = DeferredConv(geometry, block, weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), True)

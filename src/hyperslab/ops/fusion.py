@@ -458,7 +458,7 @@ class FusedEpilogue:
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
         """Computes the result from the block."""
-        return apply_epilogue(self.block, links, self.room)
+        return _apply_epilogue(self.block, links, self.room)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -478,14 +478,13 @@ class RecomputedEpilogue:
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
-            return apply_epilogue(block, self.links)
+            return _apply_epilogue(block, self.links)
         return self.links.forward(block, mark=False, room=room)[0]
 
 
-def apply_epilogue(
+def _apply_epilogue(
     block: torch.Tensor, links: EpilogueOps, room: HaloPaddedBuffer | None = None
 ) -> torch.Tensor:
-    """Computes an epilogue of a block with its graph."""
     affine = None if links.statistics is None else links.statistics.affine
     if affine is None:
         return EpilogueFunction.apply(block, None, None, links, room)

@@ -47,7 +47,6 @@ from hyperslab.ops.fusion import (
     EpilogueOps,
     FusedEpilogue,
     Statistics,
-    apply_epilogue,
     in_format,
 )
 from hyperslab.util.torch_internals import version_of
@@ -79,10 +78,15 @@ class Slab:
 
 
 class Convolve(Protocol):
-    """Convolves a whole block with its graph."""
+    """Convolves a whole block with its graph; ``source``: of what the block can be computed."""
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        source: RecomputedInput | None,
     ) -> torch.Tensor: ...
 
 
@@ -307,7 +311,8 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor 
     links = ctx.links
     affine = None if links.statistics is None else links.statistics.affine
     norms = [None, None] if affine is None else [affine.weight, affine.bias]
-    y = EpilogueFunction.apply(ctx.geometry.whole(x, weight, bias), *norms, links)
+    z = ctx.geometry.whole(x, weight, bias, source=None)
+    y = EpilogueFunction.apply(z, *norms, links)
     inputs = [x, weight, bias, *norms]
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:5]) if needed]
     found = torch.autograd.grad(y, [inputs[i] for i in wanted], gradient, create_graph=True)
@@ -447,7 +452,8 @@ class DeferredConv:
 
     def whole(self) -> torch.Tensor:
         """Convolve the block at once."""
-        return self.geometry.whole(self.x, self.weight, self.bias)
+        assert self.geometry.whole is not None
+        return self.geometry.whole(self.x, self.weight, self.bias, source=self.source)
 
     def stage(self, links: EpilogueOps, room: HaloPaddedBuffer | None) -> torch.Tensor:
         """Convolve and apply the epilogue."""
@@ -486,10 +492,8 @@ class SlabEpilogue(FusedEpilogue):
             )
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
-        """Convolve and apply the epilogue, over slabs unless the whole result is kept anyway."""
+        """Convolve and apply the epilogue over slabs; the block at once where none follows."""
         conv: DeferredConv = self.block
-        if links.pool or (links.statistics is None and links.slope != 1):
-            return conv.stage(links, self.room)
         if links.empty and links.dtype == conv.dtype:
             return conv.whole()
-        return apply_epilogue(conv.whole(), links, self.room)
+        return conv.stage(links, self.room)

@@ -222,8 +222,8 @@ def prepare(
     ``homes``: see `Policy`.
 
     Raises:
-        LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no part of the
-            module.
+        LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
+            part of the module.
     """
     _check_choice(batch_norm, "batch_norm", BATCH_NORM_STATISTICS)
     _check_choice(kernels, "kernels", KERNELS)
