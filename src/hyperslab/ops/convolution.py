@@ -611,7 +611,7 @@ def convolve(
         whole = partial(run, room=None)
         geometry = replace(geometry, whole=whole)
         conv = DeferredConv(geometry, block, weight, bias, source)
-        pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), True)
+        pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
     y = run(block, weight, bias, room=room, source=source)
@@ -674,7 +674,7 @@ def _slab_geometry(
 ) -> SlabGeometry | None:
     """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
     nbytes = x.policy.slab
-    if nbytes is None or not torch.is_grad_enabled() or x.is_complex():
+    if nbytes is None or x.is_complex():
         return None
     output = layout.output
     dtype = operand_type(x)

@@ -412,6 +412,11 @@ class FusedEpilogue:
         return statistics is not None and statistics.affine.requires_grad
 
     @property
+    def goes_on(self) -> bool:
+        """Returns whether the next operator may join, which wants gradients as this one does."""
+        return self.with_graph == torch.is_grad_enabled()
+
+    @property
     def can_wait(self) -> bool:
         """Returns whether nobody can change the source unnoticed until the result is computed."""
         return self.source.private and self.wants_gradient
@@ -498,7 +503,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     the graph that is made at another time would let them send in another order.
     """
     if isinstance(x.pending, FusedEpilogue):
-        if torch.is_grad_enabled():
+        if x.pending.goes_on:
             return x.pending.taken_over(x)
         x.force()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)

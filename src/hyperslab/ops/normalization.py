@@ -24,6 +24,7 @@ from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
     Population,
+    Statistics,
     begin_epilogue,
     epilogue_result,
     normalised_epilogue,
@@ -150,6 +151,17 @@ def batch_norm(
     """
     x = input
     check_channels(x, "batch_norm")
+    known = running_mean is not None and running_var is not None
+    if known and not training and not torch.is_grad_enabled() and _is_deferred_conv(x):
+        affine = Affine.of(weight, bias)
+        scale = (running_var.double() + eps).rsqrt()
+        scale = scale if affine.weight is None else scale * affine.weight
+        shift = torch.zeros_like(scale) if affine.bias is None else affine.bias
+        norm = torch.stack([running_mean.float(), scale.float(), shift.float()])[:, None]
+        running = Statistics(norm, norm, affine, Population(1, None), eps)
+        chain = begin_epilogue(x)
+        assert chain is not None
+        return epilogue_result(chain.linked(statistics=running), x, x.partition)
     if not training:
         kept = memory_format_of(x.block)
         block = dense(x.block, kept)
@@ -329,7 +341,7 @@ def _normalised(
 def _is_deferred_conv(x: Sharded) -> bool:
     """Tell if a convolution is deferred, with nothing behind it, and its sums may be taken."""
     pending = x.pending
-    if not isinstance(pending, SlabEpilogue) or not torch.is_grad_enabled():
+    if not isinstance(pending, SlabEpilogue) or not pending.goes_on:
         return False
     return pending.links.empty and pending.dtype in EPILOGUE_DTYPES
 

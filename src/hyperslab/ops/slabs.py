@@ -459,7 +459,9 @@ class DeferredConv:
         """Convolve and apply the epilogue."""
         affine = None if links.statistics is None else links.statistics.affine
         norms = (None, None) if affine is None else (affine.weight, affine.bias)
-        operands = (self.x, self.weight, self.bias, *norms)
+        operands: Sequence[torch.Tensor | None] = (self.x, self.weight, self.bias, *norms)
+        if not torch.is_grad_enabled():  # or the marks of the gradient would be made
+            operands = [None if t is None else t.detach() for t in operands]
         return SlabStage.apply(*operands, self.geometry, links, self.halos, self.source, room)
 
 
@@ -470,8 +472,11 @@ class SlabEpilogue(FusedEpilogue):
 
     @property
     def can_wait(self) -> bool:
-        """Tell if the result may be computed later: torch, too, refuses a change of the input."""
-        return self.wants_gradient
+        """Tell if the result may be computed later: a change of the input would be noticed.
+
+        Torch, which keeps the input for the gradient, refuses such a change as well.
+        """
+        return self.source.private or not self.block.x.is_inference()
 
     @property
     def recomputable(self) -> bool:
