@@ -51,7 +51,13 @@ from hyperslab.ops.fusion import EpilogueOps, conv_operand
 from hyperslab.ops.operands import whole_of
 from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
 from hyperslab.ops.placement import check_input, output_partition, placement, read_cover, with_batch
-from hyperslab.ops.slabs import FEWEST_SLABS, DeferredConv, SlabEpilogue, SlabGeometry
+from hyperslab.ops.slabs import (
+    FEWEST_SLABS,
+    DeferredConv,
+    SlabEpilogue,
+    SlabGeometry,
+    planes_of_slab,
+)
 from hyperslab.tensor import Sharded
 
 
@@ -682,10 +688,13 @@ def _slab_geometry(
         extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
         for extent, cut in zip(output.shape, output.cuts, strict=True)
     ]
-    small = math.prod(extents) * dtype.itemsize < FEWEST_SLABS * nbytes
-    if small or 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
+    if 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
         return None
     windows = windows_of(weight.shape, stride, padding, dilation)
+    plane = math.prod(extents[1:2] + extents[3:]) * dtype.itemsize
+    planes = planes_of_slab(windows[0], plane, nbytes, overlapping=True)
+    if extents[0] * extents[2] < FEWEST_SLABS * planes:
+        return None
     plan, left = lay_out_slabs(x.grid, layout.input, output, windows)
     return SlabGeometry(
         name=f"the halo exchange of conv{len(windows)}d {tuple(weight.shape)}",

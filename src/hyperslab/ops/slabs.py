@@ -77,6 +77,15 @@ class Slab:
     window: Box
 
 
+def planes_of_slab(window: Window, plane: int, nbytes: int, *, overlapping: bool) -> int:
+    """Count the planes of a slab of about ``nbytes``, where one takes ``plane`` bytes.
+
+    ``overlapping``: what slabs share of their windows costs work.
+    """
+    planes = max(1, nbytes // max(1, plane))
+    return max(planes, PLANES_PER_HALO * (window.span - 1)) if overlapping else planes
+
+
 class Convolve(Protocol):
     """Convolves a whole block with its graph; ``source``: of what the block can be computed."""
 
@@ -111,14 +120,9 @@ class SlabGeometry:
     whole: Convolve | None = field(default=None, compare=False)
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
-        """Cut the output: ``multiple`` planes belong together.
-
-        ``overlapping``: what slabs share of their windows costs work.
-        """
+        """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
         plane = math.prod(self.out.shape[1:2] + self.out.shape[3:]) * self.dtype.itemsize
-        planes = max(1, self.nbytes // max(1, plane))
-        if overlapping:
-            planes = max(planes, PLANES_PER_HALO * (self.window.span - 1))
+        planes = planes_of_slab(self.window, plane, self.nbytes, overlapping=overlapping)
         planes = -(-planes // multiple) * multiple
         first, end = self.out.interval(2)
         wanted = self.plan.wanted

@@ -106,7 +106,7 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 BATCH_NORM_STATISTICS = ("grid", "replica")
 
-Memory = Literal["none", "recompute", "tile"]
+Memory = Literal["none", "tile", "recompute"]
 """How memory is saved at the cost of time: what `parallelize` may be told."""
 
 
