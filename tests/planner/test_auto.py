@@ -45,7 +45,7 @@ def test_the_plans_best_is_taken_and_said(tmp_path: Path, caplog: pytest.LogCapt
     assert best is not None
     assert found.grid == best.grid
     assert found.grid.size == 4
-    assert found.memory == "keep"
+    assert found.memory == "none"
     assert "grid=auto: " in caplog.text
     again = load_recipe(recipe_file(tmp_path, grid="auto"), chosen_overrides(found))
     assert again.grid == found.grid

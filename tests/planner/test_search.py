@@ -131,7 +131,8 @@ def test_the_least_number_of_ranks_is_no_more_than_fit_already(job: GridJob) -> 
 def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:
     job = small_job(tmp_path, "model.batch_norm=true")
     plan = make_plan(job, v100(), 2, bounds())
-    recompute, half = suggested_changes(plan, bounds())
+    tile, recompute, half = suggested_changes(plan, bounds())
+    assert tile.override == "memory=tile"
     assert recompute.override == "memory=recompute"
     assert recompute.after.cost.flops > recompute.before.cost.flops
     assert half.override == "precision=bf16"

@@ -90,8 +90,8 @@ def train_command(
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         config = asked
-        if asked.grid.auto and not is_started():
-            config = _settle(asked, ranks, choose)
+        if asked.undecided and not is_started():
+            config = _settle(asked, ranks if asked.grid.auto else asked.grid.size, choose)
         if not config.grid.auto:
             check_ranks(config, ranks)
     with exit_when_stopped(), requeue_when_stopped(requeue):

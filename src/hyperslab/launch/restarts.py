@@ -78,8 +78,8 @@ log = logging.getLogger("hyperslab")
 class TrainingLaunch:
     """Starts ``hyperslab arguments...`` on ranks of this machine until the training has ended.
 
-    ``asked`` is the recipe as the user gave it; where it says ``grid: auto``, ``choose`` gives the
-    grid for the ranks that there are.
+    ``asked`` is the recipe as the user gave it; where it leaves something to the plan, ``choose``
+    gives it for the ranks that there are.
     """
 
     asked: Recipe
@@ -107,7 +107,7 @@ class TrainingLaunch:
             log.warning("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
 
     def _launch(self, recipe: Recipe, *, resume: bool) -> None:
-        words = chosen_overrides(recipe) if self.asked.grid.auto else []
+        words = chosen_overrides(recipe) if self.asked.undecided else []
         command = ["-m", "hyperslab", *self.arguments, *words, *(["--resume"] if resume else [])]
         limit = recipe.timeout
         logs = recipe.output / "logs"

@@ -11,8 +11,10 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ from hyperslab.kernels.conv import (
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
 from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
-from hyperslab.ops.fusion import conv_operand
+from hyperslab.ops.fusion import EpilogueOps, conv_operand
 from hyperslab.ops.operands import whole_of
 from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
 from hyperslab.ops.placement import (
@@ -54,6 +56,13 @@ from hyperslab.ops.placement import (
     placement,
     read_cover,
     with_batch,
+)
+from hyperslab.ops.slabs import (
+    FEWEST_SLABS,
+    DeferredConv,
+    SlabEpilogue,
+    SlabGeometry,
+    planes_of_slab,
 )
 from hyperslab.tensor import Sharded
 
@@ -592,9 +601,11 @@ def convolve(
         )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
+    geometry = _slab_geometry(x, weight, layout, stride, padding, dilation)
     room = None
-    if layout.room is not None and kernels != "torch" and registry.device_kind(x) == "cpu":
-        room = HaloPaddedBuffer(*layout.room)
+    beside = layout.room if geometry is None and kernels != "torch" else None
+    if beside is not None and registry.device_kind(x) == "cpu":
+        room = HaloPaddedBuffer(*beside)
     block, source = conv_operand(x, operand_type(x), room)
     share = None
     if layout.spec is None and groups == 1:
@@ -607,26 +618,101 @@ def convolve(
         weight = share.of(weight, operand_type(weight), homes)
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight, layout.options)
-    given = block
-    block = conv_input(block, weight, kernels, operand_type(x), room)
-    if layout.spec is None:
-        y = differentiable_conv(
+    run = partial(_convolve_block, layout=layout, dtype=operand_type(x), kernels=kernels)
+    if geometry is not None and share is None:
+        whole = partial(run, room=None)
+        geometry = replace(geometry, whole=whole)
+        conv = DeferredConv(geometry, block, weight, bias, source)
+        pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
+        if pending.can_wait:
+            return x.will_be(pending, layout.output, reordered=not last)
+    y = run(block, weight, bias, room=room, source=source)
+    if share is not None:
+        y = share.whole(y, f"the gather of the filters of {name}")
+    return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def _convolve_block(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    layout: ConvLayout,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    room: HaloPaddedBuffer | None,
+    source: RecomputedInput | None,
+) -> torch.Tensor:
+    """Convolve this rank's block at once; steps 2 to 4 of `convolve`."""
+    block = conv_input(x, weight, kernels, dtype, room)
+    spec = layout.spec
+    if spec is None:
+        return differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
         )
-        if share is not None:
-            y = share.whole(y, f"the gather of the filters of {name}")
-    elif room is not None and room.buffer is not None:
-        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source, room)
-    elif block is not given and not block.requires_grad:  # nobody else keeps a copy of it
-        block = fetch(block, layout.spec.plan, what=layout.spec.name)  # in its place: it is freed
-        y = LocalConv.apply(block, weight, bias, layout.spec, kernels, None)
-    elif layout.slabs is None:
-        y = BufferConv.apply(block, weight, bias, layout.spec, kernels, source)
-    else:
-        y = SlabConv.apply(
-            block, weight, bias, layout.spec, layout.padding, layout.slabs, kernels, source
-        )
-    return x.like(y, layout.output, fresh=True, reordered=not last)
+    if room is not None and room.buffer is not None:
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, room)
+    if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
+        block = fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
+        return LocalConv.apply(block, weight, bias, spec, kernels, None)
+    if layout.slabs is None:
+        return BufferConv.apply(block, weight, bias, spec, kernels, source)
+    return SlabConv.apply(block, weight, bias, spec, layout.padding, layout.slabs, kernels, source)
+
+
+@per_grid
+def lay_out_slabs(
+    grid: Grid, x: Partition, output: Partition, windows: tuple[Window, ...]
+) -> tuple[ExchangePlan, tuple[int, ...]]:
+    """Return what brings the halo of a whole block, and the padding that is left to the operator.
+
+    The plan's box has the padding along the first spatial dim: slabs have none of their own.
+    """
+    cuts = output.cuts[2:]
+    covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
+    covered[0] = True
+    cover = read_cover(x, windows, cuts, output.shape[2:], covered)
+    padding = (0 if c else w.before for c, w in zip(covered, windows, strict=True))
+    return plan_exchange(x, cover, grid), tuple(padding)
+
+
+def _slab_geometry(
+    x: Sharded,
+    weight: torch.Tensor,
+    layout: ConvLayout,
+    stride: PerDim,
+    padding: PerDim | str,
+    dilation: PerDim,
+) -> SlabGeometry | None:
+    """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
+    nbytes = x.policy.slab
+    if nbytes is None or x.is_complex():
+        return None
+    output = layout.output
+    dtype = operand_type(x)
+    extents = [
+        extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
+        for extent, cut in zip(output.shape, output.cuts, strict=True)
+    ]
+    if 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
+        return None
+    windows = windows_of(weight.shape, stride, padding, dilation)
+    plane = math.prod(extents[1:2] + extents[3:]) * dtype.itemsize
+    planes = planes_of_slab(windows[0], plane, nbytes, overlapping=True)
+    if extents[0] * extents[2] < FEWEST_SLABS * planes:
+        return None
+    plan, left = lay_out_slabs(x.grid, layout.input, output, windows)
+    return SlabGeometry(
+        name=f"the halo exchange of conv{len(windows)}d {tuple(weight.shape)}",
+        plan=plan,
+        out=output.box(x.grid.coords),
+        window=windows[0],
+        options=layout.options,
+        padding=left,
+        kernels=x.policy.kernels,
+        dtype=dtype,
+        nbytes=nbytes,
+    )
 
 
 def serial_is_last(

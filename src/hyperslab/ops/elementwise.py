@@ -236,12 +236,13 @@ def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = Fal
 
 def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, Any]) -> Sharded:
     """Appends an activation to the deferred epilogue of ``x`` where it can be deferred."""
-    if slope >= 0 and slope != 1 and torch.is_grad_enabled():
+    pending = x.pending
+    joins = isinstance(pending, FusedEpilogue) and pending.goes_on
+    if slope >= 0 and slope != 1 and (joins or torch.is_grad_enabled()):
         if options["inplace"]:
             if _joined_in_place(x, slope):
                 return x
         elif x.private:
-            pending = x.pending
             if isinstance(pending, FusedEpilogue) and not pending.links.takes_activation:
                 x.force()
             chain = begin_epilogue(x)
@@ -255,7 +256,8 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
     """Tries to defer an activation in place; returns whether ``x`` has become its result."""
     x.force_readers()
     pending = x.pending
-    if isinstance(pending, FusedEpilogue) and pending.links.takes_activation:
+    joins = isinstance(pending, FusedEpilogue) and pending.goes_on
+    if joins and pending.links.takes_activation:
         x.extend(pending.linked(slope=slope))
         return True
     if not x.replaceable:

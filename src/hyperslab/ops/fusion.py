@@ -12,7 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -204,6 +204,11 @@ class EpilogueOps:
     maximum: bool = False
 
     @property
+    def empty(self) -> bool:
+        """Returns whether nothing is done but, perhaps, a change of type."""
+        return self.statistics is None and self.takes_activation
+
+    @property
     def takes_activation(self) -> bool:
         """Returns whether an activation may come next."""
         return self.slope == 1 and not self.pool
@@ -284,7 +289,7 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     links = ctx.links
     statistics = links.statistics
     x, marks = ctx.saved_tensors
-    g = _in_format(gradient, ctx.format)
+    g = in_format(gradient, ctx.format)
     marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
     options = (links.slope, links.pool, links.maximum)
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
@@ -308,7 +313,8 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     return dx, dweight, dbias
 
 
-def _in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+def in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Returns a gradient as kernels take it that are told the format beside it."""
     if gradient.is_contiguous(memory_format=memory_format):
         return dense(gradient, memory_format)
     last = memory_format is not torch.contiguous_format
@@ -332,7 +338,7 @@ class FusedEpilogue:
     """
 
     source: Sharded
-    block: torch.Tensor
+    block: Any
     version: int
     links: EpilogueOps
     with_graph: bool
@@ -377,7 +383,7 @@ class FusedEpilogue:
         room: HaloPaddedBuffer | None,
         parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
     ) -> FusedEpilogue:
-        return FusedEpilogue(
+        return type(self)(
             self.source, self.block, self.version, links, self.with_graph, room, parents
         )
 
@@ -406,6 +412,16 @@ class FusedEpilogue:
         return statistics is not None and statistics.affine.requires_grad
 
     @property
+    def goes_on(self) -> bool:
+        """Returns whether the next operator may join, which wants gradients as this one does."""
+        return self.with_graph == torch.is_grad_enabled()
+
+    @property
+    def can_wait(self) -> bool:
+        """Returns whether nobody can change the source unnoticed until the result is computed."""
+        return self.source.private and self.wants_gradient
+
+    @property
     def recomputable(self) -> bool:
         """Returns whether the result may be recomputed from what its normalisation saves anyway.
 
@@ -421,12 +437,7 @@ class FusedEpilogue:
         Raises:
             LayoutError: the source was changed in place since, where no rule could see it.
         """
-        if not self.block.is_inference() and version_of(self.block) != self.version:
-            raise LayoutError(
-                f"{self.source.partition} was changed in place after an operator had read it whose "
-                "result was not computed yet\n    change x.local, or a clone(), instead of an "
-                "alias that was taken before"
-            )
+        self.check_unchanged()
         links = self.links if dtype is None else self.links.rounded(dtype)
         for parent, done in reversed(self._alive()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
@@ -435,7 +446,24 @@ class FusedEpilogue:
                 block = dense(parent.block, memory_format_of(parent.block))
                 return EpilogueFunction.apply(block, None, None, rest, self.room)
         with torch.set_grad_enabled(self.with_graph):
-            return _apply_epilogue(self.block, links, self.room)
+            return self.computed(links)
+
+    def check_unchanged(self) -> None:
+        """Refuses to compute from a block that was changed in place.
+
+        Raises:
+            LayoutError: it was, where no rule could see it.
+        """
+        if not self.block.is_inference() and version_of(self.block) != self.version:
+            raise LayoutError(
+                f"{self.source.partition} was changed in place after an operator had read it whose "
+                "result was not computed yet\n    change x.local, or a clone(), instead of an "
+                "alias that was taken before"
+            )
+
+    def computed(self, links: EpilogueOps) -> torch.Tensor:
+        """Computes the result from the block."""
+        return _apply_epilogue(self.block, links, self.room)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -475,7 +503,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     the graph that is made at another time would let them send in another order.
     """
     if isinstance(x.pending, FusedEpilogue):
-        if torch.is_grad_enabled():
+        if x.pending.goes_on:
             return x.pending.taken_over(x)
         x.force()  # what goes on without gradients must not have the graph of what is pending
     empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
@@ -488,7 +516,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
 
 def epilogue_result(chain: FusedEpilogue, like: Sharded, partition: Partition) -> Sharded:
     """Defers a rule's result where nobody can change the source unnoticed, else computes it."""
-    if chain.source.private and chain.wants_gradient:
+    if chain.can_wait:
         return like.will_be(chain, partition)
     return like.like(chain.value(), partition, fresh=True)
 
@@ -520,7 +548,18 @@ _channel_sums = torch.ops.hyperslab.channel_sums.default
 _normalisation = torch.ops.hyperslab.normalisation.default
 
 
-def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float) -> Statistics:
+class Summed(Protocol):
+    """Stands for a block that has not been computed, whose sums are known all the same."""
+
+    shape: Sequence[int]
+
+    def channel_sums(self, groups: int) -> torch.Tensor:
+        """Returns what ``hyperslab::channel_sums`` would of the block."""
+
+
+def statistics_of(
+    x: torch.Tensor | Summed, over: Population, affine: Affine, eps: float
+) -> Statistics:
     """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
@@ -539,7 +578,8 @@ def statistics_of(x: torch.Tensor, over: Population, affine: Affine, eps: float)
             )
     pool = over.pool or 1
     with torch.no_grad():
-        sums = _channel_sums(x, 0 if over.pool is None else channels // pool)
+        groups = 0 if over.pool is None else channels // pool
+        sums = _channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:
             sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
         norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)

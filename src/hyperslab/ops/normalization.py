@@ -24,6 +24,7 @@ from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
     Population,
+    Statistics,
     begin_epilogue,
     epilogue_result,
     normalised_epilogue,
@@ -37,6 +38,7 @@ from hyperslab.ops.reductions import (
     reduced_dims,
     without_empty_shards,
 )
+from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
 
 
@@ -148,6 +150,17 @@ def batch_norm(
     all-reduce of both, 3. the block's gradient.
     """
     x = with_whole(input, (1,), "batch_norm")
+    known = running_mean is not None and running_var is not None
+    if known and not training and not torch.is_grad_enabled() and _is_deferred_conv(x):
+        affine = Affine.of(weight, bias)
+        scale = (running_var.double() + eps).rsqrt()
+        scale = scale if affine.weight is None else scale * affine.weight
+        shift = torch.zeros_like(scale) if affine.bias is None else affine.bias
+        norm = torch.stack([running_mean.float(), scale.float(), shift.float()])[:, None]
+        running = Statistics(norm, norm, affine, Population(1, None), eps)
+        chain = begin_epilogue(x)
+        assert chain is not None
+        return epilogue_result(chain.linked(statistics=running), x, x.partition)
     if not training:
         kept = memory_format_of(x.block)
         block = dense(x.block, kept)
@@ -163,7 +176,7 @@ def batch_norm(
         axes = tuple(axis for axis in axes if axis != "data")
         for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
             if cut is not None and cut.axis == "data":
-                shape[dim] = x.block.shape[dim]
+                shape[dim] = x.box.shape[dim]
                 fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
     if math.prod(fewest) <= fewest[1]:
         raise ValueError(
@@ -300,8 +313,8 @@ def _normalised(
     Also returns mean and biased variance, (1, C) or, with ``over.pool`` channels of each sample
     together, (N, C).
     """
-    if x.pending is not None:  # a normalisation is the first link of its chain
-        x.force()
+    if x.pending is not None and not _is_deferred_conv(x):
+        x.force()  # a normalisation is the first link of its chain
     chain = begin_epilogue(x)
     if chain is not None:
         chain, moments = normalised_epilogue(chain, over, affine, eps, dtype)
@@ -320,6 +333,14 @@ def _normalised(
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
     return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
+
+
+def _is_deferred_conv(x: Sharded) -> bool:
+    """Tell if a convolution is deferred, with nothing behind it, and its sums may be taken."""
+    pending = x.pending
+    if not isinstance(pending, SlabEpilogue) or not pending.goes_on:
+        return False
+    return pending.links.empty and pending.dtype in EPILOGUE_DTYPES
 
 
 @register(F.layer_norm, family="normalization")

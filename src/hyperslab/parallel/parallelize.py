@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 from hyperslab.comm import Grid, log_once, shared_channels
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv_problem import KERNELS, Kernels
+from hyperslab.ops import slabs
 from hyperslab.parallel.averaging import Averaging, BucketedGradients, SharedGradients
 from hyperslab.parallel.consistency import (
     ORDINARY,
@@ -29,6 +30,7 @@ from hyperslab.parallel.consistency import (
     share_random_states,
 )
 from hyperslab.parallel.guard import ForwardBody, Guard, GuardedForward, refuse_sharded_parameters
+from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.tensor.sharded import ForwardScope, Policy
@@ -104,6 +106,9 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 BATCH_NORM_STATISTICS = ("grid", "replica")
 
+Memory = Literal["none", "tile", "recompute"]
+"""How memory is saved at the cost of time: what `parallelize` may be told."""
+
 
 def parallelize(
     module: Module,
@@ -112,6 +117,7 @@ def parallelize(
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
+    memory: Memory = "none",
     find_unused_parameters: bool = False,
     ordinary_inputs: Ordinary = "check",
     random_states: RandomStates = "replica",
@@ -143,6 +149,12 @@ def parallelize(
             shapes, the same on every machine with the same instruction set (``"fixed"``, and
             ``"measure"``, a word of before measuring went), or as torch chooses (``"torch"``).
             The results differ by rounding. ``python -m hyperslab.kernels`` prints the rule.
+        memory: ``"tile"``: a convolution with a large result, and the normalisation, activation and
+            pooling behind it, run over slabs of the rank's block one after the other, so that the
+            result and its gradient never exist whole; behind a normalisation it is convolved
+            again. ``"recompute"``: autograd keeps the inputs of stages (parts of an
+            `torch.nn.Sequential` up to a pooling) and runs each again in the backward pass; wide
+            results are tiled as well. The numbers are the same but for rounding.
         find_unused_parameters: pass True to freeze some parameters later, between steps. (Those
             that take no part in a step's loss need no word: they get no gradient, as serially.)
         ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on
@@ -159,7 +171,7 @@ def parallelize(
             (`numpy.random.default_rng()`) it has to seed itself. ``"own"``: they stay as they are.
 
     Raises:
-        LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``,
+        LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``, ``memory``,
             ``ordinary_inputs`` or ``random_states`` is unknown, or ``until`` names no part of it.
             Later, from forward or backward: the module is used in a way that would leave a gradient
             partial, or trained with ordinary tensors, or parameters, that are not equal on all
@@ -171,11 +183,11 @@ def parallelize(
     _check_choice(random_states, "random_states", RANDOM_STATES)
     refuse_sharded_parameters(module)
     homes = GradientBuffers()
-    policy = prepare(module, grid, until=until, batch_norm=batch_norm, kernels=kernels, homes=homes)
+    options = {"batch_norm": batch_norm, "kernels": kernels, "memory": memory}
+    policy = prepare(module, grid, until=until, homes=homes, **options)
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)
     if grid.size > 1:
-        options = {"batch_norm": batch_norm, "kernels": kernels}
         options["find_unused_parameters"] = str(find_unused_parameters)
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)
@@ -201,6 +213,7 @@ def prepare(
     until: Submodule | Sequence[Submodule] = (),
     batch_norm: str = "grid",
     kernels: Kernels = "measure",
+    memory: Memory = "none",
     homes: GradientBuffers | None = None,
 ) -> Policy:
     """Prepare a module for forward passes: device, gathers, the policy of its tensors.
@@ -209,15 +222,19 @@ def prepare(
     ``homes``: see `Policy`.
 
     Raises:
-        LayoutError: ``batch_norm`` or ``kernels`` is unknown, or ``until`` names no part of the
-            module.
+        LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
+            part of the module.
     """
     _check_choice(batch_norm, "batch_norm", BATCH_NORM_STATISTICS)
     _check_choice(kernels, "kernels", KERNELS)
+    _check_choice(memory, "memory", get_args(Memory))
     gather_before(module, until, grid)
     module.to(grid.device)
+    if memory == "recompute":
+        recompute_stages(module)
     scope = ForwardScope() if grid.size > grid.data else None
-    return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes)
+    slab = None if memory == "none" else slabs.SLAB_BYTES
+    return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes, slab=slab)
 
 
 def _average_gradients_of(

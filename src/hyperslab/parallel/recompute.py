@@ -42,6 +42,30 @@ def _in_turn(parts: Iterable[Callable[[Any], Any]], x: Any) -> Any:
     return x
 
 
+def _recut(x: Sharded) -> Callable[[torch.Tensor], Sharded]:
+    """Return what cuts a block as ``x`` is: saved tensors come back as ordinary ones.
+
+    The block keeps its order in memory: torch's would be another copy, and slower convolutions.
+    """
+    cut = partial(Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy)
+    reordered = x.reordered
+
+    def again(block: torch.Tensor) -> Sharded:
+        y = cut(block)
+        if reordered:
+            y.mark_as_reordered()
+        return y
+
+    return again
+
+
+def _computed(y: Any) -> Any:
+    """Compute what is deferred within its stage: behind it nothing is recomputed."""
+    if isinstance(y, Sharded):
+        y.force()
+    return y
+
+
 class _Stage:
     """Some layers, one after the other, of which autograd keeps the input alone."""
 
@@ -53,11 +77,11 @@ class _Stage:
         run = partial(_in_turn, self.layers)
         if not torch.is_grad_enabled():
             return run(x)
-        # Saved tensors come back as ordinary ones where somebody looks at them: cut in here.
         if isinstance(x, Sharded):
-            cut = partial(Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy)
-            run = partial(_in_turn, (cut, *self.layers))
-            x = x.local
+            x.force()
+            x.share()
+            run = partial(_in_turn, (_recut(x), *self.layers, _computed))
+            x = x.block
         y: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=self._first_and_again)
         return y
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hyperslab.errors import LayoutError
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.grids import words_of
-from hyperslab.planner.job import job_of
+from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, load_machine
 from hyperslab.planner.search import (
     Candidate,
@@ -47,7 +47,7 @@ class GridChooser:
     machine: str | None = None
 
     def __call__(self, recipe: Recipe, ranks: int) -> Recipe:
-        """Returns the recipe with the best grid that fits, with ``memory: recompute`` if need be.
+        """Returns the recipe with the best grid that fits, and with what saves memory if need be.
 
         One process calls it, on the machine where the ranks are or will be; it logs what it chose.
 
@@ -66,9 +66,11 @@ class GridChooser:
 def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds) -> Recipe:
     """Chooses the grid for ``ranks`` ranks of ``machine``, as `GridChooser` does."""
     job = job_of(recipe)
+    if not recipe.grid.auto:
+        return _choose_memory(job, machine, bounds)
     plan = make_plan(job, machine, ranks, bounds)
-    if plan.best is None and recipe.memory == "keep":
-        again = make_plan(job.with_recipe(memory="recompute"), machine, ranks, bounds)
+    if plan.best is None and recipe.memory == "none":
+        again = make_plan(job.with_recipe(memory="auto"), machine, ranks, bounds)
         if again.best is not None:
             plan = again
     if plan.best is None:
@@ -79,10 +81,41 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
         f"{machine.name}: {time_text(best.seconds.total)} a step, "
         f"{bytes_text(best.memory.total)} of {bytes_text(bounds.limit.nbytes)} a rank"
     )
-    if plan.job.recipe.memory != recipe.memory:
-        words += "; activations are recomputed (memory=recompute), or no grid would fit"
+    if best.saving != recipe.memory:
+        words += f"; memory={best.saving}"
+        words += "" if recipe.memory == "auto" else ", or no grid would fit"
     log.info("%s", words)
-    return recipe.model_copy(update={"grid": best.grid, "memory": plan.job.recipe.memory})
+    return recipe.model_copy(update={"grid": best.grid, "memory": best.saving})
+
+
+def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe:
+    """Chooses how the recipe's own grid saves memory.
+
+    Raises:
+        LayoutError: nothing fits.
+    """
+    recipe = job.recipe
+    best = trace_one(job, recipe.grid, machine, bounds)
+    limit = bounds.limit
+    if not best.fits(limit.nbytes):
+        raise LayoutError(
+            f"memory=auto: {words_of(recipe.grid)} does not fit into {bytes_text(limit.nbytes)} a "
+            f"rank ({limit.reason}): {bytes_text(best.memory.total)} with memory={best.saving}\n"
+            "    take more ranks (grid=auto says how many would do), or precision=bf16"
+        )
+    usual = trace_one(job.with_recipe(memory="none"), recipe.grid, machine, bounds)
+    log.info(
+        "memory=auto: memory=%s by the plan for %s: %s a step and %s of %s a rank, where none "
+        "takes %s and %s",
+        best.saving,
+        machine.name,
+        time_text(best.seconds.total),
+        bytes_text(best.memory.total),
+        bytes_text(limit.nbytes),
+        time_text(usual.seconds.total),
+        bytes_text(usual.memory.total),
+    )
+    return recipe.model_copy(update={"memory": best.saving})
 
 
 def machine_for(name: str | None, device: str) -> Machine:

@@ -106,6 +106,7 @@ class GridJob:
             optimizer=partial(build_optimizer, recipe.optimizer),
             precision=PRECISIONS[recipe.precision],
             batch_norm=recipe.statistics,
+            memory="tile" if recipe.memory == "auto" else recipe.memory,
             until=recipe.parallelize.until,
         )
 

@@ -17,12 +17,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from hyperslab.comm.grid import AXES, SPATIAL_AXES
 from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.parallel.parallelize import Memory
 from hyperslab.planner.cost import Breakdown, Lane, RankMemory, StepCost, rank_memory, step_cost
 from hyperslab.planner.grids import grids, refusal, slowest_rank, words_of
 from hyperslab.planner.job import GridJob, VolumeShape
@@ -253,6 +255,8 @@ class Candidate:
     reading: float
     cost: StepCost
     notes: tuple[str, ...] = ()
+    saving: Memory = "none"
+    """Tells how memory is saved: as the recipe says, or what was chosen for ``memory: auto``."""
 
     @property
     def throughput(self) -> float:
@@ -285,8 +289,18 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
 def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
     """Traces one grid and computes the cost of a step on it.
 
+    For ``memory: auto`` each way to save memory is traced: it is the fastest of those that fit, or
+    the one that needs least.
+
     Raises what `trace_step` does.
     """
+    if job.recipe.memory == "auto":
+        ways = [job.with_recipe(memory=way) for way in get_args(Memory)]
+        found = [trace_one(one, grid, machine, bounds) for one in ways]
+        fitting = [one for one in found if one.fits(bounds.limit.nbytes)]
+        if fitting:
+            return min(fitting, key=lambda one: one.seconds.total)
+        return min(found, key=lambda one: one.memory.total)
     traces = trace_grid(job, grid, machine)
     costs = [step_cost(trace, machine, grid.size) for trace in traces]
     slowest = max(costs, key=lambda cost: cost.seconds.total)
@@ -304,6 +318,7 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
         reading,
         slowest,
         tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        job.recipe.memory,
     )
 
 
@@ -485,13 +500,14 @@ class RecipeChange:
 
 
 def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
-    """Tries recomputation and half precision on the best grid, or on that of least memory."""
+    """Tries to save memory, and half precision, on the best grid, or on that of least memory."""
     before = plan.best or plan.smallest
     if before is None:
         return []
     found = []
-    for key, usual, other in (("memory", "keep", "recompute"), ("precision", "float32", "bf16")):
-        if getattr(plan.job.recipe, key) == usual:
+    changes = [("memory", way) for way in get_args(Memory) if way != "none"]
+    for key, other in (*changes, ("precision", "bf16")):
+        if getattr(plan.job.recipe, key) in ("none", "float32"):
             job = plan.job.with_recipe(**{key: other})
             after = trace_one(job, before.grid, plan.machine, bounds)
             found.append(RecipeChange(f"{key}={other}", before, after))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import torch
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Discriminator,
     Field,
     NonNegativeInt,
@@ -128,6 +129,10 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 """Matches what may head a column of ``epochs.csv``."""
 
 
+def _newer_word(memory: object) -> object:
+    return "none" if memory == "keep" else memory
+
+
 class Recipe(CodeSection):
     """One training run."""
 
@@ -146,7 +151,11 @@ class Recipe(CodeSection):
     # of convolutions on the CPU: by a rule from types and shapes ("measure", a word of before
     # measuring went, means the same), or as torch chooses
     kernels: Literal["measure", "fixed", "torch"] = "measure"
-    memory: Literal["keep", "recompute"] = "keep"  # activations, until the backward pass
+    # saved at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses what is fastest
+    # of what fits. "keep" is an older word for none
+    memory: Annotated[
+        Literal["auto", "none", "tile", "recompute"], BeforeValidator(_newer_word)
+    ] = "none"
     # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
     seed: NonNegativeInt = 0  # of the weights and of dropout
@@ -221,6 +230,11 @@ class Recipe(CodeSection):
         if self.data.synthetic is not None:
             return self.data.synthetic.classes is not None
         return None
+
+    @property
+    def undecided(self) -> bool:
+        """Tell whether the plan has to choose something before ranks can train."""
+        return self.grid.auto or self.memory == "auto"
 
     @property
     def statistics(self) -> str:

@@ -66,12 +66,15 @@ class Policy:
     of repeating each other's work. Then all ranks must call such a layer, as inside a parallelised
     module; elsewhere a tensor that is not cut needs no message.
     ``homes``: where the gradients of the module's parameters are averaged.
+    ``slab``: convolutions whose result is several times as large run over slabs of so many bytes
+    (`hyperslab.ops.slabs`); None: all of them run whole.
     """
 
     batch_norm: str = "grid"
     kernels: Literal["measure", "fixed", "torch"] = "measure"
     scope: ForwardScope | None = field(default=None, compare=False)
     homes: GradientBuffers | None = field(default=None, compare=False)
+    slab: int | None = None
 
 
 _SERIAL_POLICY = Policy()
@@ -143,15 +146,20 @@ class Sharded(DeferredTensor):
             y.mark_as_reordered()
         return y
 
-    def will_be(self, pending: Deferred, partition: Partition) -> Sharded:
-        """Return a tensor on the same grid whose block is computed when it is first used."""
+    def will_be(
+        self, pending: Deferred, partition: Partition, *, reordered: bool | None = None
+    ) -> Sharded:
+        """Return a tensor on the same grid whose block is computed when it is first used.
+
+        ``reordered``: as `like` takes it.
+        """
         with DisableTorchFunctionSubclass():
             y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
         y._partition = partition
         y._grid = self._grid
         y._policy = self._policy
         y.put_off(pending)
-        if self.reordered:
+        if self.reordered if reordered is None else reordered:
             y.mark_as_reordered()
         return y
 

@@ -230,6 +230,7 @@ def build_model(
         until=options.until,
         batch_norm=recipe.statistics,
         kernels=recipe.kernels,
+        memory="none" if recipe.memory == "auto" else recipe.memory,
         ordinary_inputs=options.ordinary_inputs,
         random_states=options.random_states,
     )

@@ -24,7 +24,6 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
-from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.network import PythonModel
 from hyperslab.recipe.schema import Recipe
@@ -144,12 +143,8 @@ def build_network(
     if given.model is not None:
         return given.model
     if isinstance(config, PythonModel):
-        model = rebuilt_network(recipe, config)
-    else:
-        model = config.build(about.shape, outputs_of(about), where=recipe.data.where)
-    if recipe.memory == "recompute":
-        recompute_stages(model)
-    return model
+        return rebuilt_network(recipe, config)
+    return config.build(about.shape, outputs_of(about), where=recipe.data.where)
 
 
 def mismatch_message(recipe: Recipe, about: DataCard) -> str:

@@ -92,7 +92,7 @@ def train(
     With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
     the start if there is none. All do so as well if one of them was ``started_again``: torchrun's
     agents count the restarts of their own nodes, so not all ranks may know. With ``profile`` some
-    steps are taken down on the way. For ``grid: auto`` the main rank chooses, by ``choose``, and
+    steps are taken down on the way. What is ``auto`` the main rank chooses, by ``choose``, and
     the others get its choice.
 
     Raises:
@@ -102,17 +102,18 @@ def train(
         CommError: another rank died or did not answer in time.
         HyperslabError: whatever else ended it; the checkpoints written so far stay.
     """
-    if recipe.grid.auto and choose is None:
+    if recipe.undecided and choose is None:
+        what, remedy = ("grid", "the axes") if recipe.grid.auto else ("memory", "none or tile")
         raise RecipeError(
-            "grid=auto: there is nobody to choose the grid\n"
-            "    give the axes: `hyperslab plan RECIPE --ranks N` says which are best"
+            f"{what}=auto: there is nobody to choose the {what}\n"
+            f"    give {remedy}: `hyperslab plan RECIPE --ranks N` says which are best"
         )
     steps = None if profile is None else profile.steps
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
     started = start_alike(recipe.device, recipe.timeout, facts)
     try:
         with failure_broadcast():
-            if recipe.grid.auto and choose is not None:
+            if recipe.undecided and choose is not None:
                 ranks = dist.get_world_size() if dist.is_initialized() else 1
                 recipe = broadcast_from_main(partial(choose, recipe, ranks))
             _train(recipe, resume or any_rank(started_again), profile, given)

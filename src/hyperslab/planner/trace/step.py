@@ -16,7 +16,7 @@ from torch import nn
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
-from hyperslab.parallel.parallelize import prepare
+from hyperslab.parallel.parallelize import Memory, prepare
 from hyperslab.planner.trace.recorder import Journal, TraceMode
 from hyperslab.planner.trace.records import Trace
 from hyperslab.planner.trace.unbacked_memory import UnbackedMemory
@@ -37,7 +37,7 @@ class Workload:
     mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
     is channels (``target_channels``) or is not; without a loss the sum is differentiated.
     ``optimizer`` takes the parameters; None: the step ends with the gradients. ``precision`` is
-    what autocast computes in, None without. ``batch_norm`` and ``until`` are as
+    what autocast computes in, None without. ``batch_norm``, ``memory`` and ``until`` are as
     `hyperslab.parallelize` takes them.
     """
 
@@ -50,6 +50,7 @@ class Workload:
     optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] | None = None
     precision: torch.dtype | None = None
     batch_norm: str = "grid"
+    memory: Memory = "none"
     until: tuple[str, ...] = ()
 
 
@@ -107,6 +108,7 @@ class _Step:
             self.grid,
             until=work.until,
             batch_norm=work.batch_norm,
+            memory=work.memory,
             homes=GradientBuffers(),
         )
         if self.policy.scope is not None:

@@ -1,0 +1,508 @@
+"""Runs a convolution and what follows it over slabs of a rank's block, one after the other.
+
+The result of a convolution is the widest tensor of most networks, and only the next operators
+look at it. Where the policy says so (`Policy.slab`) a convolution is deferred like the epilogue
+behind it (`hyperslab.ops.fusion`), and `SlabStage` computes both a few planes at a time. Neither
+the convolution's result nor its gradient is ever whole.
+
+In reading order: the geometry of slabs, `SlabGeometry`; the two loops over them, forward and
+backward, `SlabStage`; what a deferred convolution is before it runs, `DeferredConv` and
+`SlabEpilogue`.
+
+Legend: n a sample, lo and hi planes of the output along the first spatial dim, all in global
+indices; a *window* is what the outputs of a slab read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from hyperslab.comm import ExchangePlan
+from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Window
+from hyperslab.kernels.conv import (
+    Gradients,
+    RecomputedInput,
+    SavedInput,
+    conv_backward,
+    conv_forward,
+    conv_input,
+)
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels
+from hyperslab.kernels.memory_format import (
+    HaloPaddedBuffer,
+    compute_dtype,
+    dense,
+    memory_format_of,
+)
+from hyperslab.ops.fusion import (
+    EpilogueFunction,
+    EpilogueOps,
+    FusedEpilogue,
+    Statistics,
+    in_format,
+)
+from hyperslab.util.torch_internals import version_of
+
+SLAB_BYTES = 1 << 25
+"""Bytes of the convolution's result in one slab: small beside any block that does not fit."""
+
+FEWEST_SLABS = 4
+"""Blocks of fewer slabs are convolved whole."""
+
+PLANES_PER_HALO = 8
+"""Planes of a slab for each that it shares with the next one, whose gradient is computed twice."""
+
+_chain_forward = torch.ops.hyperslab.chain_forward.default
+_channel_sums = torch.ops.hyperslab.channel_sums.default
+_chain_backward = torch.ops.hyperslab.chain_backward.default
+_chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
+_parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
+_through_statistics = torch.ops.hyperslab.through_statistics.default
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Names some planes of one sample's output, and the box of the input that they read."""
+
+    sample: int
+    planes: slice
+    window: Box
+
+
+def planes_of_slab(window: Window, plane: int, nbytes: int, *, overlapping: bool) -> int:
+    """Count the planes of a slab of about ``nbytes``, where one takes ``plane`` bytes.
+
+    ``overlapping``: what slabs share of their windows costs work.
+    """
+    planes = max(1, nbytes // max(1, plane))
+    return max(planes, PLANES_PER_HALO * (window.span - 1)) if overlapping else planes
+
+
+class Convolve(Protocol):
+    """Convolves a whole block with its graph; ``source``: of what the block can be computed."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        source: RecomputedInput | None,
+    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlabGeometry:
+    """Holds one rank's geometry of a convolution over slabs, and how it is computed.
+
+    ``plan`` brings the halo of the whole block, with its padding along the first spatial dim and
+    along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
+    output, ``whole`` the convolution of the block at once.
+    """
+
+    name: str
+    plan: ExchangePlan
+    out: Box
+    window: Window
+    options: ConvOptions
+    padding: tuple[int, ...]
+    kernels: Kernels
+    dtype: torch.dtype
+    nbytes: int  # of a slab
+    whole: Convolve | None = field(default=None, compare=False)
+
+    def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
+        """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
+        plane = math.prod(self.out.shape[1:2] + self.out.shape[3:]) * self.dtype.itemsize
+        planes = planes_of_slab(self.window, plane, self.nbytes, overlapping=overlapping)
+        planes = -(-planes // multiple) * multiple
+        first, end = self.out.interval(2)
+        wanted = self.plan.wanted
+        rest = [wanted.interval(dim) for dim in range(3, wanted.ndim)]
+        begin = self.out.lo[0]
+        for n in range(begin, self.out.hi[0]):
+            for lo in range(first, end, planes):
+                hi = min(lo + planes, end)
+                reads = self.window.reads((lo, hi))
+                box = Box.of([(n, n + 1), wanted.interval(1), reads, *rest])
+                yield Slab(n - begin, slice(lo - first, hi - first), box)
+
+    def read(self, x: torch.Tensor, halos: Sequence[torch.Tensor], slab: Slab) -> torch.Tensor:
+        """Return what a slab's outputs read: a view of the block where that is all."""
+        box = slab.window
+        plan = self.plan
+        if plan.own.contains(box):
+            return x[box.slices(plan.own)]
+        window = new_box(box, plan.brought, x)
+        copy_overlap(window, box, x, plan.own)
+        for t, halo in zip(plan.receives, halos, strict=True):
+            copy_overlap(window, box, halo, t.box)
+        return window
+
+    def convolve(
+        self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Compute the outputs of a slab."""
+        return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
+
+    def backward(
+        self,
+        gradient: torch.Tensor,
+        window: torch.Tensor,
+        weight: torch.Tensor,
+        needs: Sequence[bool],
+    ) -> Gradients:
+        """Gradients of window, weight and bias."""
+        return conv_backward(
+            gradient, window, weight, self.options, self.padding, needs, self.kernels
+        )
+
+    def operand(self, window: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Convert a window of a network's input; other blocks have type and format already."""
+        return conv_input(window, weight, self.kernels, self.dtype)
+
+
+class _Sum:
+    """Adds gradients up in single precision at least: slabs may be many."""
+
+    def __init__(self) -> None:
+        self.total: torch.Tensor | None = None
+        self.dtype: torch.dtype | None = None
+
+    def add(self, part: torch.Tensor | None) -> None:
+        if part is None:
+            return
+        if self.total is None:
+            self.dtype = part.dtype
+            self.total = part.to(compute_dtype(part))
+        else:
+            self.total.add_(part)
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        return None if self.total is None else self.total.to(self.dtype)
+
+
+class _InputGradient:
+    """Adds up the gradients of windows: of the block, and of the halos that others sent."""
+
+    def __init__(self, geometry: SlabGeometry, x: torch.Tensor, halos: Sequence[torch.Tensor]):
+        self.plan = geometry.plan
+        self.name = geometry.name
+        self.block = torch.zeros_like(x)
+        self.halos = [torch.zeros_like(halo) for halo in halos]
+
+    def add(self, gradient: torch.Tensor, box: Box) -> None:
+        parts = [(self.block, self.plan.own)]
+        parts += [(halo, t.box) for halo, t in zip(self.halos, self.plan.receives, strict=True)]
+        for part, at in parts:
+            common = box.intersect(at)
+            if not common.empty:
+                part[common.slices(at)].add_(gradient[common.slices(box)])
+
+    def finish(self) -> torch.Tensor:
+        arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
+        add_returned(self.block, arriving.wait(), self.plan)
+        return self.block
+
+
+def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
+    """Returns the numbers of one sample, of (K, R, C) where R is 1 or the samples."""
+    if parts is None or parts.shape[1] == 1:
+        return parts
+    return parts[:, sample : sample + 1].contiguous()
+
+
+class SlabStage(torch.autograd.Function):
+    """Convolves and applies an epilogue, slab by slab.
+
+    Distribution scheme, forward: 1. exchange the halo of the whole block, unless the statistics of
+    the epilogue's normalisation have needed it before, 2. for every slab: convolve its window,
+    apply the epilogue. Kept are the block, the thin halos, and the epilogue's marks, a bit an
+    element or less. Backward: 1. behind a normalisation the sums over all slabs, which are
+    convolved once more, and one all-reduce of them, 2. for every slab: the gradient of the
+    epilogue, from the marks or from the slab that is convolved once more, and those of window,
+    weight and bias, 3. gradients of halos travel home and are added.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        norm_bias: torch.Tensor | None,
+        geometry: SlabGeometry,
+        links: EpilogueOps,
+        halos: Sequence[torch.Tensor],
+        source: RecomputedInput | None,
+        room: HaloPaddedBuffer | None,
+    ) -> torch.Tensor:
+        marking = links.leaves_marks and any(ctx.needs_input_grad)
+        statistics = links.statistics
+        norm = None if statistics is None else statistics.norm
+        tile = (links.pool or (1,))[0]
+        slabs = list(geometry.slabs(overlapping=ctx.needs_input_grad[0], multiple=tile))
+        options = (links.slope, links.pool, links.maximum, marking, links.dtype)
+        marks = []
+        y = None
+        for slab in slabs:
+            window = geometry.operand(geometry.read(x, halos, slab), weight)
+            z = geometry.convolve(window, weight, bias)
+            part, mark = _chain_forward(z, _rows_of(norm, slab.sample), *options)
+            if y is None:
+                y = _room_for(geometry.out, part, tile, room)
+            y[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)] = part
+            marks.append(mark)
+        ctx.format = memory_format_of(z)
+        kept = SavedInput(x, source)
+        ctx.value = kept.value
+        ctx.geometry = geometry
+        ctx.links = links
+        ctx.slabs = slabs
+        ctx.has_bias = bias is not None
+        ctx.counts = [len(kept.tensors), len(halos)]
+        ctx.save_for_backward(weight, bias, *kept.tensors, *halos, *(marks if marking else ()))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        statistics = ctx.links.statistics
+        if statistics is not None:
+            statistics.affine.check_unchanged()
+        if torch.is_grad_enabled():
+            return *_backward_with_graph(ctx, gradient), *[None] * 5
+        return *_backward(ctx, gradient), *[None] * 5
+
+
+def _room_for(
+    out: Box, part: torch.Tensor, tile: int, room: HaloPaddedBuffer | None
+) -> torch.Tensor:
+    """Allocate the whole result, of which ``part`` is a slab; in ``room``, if it may be."""
+    shape = (out.shape[0], part.shape[1], out.shape[2] // tile, *part.shape[3:])
+    order = memory_format_of(part)
+    y = None if room is None else room.block(shape, part.dtype, order)
+    if y is not None:
+        return y
+    return torch.empty(shape, dtype=part.dtype, device=part.device, memory_format=order)
+
+
+def _pooled(planes: slice, links: EpilogueOps) -> slice:
+    """Maps planes before the pooling to those behind it."""
+    step = (links.pool or (1,))[0]
+    return slice(planes.start // step, planes.stop // step)
+
+
+def _unpack(ctx: Any) -> tuple[Any, ...]:
+    weight, bias, *saved = ctx.saved_tensors
+    count, halos = ctx.counts
+    x = ctx.value(tuple(saved[:count]))
+    return x, weight, bias, saved[count : count + halos], saved[count + halos :]
+
+
+def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
+    """Gradients that can be differentiated again, out of the whole stage with its graph."""
+    x, weight, bias, _, _ = _unpack(ctx)
+    links = ctx.links
+    affine = None if links.statistics is None else links.statistics.affine
+    norms = [None, None] if affine is None else [affine.weight, affine.bias]
+    z = ctx.geometry.whole(x, weight, bias, source=None)
+    y = EpilogueFunction.apply(z, *norms, links)
+    inputs = [x, weight, bias, *norms]
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:5]) if needed]
+    found = torch.autograd.grad(y, [inputs[i] for i in wanted], gradient, create_graph=True)
+    return [found[wanted.index(i)] if i in wanted else None for i in range(5)]
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
+    geometry: SlabGeometry = ctx.geometry
+    links: EpilogueOps = ctx.links
+    x, weight, bias, halos, marks = _unpack(ctx)
+    needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+    options = (links.slope, links.pool, links.maximum)
+    statistics = links.statistics
+    nothing = gradient.new_empty(0, dtype=torch.uint8)
+
+    def parts() -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        for at, slab in enumerate(ctx.slabs):
+            part = gradient[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)]
+            window = geometry.operand(geometry.read(x, halos, slab), weight)
+            yield slab, window, in_format(part, ctx.format), marks[at] if marks else nothing
+
+    dnorm: list[torch.Tensor | None] = [None, None]
+    through = None
+    if statistics is not None:
+        sums = None
+        for slab, window, g, mark in parts():
+            z = geometry.convolve(window, weight, bias)
+            norm = _rows_of(statistics.norm, slab.sample)
+            found = _chain_backward_sums(g, mark, z, norm, *options)
+            if sums is None:
+                rows = statistics.norm.shape[1]
+                sums = found.new_zeros(len(found), rows, *found.shape[2:])
+            row = slab.sample if sums.shape[1] > 1 else 0
+            sums[:, row : row + 1] += found
+        dnorm, through = _through(ctx, statistics, sums)
+    dx = _InputGradient(geometry, x, halos) if needs[0] else None
+    dweight = _Sum()
+    dbias = _Sum()
+    if any(needs):
+        for slab, window, g, mark in parts():
+            shape = list(geometry.out.shape)
+            shape[0] = 1
+            shape[2] = slab.planes.stop - slab.planes.start
+            z = None if statistics is None else geometry.convolve(window, weight, bias)
+            norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
+            rows = _rows_of(through, slab.sample)
+            g = _chain_backward(g, mark, z, norm, rows, *options, shape, geometry.dtype)
+            dwindow, dw, db = geometry.backward(g, window, weight, needs)
+            dweight.add(dw)
+            dbias.add(db)
+            if dx is not None and dwindow is not None:
+                dx.add(dwindow, slab.window)
+    return [None if dx is None else dx.finish(), dweight.value, dbias.value, *dnorm]
+
+
+def _through(
+    ctx: Any, statistics: Statistics, sums: torch.Tensor | None
+) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
+    """Gradients of the normalisation's parameters, and what passes through its statistics."""
+    over = statistics.over
+    pool = over.pool or 1
+    numbers = (statistics.norm, statistics.moments)
+    parameters, shared = _parameter_gradients(sums, *numbers, pool)
+    dnorm = [parameters[i] if ctx.needs_input_grad[3 + i] else None for i in range(2)]
+    if not any(ctx.needs_input_grad[:3]):
+        return dnorm, None
+    if over.group is not None:
+        shared = reduce_in_place(shared, over.group, "the gradient of a normalisation")
+    return dnorm, _through_statistics(shared, *numbers, over.count, pool)
+
+
+@dataclass(slots=True, eq=False)
+class DeferredConv:
+    """Holds the operands of a convolution that has not run; stands for the block of its result."""
+
+    geometry: SlabGeometry
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    source: RecomputedInput | None
+    versions: tuple[int, ...] = field(init=False)
+    _halos: Sequence[torch.Tensor] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.versions = self._now
+
+    @property
+    def _now(self) -> tuple[int, ...]:
+        operands = (self.x, self.weight, self.bias)
+        return tuple(version_of(t) for t in operands if t is not None and not t.is_inference())
+
+    @property
+    def changed(self) -> bool:
+        """Tell if an operand was changed in place since."""
+        return self._now != self.versions
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.geometry.out.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.geometry.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    @property
+    def requires_grad(self) -> bool:
+        operands = (self.x, self.weight, self.bias)
+        return any(t is not None and t.requires_grad for t in operands)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def halos(self) -> Sequence[torch.Tensor]:
+        """What other ranks hold of the windows; they send it once."""
+        if self._halos is None:
+            with torch.no_grad():
+                block = dense(self.x, memory_format_of(self.x))
+                self._halos = start(block, self.geometry.plan, self.geometry.name).wait()
+        return self._halos
+
+    def channel_sums(self, groups: int) -> torch.Tensor:
+        """What the moments of the result are made of, see ``hyperslab::channel_sums``."""
+        geometry = self.geometry
+        rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
+        for slab in geometry.slabs(overlapping=False):
+            window = geometry.operand(geometry.read(self.x, self.halos, slab), self.weight)
+            sums = _channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
+            row = slab.sample if groups else 0
+            before = rows[row]
+            rows[row] = sums if before is None else before + sums
+        return torch.cat([sums for sums in rows if sums is not None], 1)
+
+    def whole(self) -> torch.Tensor:
+        """Convolve the block at once."""
+        assert self.geometry.whole is not None
+        return self.geometry.whole(self.x, self.weight, self.bias, source=self.source)
+
+    def stage(self, links: EpilogueOps, room: HaloPaddedBuffer | None) -> torch.Tensor:
+        """Convolve and apply the epilogue."""
+        affine = None if links.statistics is None else links.statistics.affine
+        norms = (None, None) if affine is None else (affine.weight, affine.bias)
+        operands: Sequence[torch.Tensor | None] = (self.x, self.weight, self.bias, *norms)
+        if not torch.is_grad_enabled():  # or the marks of the gradient would be made
+            operands = [None if t is None else t.detach() for t in operands]
+        return SlabStage.apply(*operands, self.geometry, links, self.halos, self.source, room)
+
+
+class SlabEpilogue(FusedEpilogue):
+    """Defers a convolution, too; its ``block`` is a `DeferredConv`, ``source`` that one's input."""
+
+    __slots__ = ()
+
+    @property
+    def can_wait(self) -> bool:
+        """Tell if the result may be computed later: a change of the input would be noticed.
+
+        Torch, which keeps the input for the gradient, refuses such a change as well.
+        """
+        return self.source.private or not self.block.x.is_inference()
+
+    @property
+    def recomputable(self) -> bool:
+        """Tell that the result is kept: nothing else is of which it could be computed."""
+        return False
+
+    def check_unchanged(self) -> None:
+        """Refuse to compute from operands that were changed in place since.
+
+        Raises:
+            LayoutError: they were, where no rule could see it.
+        """
+        if self.block.changed:
+            raise LayoutError(
+                f"the weight of a convolution of {self.source.partition}, or its input, was "
+                "changed in place before its result was used\n    change it after the backward "
+                "pass, or use memory=none"
+            )
+
+    def computed(self, links: EpilogueOps) -> torch.Tensor:
+        """Convolve and apply the epilogue over slabs; the block at once where none follows."""
+        conv: DeferredConv = self.block
+        if links.empty and links.dtype == conv.dtype:
+            return conv.whole()
+        return conv.stage(links, self.room)
