@@ -35,14 +35,14 @@ def crash(file: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("read", "words"),
+    ("read", "words", "forks"),
     [
-        (hang, "evil: HDF5 has not come back .* in 0.3 s"),
-        (crash, r"evil: HDF5 crashes .*signal 11"),
+        (hang, "evil: HDF5 has not come back .* in 0.3 s", 2),
+        (crash, r"evil: HDF5 crashes .*signal 11", 3),
     ],
 )
 def test_the_file_is_named_and_the_others_go_on(
-    read: Callable[[str], str], words: str, monkeypatch: pytest.MonkeyPatch
+    read: Callable[[str], str], words: str, forks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children = []
     fork = os.fork
@@ -57,10 +57,23 @@ def test_the_file_is_named_and_the_others_go_on(
         with pytest.raises(DataError, match=words):
             child("evil")
         assert child("better") == "better"
-    assert len(children) == 2
+    assert len(children) == forks
     for child_id in children:
         with pytest.raises(ChildProcessError):
             os.waitpid(child_id, os.WNOHANG)
+
+
+def test_a_child_that_crashes_once_is_no_sign_of_damage(tmp_path: Path) -> None:
+    def crash_once(file: str) -> str:
+        if os.getpid() != main and not (tmp_path / "crashed").exists():
+            (tmp_path / "crashed").touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return file
+
+    main = os.getpid()
+    with HeaderChild(crash_once) as child:
+        assert child("good") == "good"
+    assert (tmp_path / "crashed").exists()
 
 
 def test_errors_are_those_of_this_process() -> None:

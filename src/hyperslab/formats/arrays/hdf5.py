@@ -12,6 +12,7 @@ more than that it came back: a fork a scan, and a byte and a second look a file.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import itertools
 import json
 import math
@@ -384,7 +385,7 @@ class HeaderChild(Generic[T]):
             self._try(file)
         return self.read(file)
 
-    def _try(self, file: str) -> None:
+    def _try(self, file: str, *, again: bool = True) -> None:
         if not self._child:
             self._start()
         with suppress(BrokenPipeError):  # then there will be no answer
@@ -397,9 +398,11 @@ class HeaderChild(Generic[T]):
                 "damaged, or its disk is very slow\n    look at it with h5dump, or take it away"
             )
         if not os.read(self._answers, 1):
+            ended = self._end()
+            if again:  # the fork of a process with threads may end for reasons of its own
+                return self._try(file, again=False)
             raise DataError(
-                f"{file}: HDF5 crashes on its header ({self._end()}): it is damaged\n"
-                "    take it away"
+                f"{file}: HDF5 crashes on its header ({ended}): it is damaged\n    take it away"
             )
 
     def _start(self) -> None:
@@ -440,6 +443,7 @@ def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
+        gc.disable()  # what the parent would clear away is not this process's: threads, say
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with os.fdopen(asked) as lines:
