@@ -27,7 +27,7 @@ import torch
 from hyperslab.util import startup
 
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Of NVIDIA, AMD, and Windows' own Linux: a fork of a process that has asked them is broken."""
+"""Names drivers of NVIDIA, AMD and WSL: a fork of a process that has asked them is broken."""
 
 
 def can_fork() -> bool:
