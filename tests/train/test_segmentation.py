@@ -98,8 +98,8 @@ def resumed(recipe: Path, *overrides: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "grid"),
     [
-        (2, ["grid.depth=2"]),
-        (4, ["grid.height=2", "grid.width=2"]),
+        pytest.param(2, ["grid.depth=2"], marks=pytest.mark.long),
+        pytest.param(4, ["grid.height=2", "grid.width=2"], marks=pytest.mark.long),
         (4, ["grid.data=2", "grid.depth=2"]),  # the validation's one sample is not cut by data
     ],
     ids=lambda v: "-".join(v) if isinstance(v, list) else None,

@@ -23,7 +23,9 @@ def on_ranks(recipe: Path, *overrides: str) -> None:
     run(recipe, *overrides)
 
 
-@pytest.mark.parametrize("how", ["direct", "preload", "store data.budget=30KB"])
+@pytest.mark.parametrize(
+    "how", in_gate(["direct", "preload", "store data.budget=30KB"], kept=["store data.budget=30KB"])
+)
 def test_keeping_changes_nothing(tmp_path: Path, universes: Path, how: str) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=2)
     run(recipe, "data.mode=direct", f"output={tmp_path}/serial")

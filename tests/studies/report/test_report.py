@@ -16,6 +16,7 @@ from hyperslab.errors import DataError
 from hyperslab.studies.report import render, write_report
 from hyperslab.studies.report.canvas import FIRST, INK, MUTED, SERIES
 from hyperslab.studies.run_folder import read_run
+from tests.selection import in_gate
 from tests.studies.report.fake import NAMES, fake_run
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -201,7 +202,7 @@ def test_missing_validation_and_metrics_that_are_not_defined(run: Path) -> None:
     assert Outline(page).open == []
 
 
-@pytest.mark.parametrize("value", ["1e999", "-inf", "nan"])
+@pytest.mark.parametrize("value", in_gate(["1e999", "-inf", "nan"], kept=["1e999"]))
 def test_numbers_without_end_are_not_drawn(tmp_path: Path, value: str) -> None:
     run = fake_run(tmp_path, epochs=3, wanted=3)
     for file in ("steps.csv", "epochs.csv", "evaluation/predictions.csv"):
