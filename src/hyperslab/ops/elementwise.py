@@ -256,8 +256,7 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
     """Tries to defer an activation in place; returns whether ``x`` has become its result."""
     x.force_readers()
     pending = x.pending
-    joins = isinstance(pending, FusedEpilogue) and pending.goes_on
-    if joins and pending.links.takes_activation:
+    if isinstance(pending, FusedEpilogue) and pending.goes_on and pending.links.takes_activation:
         x.extend(pending.linked(slope=slope))
         return True
     if not x.replaceable:

@@ -150,8 +150,8 @@ def batch_norm(
     all-reduce of both, 3. the block's gradient.
     """
     x = with_whole(input, (1,), "batch_norm")
-    known = running_mean is not None and running_var is not None
-    if known and not training and not torch.is_grad_enabled() and _is_deferred_conv(x):
+    alone = not training and not torch.is_grad_enabled() and _is_deferred_conv(x)
+    if alone and running_mean is not None and running_var is not None:
         affine = Affine.of(weight, bias)
         scale = (running_var.double() + eps).rsqrt()
         scale = scale if affine.weight is None else scale * affine.weight

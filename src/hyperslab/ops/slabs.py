@@ -272,6 +272,7 @@ class SlabStage(torch.autograd.Function):
         ctx.has_bias = bias is not None
         ctx.counts = [len(kept.tensors), len(halos)]
         ctx.save_for_backward(weight, bias, *kept.tensors, *halos, *(marks if marking else ()))
+        assert y is not None  # no block without elements comes here
         return y
 
     @staticmethod
@@ -343,9 +344,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     if statistics is not None:
         sums = None
         for slab, window, g, mark in parts():
-            z = geometry.convolve(window, weight, bias)
-            norm = _rows_of(statistics.norm, slab.sample)
-            found = _chain_backward_sums(g, mark, z, norm, *options)
+            x_of_norm = geometry.convolve(window, weight, bias)
+            row_of_norm = _rows_of(statistics.norm, slab.sample)
+            found = _chain_backward_sums(g, mark, x_of_norm, row_of_norm, *options)
             if sums is None:
                 rows = statistics.norm.shape[1]
                 sums = found.new_zeros(len(found), rows, *found.shape[2:])
@@ -362,8 +363,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             shape[2] = slab.planes.stop - slab.planes.start
             z = None if statistics is None else geometry.convolve(window, weight, bias)
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
-            rows = _rows_of(through, slab.sample)
-            g = _chain_backward(g, mark, z, norm, rows, *options, shape, geometry.dtype)
+            passed = _rows_of(through, slab.sample)
+            g = _chain_backward(g, mark, z, norm, passed, *options, shape, geometry.dtype)
             dwindow, dw, db = geometry.backward(g, window, weight, needs)
             dweight.add(dw)
             dbias.add(db)

@@ -183,11 +183,19 @@ def parallelize(
     _check_choice(random_states, "random_states", RANDOM_STATES)
     refuse_sharded_parameters(module)
     homes = GradientBuffers()
-    options = {"batch_norm": batch_norm, "kernels": kernels, "memory": memory}
-    policy = prepare(module, grid, until=until, homes=homes, **options)
+    policy = prepare(
+        module,
+        grid,
+        until=until,
+        batch_norm=batch_norm,
+        kernels=kernels,
+        memory=memory,
+        homes=homes,
+    )
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)
     if grid.size > 1:
+        options = {"batch_norm": batch_norm, "kernels": kernels, "memory": memory}
         options["find_unused_parameters"] = str(find_unused_parameters)
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)

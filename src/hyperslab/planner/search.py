@@ -297,6 +297,8 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
     if job.recipe.memory == "auto":
         ways = [job.with_recipe(memory=way) for way in get_args(Memory)]
         found = [trace_one(one, grid, machine, bounds) for one in ways]
+        most = found[0].memory.total  # of none: what should save memory needs no more
+        found = [one for one in found if one.memory.total <= most]
         fitting = [one for one in found if one.fits(bounds.limit.nbytes)]
         if fitting:
             return min(fitting, key=lambda one: one.seconds.total)
