@@ -643,7 +643,7 @@ def _convolve_block(
     room: HaloPaddedBuffer | None,
     source: RecomputedInput | None,
 ) -> torch.Tensor:
-    """Convolve this rank's block at once; steps 2 to 4 of `convolve`."""
+    """Computes this rank's block at once, by the steps 2 to 4 of `convolve`."""
     block = conv_input(x, weight, kernels, dtype, room)
     spec = layout.spec
     if spec is None:

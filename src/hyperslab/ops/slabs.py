@@ -160,7 +160,7 @@ class SlabGeometry:
         weight: torch.Tensor,
         needs: Sequence[bool],
     ) -> Gradients:
-        """Gradients of window, weight and bias."""
+        """Compute the gradients of window, weight and bias."""
         return conv_backward(
             gradient, window, weight, self.options, self.padding, needs, self.kernels
         )
@@ -311,7 +311,7 @@ def _unpack(ctx: Any) -> tuple[Any, ...]:
 
 
 def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
-    """Gradients that can be differentiated again, out of the whole stage with its graph."""
+    """Compute gradients that can be differentiated again, of the whole stage with its graph."""
     x, weight, bias, _, _ = _unpack(ctx)
     links = ctx.links
     affine = None if links.statistics is None else links.statistics.affine
@@ -376,7 +376,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
 def _through(
     ctx: Any, statistics: Statistics, sums: torch.Tensor | None
 ) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
-    """Gradients of the normalisation's parameters, and what passes through its statistics."""
+    """Compute the gradients of the normalisation's parameters, and of its statistics."""
     over = statistics.over
     pool = over.pool or 1
     numbers = (statistics.norm, statistics.moments)
@@ -436,7 +436,7 @@ class DeferredConv:
 
     @property
     def halos(self) -> Sequence[torch.Tensor]:
-        """What other ranks hold of the windows; they send it once."""
+        """Return the parts of windows that other ranks hold, which send them once."""
         if self._halos is None:
             with torch.no_grad():
                 block = dense(self.x, memory_format_of(self.x))
@@ -444,7 +444,7 @@ class DeferredConv:
         return self._halos
 
     def channel_sums(self, groups: int) -> torch.Tensor:
-        """What the moments of the result are made of, see ``hyperslab::channel_sums``."""
+        """Sum up what the moments of the result are made of, see ``hyperslab::channel_sums``."""
         geometry = self.geometry
         rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
         for slab in geometry.slabs(overlapping=False):
@@ -456,7 +456,7 @@ class DeferredConv:
         return torch.cat([sums for sums in rows if sums is not None], 1)
 
     def whole(self) -> torch.Tensor:
-        """Convolve the block at once."""
+        """Compute the whole block at once."""
         assert self.geometry.whole is not None
         return self.geometry.whole(self.x, self.weight, self.bias, source=self.source)
 
