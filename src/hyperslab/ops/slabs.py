@@ -40,6 +40,7 @@ from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
     compute_dtype,
     dense,
+    memory_format_by_strides,
     memory_format_of,
 )
 from hyperslab.ops.fusion import (
@@ -254,6 +255,7 @@ class SlabStage(torch.autograd.Function):
         slabs = list(geometry.slabs(overlapping=ctx.needs_input_grad[0], multiple=tile))
         options = (links.slope, links.pool, links.maximum, marking, links.dtype)
         marks = []
+        formats = []  # of slabs, for marks lie in that order: one voxel's may differ
         y = None
         for slab in slabs:
             window = geometry.operand(geometry.read(x, halos, slab), weight)
@@ -263,7 +265,8 @@ class SlabStage(torch.autograd.Function):
                 y = _room_for(geometry.out, part, tile, room)
             y[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)] = part
             marks.append(mark)
-        ctx.format = memory_format_of(z)
+            formats.append(memory_format_by_strides(z))
+        ctx.formats = formats
         kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.geometry = geometry
@@ -337,7 +340,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
         for at, slab in enumerate(ctx.slabs):
             part = gradient[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)]
             window = geometry.operand(geometry.read(x, halos, slab), weight)
-            yield slab, window, in_format(part, ctx.format), marks[at] if marks else nothing
+            yield slab, window, in_format(part, ctx.formats[at]), marks[at] if marks else nothing
 
     dnorm: list[torch.Tensor | None] = [None, None]
     through = None
