@@ -45,7 +45,7 @@ def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def test_pieces_lie_in_one_buffer_apart() -> None:
     boxes = Boxes(Box.whole((3, 5)), (Box((0, 0), (3, 1)), Box((1, 0), (2, 5))))
-    first, second = boxes.room(torch.zeros(1))
+    first, second = boxes.allocate(torch.zeros(1))
     assert (first.shape, second.shape) == ((3, 1), (1, 5))
     assert second.data_ptr() - first.data_ptr() == 4 * ALIGNED_ELEMENTS
     first.fill_(1)

@@ -123,7 +123,7 @@ def _meets(cover: Cover, dims: Sequence[int], index: int, box: Box) -> bool:
 def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
     """Send what others want of ``x``, the own box, and begin to receive what this rank wants."""
     sends = _parts_of(x, plan)
-    receives = [(rank, _room(shape, x)) for rank, shape in plan.parts_received]
+    receives = [(rank, _receive_buffer(shape, x)) for rank, shape in plan.parts_received]
     return _exchange(plan, sends, receives, what)
 
 
@@ -134,10 +134,10 @@ def start_adjoint(
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
     boxes = plan.boxes_sent
     if packs_with_one_kernel(like, boxes):
-        room = boxes.room(like)
+        buffers = boxes.allocate(like)
     else:
-        room = [_room(shape, like) for _, _, shape in plan.parts_sent]
-    receives = [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, room, strict=True)]
+        buffers = [_receive_buffer(shape, like) for _, _, shape in plan.parts_sent]
+    receives = [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, buffers, strict=True)]
     return _exchange(plan, sends, receives, f"the adjoint of {what}")
 
 
@@ -153,7 +153,7 @@ def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
     return [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, pieces, strict=True)]
 
 
-def _room(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+def _receive_buffer(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Allocate for a message that is to lie in memory as ``like``; on a GPU it is contiguous."""
     on_cpu = like.device.type == "cpu"
     order = memory_format_of(like) if on_cpu else torch.contiguous_format

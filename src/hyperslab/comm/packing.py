@@ -48,7 +48,7 @@ class Boxes:
         sizes = (-(-part.size // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS for part in self.parts)
         return list(itertools.accumulate(sizes, initial=0))
 
-    def room(self, like: torch.Tensor) -> list[torch.Tensor]:
+    def allocate(self, like: torch.Tensor) -> list[torch.Tensor]:
         """Allocate a contiguous tensor for each, in one buffer."""
         *begins, end = self.offsets
         buffer = like.new_empty(end)
@@ -108,13 +108,13 @@ def pack(x: torch.Tensor, boxes: Boxes, table: BoxTable) -> list[torch.Tensor]:
     """Copies of the boxes of ``x``, each contiguous."""
     from hyperslab.comm.packing_triton import pack_boxes
 
-    pieces = boxes.room(x)
+    pieces = boxes.allocate(x)
     pack_boxes(x, pieces[0], table.rows, table.largest)
     return pieces
 
 
 def add(block: torch.Tensor, pieces: Sequence[torch.Tensor], table: BoxTable) -> None:
-    """Add each piece to its box of ``block``, in place; the pieces are those of `Boxes.room`.
+    """Add each piece to its box of ``block``, in place; the pieces are those of `Boxes.allocate`.
 
     Where several meet they are added in their order, as one after the other would be.
     """

@@ -288,8 +288,8 @@ class RecomputedInput(Protocol):
     def tensors(self) -> SavedTensors:
         """Returns the tensors from which the input is computed."""
 
-    def value(self, tensors: SavedTensors, room: HaloPaddedBuffer | None = None) -> torch.Tensor:
-        """Computes the input; in ``room``, if there is any and no graph."""
+    def value(self, tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) -> torch.Tensor:
+        """Computes the input; in ``padded``, if there is any and no graph."""
 
 
 class SavedInput:
@@ -300,7 +300,7 @@ class SavedInput:
         self.value = _only_tensor if source is None else source.value
 
 
-def _only_tensor(tensors: SavedTensors, room: HaloPaddedBuffer | None = None) -> torch.Tensor:
+def _only_tensor(tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) -> torch.Tensor:
     (x,) = tensors
     assert x is not None
     return x
@@ -422,13 +422,13 @@ def conv_input(
     weight: torch.Tensor,
     kernels: Kernels,
     dtype: torch.dtype | None = None,
-    room: HaloPaddedBuffer | None = None,
+    padded: HaloPaddedBuffer | None = None,
 ) -> torch.Tensor:
     """Converts a block to ``dtype``, and a network's input to the format in which it is convolved.
 
     The convolution keeps what it is given, so that the input need not be converted once more in
-    the backward pass; with ``room`` it is made there, if it may be. What has a gradient is left in
-    its format: whoever made it may keep it as well.
+    the backward pass; with ``padded`` it is made there, if it may be. What has a gradient is left
+    in its format: whoever made it may keep it as well.
     """
     dtype = dtype or x.dtype
     if x.requires_grad:
@@ -438,7 +438,7 @@ def conv_input(
     last = CHANNELS_LAST[x.dim()]
     if x.dtype == dtype and x.is_contiguous(memory_format=last):
         return dense(x, last)
-    y = None if room is None else room.block(x.shape, dtype, last)
+    y = None if padded is None else padded.block(x.shape, dtype, last)
     if y is None:
         return torch.ops.hyperslab.reorder(x, True, dtype)
     torch.ops.hyperslab.reorder_into(x, y)

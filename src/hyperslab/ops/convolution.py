@@ -114,7 +114,7 @@ class BufferConv(torch.autograd.Function):
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
     spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Where the
-    block was made with ``room`` for its halo it lies in that buffer already, which is then kept.
+    block was made with ``padded`` for its halo it lies in that buffer already, which is then kept.
     Otherwise saved are the block (the producer's own tensor, or what ``source`` makes it of) and
     the thin halos, not the buffer: it is filled again in the backward pass. Backward: 1. gradients
     of buffer, weight, bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
@@ -129,20 +129,20 @@ class BufferConv(torch.autograd.Function):
         spec: ConvSpec,
         kernels: Kernels,
         source: RecomputedInput | None,
-        room: HaloPaddedBuffer | None = None,
+        padded: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
         pieces = start(x, spec.plan, spec.name).wait()
-        buffer = _fill_buffer(x, pieces, spec, room)
+        buffer = _fill_buffer(x, pieces, spec, padded)
         kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.spec = spec
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.has_buffer = source is None and room is not None and room.buffer is not None
+        ctx.has_buffer = source is None and padded is not None and padded.buffer is not None
         halos = [buffer] if ctx.has_buffer else pieces
         ctx.save_for_backward(weight, *kept.tensors, *halos)
         ctx.kept = len(kept.tensors)
-        ctx.room = room and room.empty()
+        ctx.padded = padded and padded.empty()
         return spec.forward(buffer, weight, bias, kernels)
 
     @staticmethod
@@ -159,7 +159,7 @@ class BufferConv(torch.autograd.Function):
         if ctx.has_buffer:
             (buffer,) = halos
         else:
-            buffer = _fill_buffer(ctx.value(kept, ctx.room), halos, spec, ctx.room)
+            buffer = _fill_buffer(ctx.value(kept, ctx.padded), halos, spec, ctx.padded)
         whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
         del buffer
         if whole is None:
@@ -203,15 +203,15 @@ def _fill_buffer(
     x: torch.Tensor,
     pieces: Sequence[torch.Tensor],
     spec: ConvSpec,
-    room: HaloPaddedBuffer | None,
+    padded: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
     """Return what the outputs read; ``x`` itself, or a part of it, where that is all."""
     plan = spec.plan
     box = spec.box
     if plan.local and plan.own.contains(box):
         return x[box.slices(plan.own)]
-    if room is not None and room.buffer is not None:
-        buffer = room.buffer
+    if padded is not None and padded.buffer is not None:
+        buffer = padded.buffer
         for gap in gaps_in(box, plan.brought):
             buffer[gap].zero_()
     else:
@@ -491,7 +491,7 @@ class ConvLayout:
     margins: tuple[int, ...]
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
-    room: tuple[int, int] | None = None  # planes of a halo before and after the block
+    halo_planes: tuple[int, int] | None = None  # before and after the block
 
 
 @per_grid
@@ -532,8 +532,8 @@ def lay_out_conv(
     slabs = None
     if aligned(windows, plan.own, out) and not thin(plan):
         slabs = slabs_of(plan, windows, covered, out)
-    room = _planes_beside(plan.own, plan.wanted)
-    return ConvLayout(x, output, options, shared, margins, spec, slabs, room)
+    halo_planes = _planes_beside(plan.own, plan.wanted)
+    return ConvLayout(x, output, options, shared, margins, spec, slabs, halo_planes)
 
 
 def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
@@ -602,11 +602,11 @@ def convolve(
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     geometry = _slab_geometry(x, weight, layout, stride, padding, dilation)
-    room = None
-    beside = layout.room if geometry is None and kernels != "torch" else None
+    padded = None
+    beside = layout.halo_planes if geometry is None and kernels != "torch" else None
     if beside is not None and registry.device_kind(x) == "cpu":
-        room = HaloPaddedBuffer(*beside)
-    block, source = conv_operand(x, operand_type(x), room)
+        padded = HaloPaddedBuffer(*beside)
+    block, source = conv_operand(x, operand_type(x), padded)
     share = None
     if layout.spec is None and groups == 1:
         share = filter_share(x, weight, layout.output, 1)
@@ -620,13 +620,13 @@ def convolve(
     last = serial_is_last(x, block, weight, layout.options)
     run = partial(_convolve_block, layout=layout, dtype=operand_type(x), kernels=kernels)
     if geometry is not None and share is None:
-        whole = partial(run, room=None)
+        whole = partial(run, padded=None)
         geometry = replace(geometry, whole=whole)
         conv = DeferredConv(geometry, block, weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
-    y = run(block, weight, bias, room=room, source=source)
+    y = run(block, weight, bias, padded=padded, source=source)
     if share is not None:
         y = share.whole(y, f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
@@ -640,18 +640,18 @@ def _convolve_block(
     layout: ConvLayout,
     dtype: torch.dtype,
     kernels: Kernels,
-    room: HaloPaddedBuffer | None,
+    padded: HaloPaddedBuffer | None,
     source: RecomputedInput | None,
 ) -> torch.Tensor:
     """Computes this rank's block at once, by the steps 2 to 4 of `convolve`."""
-    block = conv_input(x, weight, kernels, dtype, room)
+    block = conv_input(x, weight, kernels, dtype, padded)
     spec = layout.spec
     if spec is None:
         return differentiable_conv(
             block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
         )
-    if room is not None and room.buffer is not None:
-        return BufferConv.apply(block, weight, bias, spec, kernels, source, room)
+    if padded is not None and padded.buffer is not None:
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, padded)
     if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
         block = fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
         return LocalConv.apply(block, weight, bias, spec, kernels, None)

@@ -227,16 +227,16 @@ class EpilogueOps:
         )
 
     def forward(
-        self, x: torch.Tensor, *, mark: bool, room: HaloPaddedBuffer | None = None
+        self, x: torch.Tensor, *, mark: bool, padded: HaloPaddedBuffer | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the result and, with ``mark``, what its gradient needs in place of ``x``.
 
-        With ``room`` it is made there, if it may be.
+        With ``padded`` it is made there, if it may be.
         """
         norm = None if self.statistics is None else self.statistics.norm
         y = None
-        if room is not None:
-            y = room.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
+        if padded is not None:
+            y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
         if y is None:
             return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
         return y, _chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
@@ -262,10 +262,10 @@ class EpilogueFunction(torch.autograd.Function):
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         links: EpilogueOps,
-        room: HaloPaddedBuffer | None = None,
+        padded: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
         marked = links.leaves_marks
-        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), room=room)
+        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), padded=padded)
         ctx.links = links
         ctx.format = memory_format_of(x)
         ctx.shape = x.shape
@@ -342,7 +342,7 @@ class FusedEpilogue:
     version: int
     links: EpilogueOps
     with_graph: bool
-    room: HaloPaddedBuffer | None = None
+    padded: HaloPaddedBuffer | None = None
     """Receives the result, if set."""
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
@@ -367,11 +367,11 @@ class FusedEpilogue:
             pool or old.pool,
             maximum or old.maximum,
         )
-        return self._with(links, self.room, self.parents)
+        return self._with(links, self.padded, self.parents)
 
-    def in_room(self, room: HaloPaddedBuffer | None) -> FusedEpilogue:
+    def made_in(self, padded: HaloPaddedBuffer | None) -> FusedEpilogue:
         """Replaces the buffer that receives the result."""
-        return self._with(self.links, room, self.parents)
+        return self._with(self.links, padded, self.parents)
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
@@ -380,11 +380,11 @@ class FusedEpilogue:
     def _with(
         self,
         links: EpilogueOps,
-        room: HaloPaddedBuffer | None,
+        padded: HaloPaddedBuffer | None,
         parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
     ) -> FusedEpilogue:
         return type(self)(
-            self.source, self.block, self.version, links, self.with_graph, room, parents
+            self.source, self.block, self.version, links, self.with_graph, padded, parents
         )
 
     @property
@@ -444,7 +444,7 @@ class FusedEpilogue:
             rest = links.after(done)
             with torch.set_grad_enabled(self.with_graph):
                 block = dense(parent.block, memory_format_of(parent.block))
-                return EpilogueFunction.apply(block, None, None, rest, self.room)
+                return EpilogueFunction.apply(block, None, None, rest, self.padded)
         with torch.set_grad_enabled(self.with_graph):
             return self.computed(links)
 
@@ -463,7 +463,7 @@ class FusedEpilogue:
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
         """Computes the result from the block."""
-        return _apply_epilogue(self.block, links, self.room)
+        return _apply_epilogue(self.block, links, self.padded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -477,23 +477,23 @@ class RecomputedEpilogue:
     links: EpilogueOps
 
     def value(
-        self, tensors: tuple[torch.Tensor | None, ...], room: HaloPaddedBuffer | None = None
+        self, tensors: tuple[torch.Tensor | None, ...], padded: HaloPaddedBuffer | None = None
     ) -> torch.Tensor:
         """Computes the operand once more; with a graph where one is recorded."""
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
             return _apply_epilogue(block, self.links)
-        return self.links.forward(block, mark=False, room=room)[0]
+        return self.links.forward(block, mark=False, padded=padded)[0]
 
 
 def _apply_epilogue(
-    block: torch.Tensor, links: EpilogueOps, room: HaloPaddedBuffer | None = None
+    block: torch.Tensor, links: EpilogueOps, padded: HaloPaddedBuffer | None = None
 ) -> torch.Tensor:
     affine = None if links.statistics is None else links.statistics.affine
     if affine is None:
-        return EpilogueFunction.apply(block, None, None, links, room)
-    return EpilogueFunction.apply(block, affine.weight, affine.bias, links, room)
+        return EpilogueFunction.apply(block, None, None, links, padded)
+    return EpilogueFunction.apply(block, affine.weight, affine.bias, links, padded)
 
 
 def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
@@ -522,11 +522,11 @@ def epilogue_result(chain: FusedEpilogue, like: Sharded, partition: Partition) -
 
 
 def conv_operand(
-    x: Sharded, dtype: torch.dtype, room: HaloPaddedBuffer | None = None
+    x: Sharded, dtype: torch.dtype, padded: HaloPaddedBuffer | None = None
 ) -> tuple[torch.Tensor, RecomputedEpilogue | None]:
     """Returns the block as a convolution takes it, and how to recompute it for the backward pass.
 
-    What is pending is computed in ``dtype`` at once, where there is ``room`` for a halo.
+    What is pending is computed in ``dtype`` at once where there is a ``padded`` buffer.
     """
     chain = x.recipe
     if not isinstance(chain, FusedEpilogue):
@@ -534,10 +534,10 @@ def conv_operand(
     if x.pending is None:
         block = x.block
     elif dtype != chain.dtype:
-        block = chain.in_room(room).value(dtype)
+        block = chain.made_in(padded).value(dtype)
         x.consume_in_other_dtype()
     else:
-        x.extend(chain.in_room(room))
+        x.extend(chain.made_in(padded))
         block = x.block
     if not chain.recomputable:
         return block, None

@@ -246,7 +246,7 @@ class SlabStage(torch.autograd.Function):
         links: EpilogueOps,
         halos: Sequence[torch.Tensor],
         source: RecomputedInput | None,
-        room: HaloPaddedBuffer | None,
+        padded: HaloPaddedBuffer | None,
     ) -> torch.Tensor:
         marking = links.leaves_marks and any(ctx.needs_input_grad)
         statistics = links.statistics
@@ -262,7 +262,7 @@ class SlabStage(torch.autograd.Function):
             z = geometry.convolve(window, weight, bias)
             part, mark = _chain_forward(z, _rows_of(norm, slab.sample), *options)
             if y is None:
-                y = _room_for(geometry.out, part, tile, room)
+                y = _allocate_result(geometry.out, part, tile, padded)
             y[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)] = part
             marks.append(mark)
             formats.append(memory_format_by_strides(z))
@@ -288,13 +288,13 @@ class SlabStage(torch.autograd.Function):
         return *_backward(ctx, gradient), *[None] * 5
 
 
-def _room_for(
-    out: Box, part: torch.Tensor, tile: int, room: HaloPaddedBuffer | None
+def _allocate_result(
+    out: Box, part: torch.Tensor, tile: int, padded: HaloPaddedBuffer | None
 ) -> torch.Tensor:
-    """Allocate the whole result, of which ``part`` is a slab; in ``room``, if it may be."""
+    """Allocate the whole result, of which ``part`` is a slab; in ``padded``, if it may be."""
     shape = (out.shape[0], part.shape[1], out.shape[2] // tile, *part.shape[3:])
     order = memory_format_of(part)
-    y = None if room is None else room.block(shape, part.dtype, order)
+    y = None if padded is None else padded.block(shape, part.dtype, order)
     if y is not None:
         return y
     return torch.empty(shape, dtype=part.dtype, device=part.device, memory_format=order)
@@ -463,14 +463,14 @@ class DeferredConv:
         assert self.geometry.whole is not None
         return self.geometry.whole(self.x, self.weight, self.bias, source=self.source)
 
-    def stage(self, links: EpilogueOps, room: HaloPaddedBuffer | None) -> torch.Tensor:
+    def stage(self, links: EpilogueOps, padded: HaloPaddedBuffer | None) -> torch.Tensor:
         """Convolve and apply the epilogue."""
         affine = None if links.statistics is None else links.statistics.affine
         norms = (None, None) if affine is None else (affine.weight, affine.bias)
         operands: Sequence[torch.Tensor | None] = (self.x, self.weight, self.bias, *norms)
         if not torch.is_grad_enabled():  # or the marks of the gradient would be made
             operands = [None if t is None else t.detach() for t in operands]
-        return SlabStage.apply(*operands, self.geometry, links, self.halos, self.source, room)
+        return SlabStage.apply(*operands, self.geometry, links, self.halos, self.source, padded)
 
 
 class SlabEpilogue(FusedEpilogue):
@@ -509,4 +509,4 @@ class SlabEpilogue(FusedEpilogue):
         conv: DeferredConv = self.block
         if links.empty and links.dtype == conv.dtype:
             return conv.whole()
-        return conv.stage(links, self.room)
+        return conv.stage(links, self.padded)
