@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import shutil
@@ -8,7 +9,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import torch
@@ -125,8 +126,9 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     For tests of what pages say; what figures show, tests of figures look at.
     """
 
-    def save(figure: object, file: TextIO, **options: object) -> None:
-        file.write('<svg viewBox="0 0 1 1"></svg>')
+    def save(figure: object, file: IO[Any], **options: object) -> None:
+        nothing = '<svg viewBox="0 0 1 1"></svg>'
+        file.write(nothing if isinstance(file, io.TextIOBase) else nothing.encode())
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 

@@ -69,6 +69,7 @@ ALLOWED = {
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
     ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
     ("formats/arrays/open.py", "allow_pickle"): "False",
+    ("launch/forked.py", "runpy"): "the command of the launcher itself, in its ranks",
     ("util/documents.py", "yaml.load"): "with yaml's safe loader",
     ("util/worker_pool.py", "multiprocessing"): "between a process and those that it starts",
 }

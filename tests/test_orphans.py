@@ -119,7 +119,9 @@ def universes(folder: Path) -> list[str]:
 
 CHEAP = {
     "headers of HDF5": Command(
-        lambda _: ["-c", HEADERS], {"reader": lambda one, main: one.parent == main}
+        lambda _: ["-c", HEADERS],
+        {"reader": lambda one, main: one.parent == main},
+        frozenset({"reader"}),  # one more is tried
     ),
     "a pool": Command(lambda folder: [f"{folder}/pool.py"], WORKERS, frozenset({"tracker"})),
 }

@@ -138,13 +138,13 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import train
 
 assert hyperslab.__file__.startswith({place!r}), hyperslab.__file__
-train(load_recipe("recipe.yaml"))
-train(load_recipe("recipe.yaml", ["epochs=3"]), resume=True)
+train(load_recipe("own.yaml"))
+train(load_recipe("own.yaml", ["epochs=3"]), resume=True)
 with open("run/steps.csv", newline="") as file:
     print(*(row["learning_rate"] for row in csv.DictReader(file)))
 for key in ("model", "optimizer", "optimizer.schedule"):
     try:
-        load_recipe("recipe.yaml", [key + ".name=haelving"])
+        load_recipe("own.yaml", [key + ".name=haelving"])
     except RecipeError as error:
         print(str(error).splitlines()[0])
 """
@@ -161,7 +161,7 @@ def test_one_file_and_one_line(tmp_path: Path, line: bool) -> None:
         if line:
             lines.insert(place, added)
         (copy / other).write_text("\n".join(lines) + "\n")
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "own.yaml").write_text(RECIPE)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(place=str(tmp_path))],
         cwd=tmp_path,

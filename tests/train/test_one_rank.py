@@ -69,7 +69,7 @@ class OddLoss:
 
 
 def write(folder: Path, **keys: Any) -> Path:
-    recipe = folder / "recipe.yaml"
+    recipe = folder / "own.yaml"
     recipe.write_text(yaml.safe_dump({**RECIPE, "output": str(folder / "run"), **keys}))
     return recipe
 
