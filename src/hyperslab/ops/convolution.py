@@ -12,7 +12,7 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from hyperslab.comm.exchange import (
     start_adjoint,
 )
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.geometry import Box, Interval, Partition, TransposedWindow, Window
+from hyperslab.geometry import Box, Cover, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
     Gradients,
@@ -57,13 +57,18 @@ from hyperslab.ops.placement import (
     read_cover,
     with_batch,
 )
-from hyperslab.ops.slabs import (
+from hyperslab.ops.slab_inputs import (
     FEWEST_SLABS,
-    DeferredConv,
-    SlabEpilogue,
-    SlabGeometry,
-    planes_of_slab,
+    BlockInput,
+    DeferredJoin,
+    DeferredUpsampling,
+    JoinedInput,
+    Operands,
+    SlabInput,
+    is_wide,
+    largest_block,
 )
+from hyperslab.ops.slabs import DeferredConv, SlabEpilogue, SlabGeometry, planes_of_slab
 from hyperslab.tensor import Sharded
 
 
@@ -601,15 +606,19 @@ def convolve(
         )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
-    geometry = _slab_geometry(x, weight, layout, stride, padding, dilation)
+    share = None
+    if layout.spec is None and groups == 1:
+        share = filter_share(x, weight, layout.output, 1)
+    geometry = None
+    if share is None:
+        geometry = _slab_geometry(x, weight, layout, stride, padding, dilation)
+    if geometry is not None and isinstance(geometry.input, JoinedInput):
+        return _convolve_joined(x, weight, bias, layout, geometry)
     padded = None
     beside = layout.halo_planes if geometry is None and kernels != "torch" else None
     if beside is not None and registry.device_kind(x) == "cpu":
         padded = HaloPaddedBuffer(*beside)
     block, source = conv_operand(x, operand_type(x), padded)
-    share = None
-    if layout.spec is None and groups == 1:
-        share = filter_share(x, weight, layout.output, 1)
     homes = x.policy.homes
     if share is None:
         weight = shard_parameter(weight, operand_type(weight), homes)
@@ -619,10 +628,9 @@ def convolve(
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight, layout.options)
     run = partial(_convolve_block, layout=layout, dtype=operand_type(x), kernels=kernels)
-    if geometry is not None and share is None:
-        whole = partial(run, padded=None)
-        geometry = replace(geometry, whole=whole)
-        conv = DeferredConv(geometry, block, weight, bias, source)
+    if geometry is not None:
+        geometry = replace(geometry, whole=partial(_convolve_only, run))
+        conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
@@ -630,6 +638,58 @@ def convolve(
     if share is not None:
         y = share.whole(y, f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def _convolve_only(
+    run: Callable[..., torch.Tensor],
+    operands: Operands,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    source: RecomputedInput | None,
+) -> torch.Tensor:
+    """Convolves the only operand at once."""
+    (x,) = operands
+    return run(x, weight, bias, padded=None, source=source)
+
+
+def _convolve_joined(
+    x: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    layout: ConvLayout,
+    geometry: SlabGeometry,
+) -> Sharded:
+    """Defers the convolution of channels that are not joined yet; each slab joins its window."""
+    join = x.pending
+    assert isinstance(join, DeferredJoin)
+    dtype = operand_type(x)
+    kernels = x.policy.kernels
+    weight = shard_parameter(weight, operand_type(weight), x.policy.homes)
+    bias = bias if bias is None else bias.to(operand_type(bias))
+
+    def whole(
+        operands: Operands,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        source: RecomputedInput | None,
+    ) -> torch.Tensor:
+        return _convolve_block(
+            join.whole(operands),
+            weight,
+            bias,
+            layout=layout,
+            dtype=dtype,
+            kernels=kernels,
+            padded=None,
+            source=source,
+        )
+
+    conv = DeferredConv(replace(geometry, whole=whole), join.tensors, weight, bias, None)
+    pending = SlabEpilogue(x, conv, 0, EpilogueOps(dtype), torch.is_grad_enabled())
+    last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)
+    return x.will_be(pending, layout.output, reordered=not last)
 
 
 def _convolve_block(
@@ -662,18 +722,17 @@ def _convolve_block(
 
 @per_grid
 def lay_out_slabs(
-    grid: Grid, x: Partition, output: Partition, windows: tuple[Window, ...]
-) -> tuple[ExchangePlan, tuple[int, ...]]:
-    """Return what brings the halo of a whole block, and the padding that is left to the operator.
+    _: Grid, x: Partition, output: Partition, windows: tuple[Window, ...]
+) -> tuple[Cover, tuple[int, ...]]:
+    """Return what every rank's slabs read, and the padding that is left to the operator.
 
-    The plan's box has the padding along the first spatial dim: slabs have none of their own.
+    That has the padding along the first spatial dim: slabs have none of their own.
     """
     cuts = output.cuts[2:]
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     covered[0] = True
     cover = read_cover(x, windows, cuts, output.shape[2:], covered)
-    padding = (0 if c else w.before for c, w in zip(covered, windows, strict=True))
-    return plan_exchange(x, cover, grid), tuple(padding)
+    return cover, tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True))
 
 
 def _slab_geometry(
@@ -690,27 +749,36 @@ def _slab_geometry(
         return None
     output = layout.output
     dtype = operand_type(x)
-    extents = [
-        extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
-        for extent, cut in zip(output.shape, output.cuts, strict=True)
-    ]
     if 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
         return None
+    extents = largest_block(output)
     windows = windows_of(weight.shape, stride, padding, dilation)
-    plane = math.prod(extents[1:2] + extents[3:]) * dtype.itemsize
+    join = x.pending
+    if not isinstance(join, DeferredJoin) or join.with_graph != torch.is_grad_enabled():
+        join = None
+    # A window of a block is a view, but one of channels that are joined for it takes memory, too.
+    channels = extents[1] if join is None else max(extents[1], x.shape[1])
+    plane = channels * math.prod(extents[3:]) * dtype.itemsize
     planes = planes_of_slab(windows[0], plane, nbytes, overlapping=True)
-    if extents[0] * extents[2] < FEWEST_SLABS * planes:
+    if join is None and extents[0] * extents[2] < FEWEST_SLABS * planes:
         return None
-    plan, left = lay_out_slabs(x.grid, layout.input, output, windows)
+    cover, left = lay_out_slabs(x.grid, layout.input, output, windows)
+    name = f"the halo exchange of conv{len(windows)}d {tuple(weight.shape)}"
+    input: SlabInput
+    if join is None:
+        input = BlockInput(name, plan_exchange(layout.input, cover, x.grid))
+    else:
+        input = join.reader(cover, x.grid, name)
     return SlabGeometry(
-        name=f"the halo exchange of conv{len(windows)}d {tuple(weight.shape)}",
-        plan=plan,
+        input=input,
+        wanted=cover.box(x.grid.coords),
         out=output.box(x.grid.coords),
         window=windows[0],
         options=layout.options,
         padding=left,
         kernels=x.policy.kernels,
         dtype=dtype,
+        plane=plane,
         nbytes=nbytes,
     )
 
@@ -738,6 +806,7 @@ class ConvTransposeLayout:
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
     spec: ConvSpec
+    windows: tuple[TransposedWindow, ...]
 
 
 @per_grid
@@ -779,7 +848,7 @@ def lay_out_conv_transpose(
         ),
         padding=tuple(crop.padding for crop in crops),
     )
-    return ConvTransposeLayout(x, output, spec)
+    return ConvTransposeLayout(x, output, spec, windows)
 
 
 @register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
@@ -803,6 +872,8 @@ def convolve_transposed(
        local op, no message.
     3. Otherwise halo buffer and one op on it, whose cropping yields just the rank's outputs
        (`BufferConv`): no partial sums travel.
+    4. Where the policy has slabs and the result is wide it is deferred: if it is joined with other
+       channels, slabs compute what they need of it.
     """
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
@@ -826,5 +897,27 @@ def convolve_transposed(
     last = serial_is_last(x, x.block, weight, spec.options)
     block = conv_input(x.block.to(operand_type(x)), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
-    y = apply(block, weight, bias, spec, kernels, None)
-    return x.like(y, layout.output, fresh=True, reordered=not last)
+    run = partial(_run_transposed, apply, spec, kernels)
+    wide = is_wide(layout.output, block.dtype, x.policy.slab)
+    if wide and not x.is_complex() and (x.private or not block.is_inference()):
+        pending = DeferredUpsampling(
+            source=x,
+            tensors=(block, weight, bias),
+            input=layout.input,
+            partition=layout.output,
+            windows=layout.windows,
+            options=spec.options,
+            kernels=kernels,
+            dtype=block.dtype,
+            run=run,
+            with_graph=torch.is_grad_enabled(),
+        )
+        return x.will_be(pending, layout.output, reordered=not last)
+    return x.like(run(block, weight, bias), layout.output, fresh=True, reordered=not last)
+
+
+def _run_transposed(
+    apply: Callable[..., torch.Tensor], spec: ConvSpec, kernels: Kernels, *operands: Any
+) -> torch.Tensor:
+    """Computes this rank's block of a transposed convolution, by the steps 2 and 3."""
+    return apply(*operands, spec, kernels, None)

@@ -22,15 +22,12 @@ from typing import Any, Protocol
 
 import torch
 
-from hyperslab.comm import ExchangePlan
 from hyperslab.comm.collectives import reduce_in_place
-from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Window
 from hyperslab.kernels.conv import (
     Gradients,
     RecomputedInput,
-    SavedInput,
     conv_backward,
     conv_forward,
     conv_input,
@@ -38,8 +35,6 @@ from hyperslab.kernels.conv import (
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels
 from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
-    compute_dtype,
-    dense,
     memory_format_by_strides,
     memory_format_of,
 )
@@ -50,16 +45,18 @@ from hyperslab.ops.fusion import (
     Statistics,
     in_format,
 )
-from hyperslab.util.torch_internals import version_of
+from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
 
 SLAB_BYTES = 1 << 25
 """Bytes of the convolution's result in one slab: small beside any block that does not fit."""
 
-FEWEST_SLABS = 4
-"""Blocks of fewer slabs are convolved whole."""
-
 PLANES_PER_HALO = 8
-"""Planes of a slab for each that it shares with the next one, whose gradient is computed twice."""
+"""Planes of a slab for each that it shares with the next one, whose gradient is computed twice.
+
+Fewer, down to two, where a slab would have more than `MOST_BYTES` times the bytes it should have.
+"""
+
+MOST_BYTES = 4
 
 _chain_forward = torch.ops.hyperslab.chain_forward.default
 _channel_sums = torch.ops.hyperslab.channel_sums.default
@@ -83,8 +80,12 @@ def planes_of_slab(window: Window, plane: int, nbytes: int, *, overlapping: bool
 
     ``overlapping``: what slabs share of their windows costs work.
     """
-    planes = max(1, nbytes // max(1, plane))
-    return max(planes, PLANES_PER_HALO * (window.span - 1)) if overlapping else planes
+    plane = max(1, plane)
+    planes = max(1, nbytes // plane)
+    if not overlapping:
+        return planes
+    shared = window.span - 1
+    return max(planes, min(PLANES_PER_HALO * shared, max(2 * shared, MOST_BYTES * nbytes // plane)))
 
 
 class Convolve(Protocol):
@@ -92,7 +93,7 @@ class Convolve(Protocol):
 
     def __call__(
         self,
-        x: torch.Tensor,
+        operands: Operands,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         *,
@@ -104,29 +105,29 @@ class Convolve(Protocol):
 class SlabGeometry:
     """Holds one rank's geometry of a convolution over slabs, and how it is computed.
 
-    ``plan`` brings the halo of the whole block, with its padding along the first spatial dim and
+    ``wanted`` is what all slabs read of ``input``, with the padding along the first spatial dim and
     along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
     output, ``whole`` the convolution of the block at once.
     """
 
-    name: str
-    plan: ExchangePlan
+    input: SlabInput
+    wanted: Box
     out: Box
     window: Window
     options: ConvOptions
     padding: tuple[int, ...]
     kernels: Kernels
     dtype: torch.dtype
+    plane: int  # bytes of the widest plane that a slab makes
     nbytes: int  # of a slab
     whole: Convolve | None = field(default=None, compare=False)
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
         """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
-        plane = math.prod(self.out.shape[1:2] + self.out.shape[3:]) * self.dtype.itemsize
-        planes = planes_of_slab(self.window, plane, self.nbytes, overlapping=overlapping)
+        planes = planes_of_slab(self.window, self.plane, self.nbytes, overlapping=overlapping)
         planes = -(-planes // multiple) * multiple
         first, end = self.out.interval(2)
-        wanted = self.plan.wanted
+        wanted = self.wanted
         rest = [wanted.interval(dim) for dim in range(3, wanted.ndim)]
         begin = self.out.lo[0]
         for n in range(begin, self.out.hi[0]):
@@ -136,17 +137,16 @@ class SlabGeometry:
                 box = Box.of([(n, n + 1), wanted.interval(1), reads, *rest])
                 yield Slab(n - begin, slice(lo - first, hi - first), box)
 
-    def read(self, x: torch.Tensor, halos: Sequence[torch.Tensor], slab: Slab) -> torch.Tensor:
-        """Return what a slab's outputs read: a view of the block where that is all."""
-        box = slab.window
-        plan = self.plan
-        if plan.own.contains(box):
-            return x[box.slices(plan.own)]
-        window = new_box(box, plan.brought, x)
-        copy_overlap(window, box, x, plan.own)
-        for t, halo in zip(plan.receives, halos, strict=True):
-            copy_overlap(window, box, halo, t.box)
-        return window
+    def read(
+        self,
+        operands: Operands,
+        halos: Sequence[torch.Tensor],
+        slab: Slab,
+        weight: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what a slab's outputs read, as it is convolved: a network's input is converted."""
+        window = self.input.read(operands, halos, slab.window)
+        return conv_input(window, weight, self.kernels, self.dtype)
 
     def convolve(
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -166,54 +166,6 @@ class SlabGeometry:
             gradient, window, weight, self.options, self.padding, needs, self.kernels
         )
 
-    def operand(self, window: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Convert a window of a network's input; other blocks have type and format already."""
-        return conv_input(window, weight, self.kernels, self.dtype)
-
-
-class _Sum:
-    """Adds gradients up in single precision at least: slabs may be many."""
-
-    def __init__(self) -> None:
-        self.total: torch.Tensor | None = None
-        self.dtype: torch.dtype | None = None
-
-    def add(self, part: torch.Tensor | None) -> None:
-        if part is None:
-            return
-        if self.total is None:
-            self.dtype = part.dtype
-            self.total = part.to(compute_dtype(part))
-        else:
-            self.total.add_(part)
-
-    @property
-    def value(self) -> torch.Tensor | None:
-        return None if self.total is None else self.total.to(self.dtype)
-
-
-class _InputGradient:
-    """Adds up the gradients of windows: of the block, and of the halos that others sent."""
-
-    def __init__(self, geometry: SlabGeometry, x: torch.Tensor, halos: Sequence[torch.Tensor]):
-        self.plan = geometry.plan
-        self.name = geometry.name
-        self.block = torch.zeros_like(x)
-        self.halos = [torch.zeros_like(halo) for halo in halos]
-
-    def add(self, gradient: torch.Tensor, box: Box) -> None:
-        parts = [(self.block, self.plan.own)]
-        parts += [(halo, t.box) for halo, t in zip(self.halos, self.plan.receives, strict=True)]
-        for part, at in parts:
-            common = box.intersect(at)
-            if not common.empty:
-                part[common.slices(at)].add_(gradient[common.slices(box)])
-
-    def finish(self) -> torch.Tensor:
-        arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
-        add_returned(self.block, arriving.wait(), self.plan)
-        return self.block
-
 
 def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
     """Returns the numbers of one sample, of (K, R, C) where R is 1 or the samples."""
@@ -228,37 +180,40 @@ class SlabStage(torch.autograd.Function):
     Distribution scheme, forward: 1. exchange the halo of the whole block, unless the statistics of
     the epilogue's normalisation have needed it before, 2. for every slab: convolve its window,
     apply the epilogue. Kept are the block, the thin halos, and the epilogue's marks, a bit an
-    element or less. Backward: 1. behind a normalisation the sums over all slabs, which are
-    convolved once more, and one all-reduce of them, 2. for every slab: the gradient of the
-    epilogue, from the marks or from the slab that is convolved once more, and those of window,
+    element or less. A result that is not ``wanted`` is not computed: checkpointing runs the
+    function again for what it keeps. Backward: 1. behind a normalisation the sums over all slabs,
+    which are convolved once more, and one all-reduce of them, 2. for every slab: the gradient of
+    the epilogue, from the marks or from the slab that is convolved once more, and those of window,
     weight and bias, 3. gradients of halos travel home and are added.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        norm_weight: torch.Tensor | None,
-        norm_bias: torch.Tensor | None,
         geometry: SlabGeometry,
         links: EpilogueOps,
         halos: Sequence[torch.Tensor],
         source: RecomputedInput | None,
         padded: HaloPaddedBuffer | None,
+        wanted: bool,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm_weight: torch.Tensor | None,
+        norm_bias: torch.Tensor | None,
+        *operands: torch.Tensor | None,
     ) -> torch.Tensor:
         marking = links.leaves_marks and any(ctx.needs_input_grad)
         statistics = links.statistics
         norm = None if statistics is None else statistics.norm
         tile = (links.pool or (1,))[0]
-        slabs = list(geometry.slabs(overlapping=ctx.needs_input_grad[0], multiple=tile))
+        needs_input = any(ctx.needs_input_grad[_OPERANDS:])
+        slabs = list(geometry.slabs(overlapping=needs_input, multiple=tile))
         options = (links.slope, links.pool, links.maximum, marking, links.dtype)
         marks = []
         formats = []  # of slabs, for marks lie in that order: one voxel's may differ
         y = None
-        for slab in slabs:
-            window = geometry.operand(geometry.read(x, halos, slab), weight)
+        for slab in slabs if wanted else ():
+            window = geometry.read(operands, halos, slab, weight)
             z = geometry.convolve(window, weight, bias)
             part, mark = _chain_forward(z, _rows_of(norm, slab.sample), *options)
             if y is None:
@@ -267,16 +222,14 @@ class SlabStage(torch.autograd.Function):
             marks.append(mark)
             formats.append(memory_format_by_strides(z))
         ctx.formats = formats
-        kept = SavedInput(x, source)
-        ctx.value = kept.value
+        kept = operands if source is None else source.tensors
+        ctx.source = source
         ctx.geometry = geometry
         ctx.links = links
         ctx.slabs = slabs
-        ctx.has_bias = bias is not None
-        ctx.counts = [len(kept.tensors), len(halos)]
-        ctx.save_for_backward(weight, bias, *kept.tensors, *halos, *(marks if marking else ()))
-        assert y is not None  # no block without elements comes here
-        return y
+        ctx.counts = [len(kept), len(halos)]
+        ctx.save_for_backward(weight, bias, *kept, *halos, *(marks if marking else ()))
+        return weight.new_empty(0) if y is None else y
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -284,8 +237,12 @@ class SlabStage(torch.autograd.Function):
         if statistics is not None:
             statistics.affine.check_unchanged()
         if torch.is_grad_enabled():
-            return *_backward_with_graph(ctx, gradient), *[None] * 5
-        return *_backward(ctx, gradient), *[None] * 5
+            return *[None] * _WEIGHT, *_backward_with_graph(ctx, gradient)
+        return *[None] * _WEIGHT, *_backward(ctx, gradient)
+
+
+_WEIGHT, _NORM, _OPERANDS = 6, 8, 10
+"""Places among the arguments of a `SlabStage`: weight and bias, those of a norm, the operands."""
 
 
 def _allocate_result(
@@ -309,29 +266,31 @@ def _pooled(planes: slice, links: EpilogueOps) -> slice:
 def _unpack(ctx: Any) -> tuple[Any, ...]:
     weight, bias, *saved = ctx.saved_tensors
     count, halos = ctx.counts
-    x = ctx.value(tuple(saved[:count]))
-    return x, weight, bias, saved[count : count + halos], saved[count + halos :]
+    kept = tuple(saved[:count])
+    operands = kept if ctx.source is None else (ctx.source.value(kept),)
+    return operands, weight, bias, saved[count : count + halos], saved[count + halos :]
 
 
 def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     """Compute gradients that can be differentiated again, of the whole stage with its graph."""
-    x, weight, bias, _, _ = _unpack(ctx)
+    operands, weight, bias, _, _ = _unpack(ctx)
     links = ctx.links
     affine = None if links.statistics is None else links.statistics.affine
     norms = [None, None] if affine is None else [affine.weight, affine.bias]
-    z = ctx.geometry.whole(x, weight, bias, source=None)
+    z = ctx.geometry.whole(operands, weight, bias, source=None)
     y = EpilogueFunction.apply(z, *norms, links)
-    inputs = [x, weight, bias, *norms]
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:5]) if needed]
+    inputs = [weight, bias, *norms, *operands]
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[_WEIGHT:]) if needed]
     found = torch.autograd.grad(y, [inputs[i] for i in wanted], gradient, create_graph=True)
-    return [found[wanted.index(i)] if i in wanted else None for i in range(5)]
+    return [found[wanted.index(i)] if i in wanted else None for i in range(len(inputs))]
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     geometry: SlabGeometry = ctx.geometry
     links: EpilogueOps = ctx.links
-    x, weight, bias, halos, marks = _unpack(ctx)
-    needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+    operands, weight, bias, halos, marks = _unpack(ctx)
+    needs_input = ctx.needs_input_grad[_OPERANDS:]
+    needs = [any(needs_input), *ctx.needs_input_grad[_WEIGHT:_NORM]]
     options = (links.slope, links.pool, links.maximum)
     statistics = links.statistics
     nothing = gradient.new_empty(0, dtype=torch.uint8)
@@ -339,7 +298,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     def parts() -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
         for at, slab in enumerate(ctx.slabs):
             part = gradient[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)]
-            window = geometry.operand(geometry.read(x, halos, slab), weight)
+            window = geometry.read(operands, halos, slab, weight)
             yield slab, window, in_format(part, ctx.formats[at]), marks[at] if marks else nothing
 
     dnorm: list[torch.Tensor | None] = [None, None]
@@ -356,9 +315,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             row = slab.sample if sums.shape[1] > 1 else 0
             sums[:, row : row + 1] += found
         dnorm, through = _through(ctx, statistics, sums)
-    dx = _InputGradient(geometry, x, halos) if needs[0] else None
-    dweight = _Sum()
-    dbias = _Sum()
+    dinput = geometry.input.gradient(operands, halos, needs_input)
+    dweight = GradientSum()
+    dbias = GradientSum()
     if any(needs):
         for slab, window, g, mark in parts():
             shape = list(geometry.out.shape)
@@ -371,9 +330,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             dwindow, dw, db = geometry.backward(g, window, weight, needs)
             dweight.add(dw)
             dbias.add(db)
-            if dx is not None and dwindow is not None:
-                dx.add(dwindow, slab.window)
-    return [None if dx is None else dx.finish(), dweight.value, dbias.value, *dnorm]
+            if dwindow is not None:
+                dinput.add(dwindow, slab.window)
+    return [dweight.value, dbias.value, *dnorm, *dinput.finish()]
 
 
 def _through(
@@ -384,8 +343,8 @@ def _through(
     pool = over.pool or 1
     numbers = (statistics.norm, statistics.moments)
     parameters, shared = _parameter_gradients(sums, *numbers, pool)
-    dnorm = [parameters[i] if ctx.needs_input_grad[3 + i] else None for i in range(2)]
-    if not any(ctx.needs_input_grad[:3]):
+    dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
+    if not any((*ctx.needs_input_grad[_WEIGHT:_NORM], *ctx.needs_input_grad[_OPERANDS:])):
         return dnorm, None
     if over.group is not None:
         shared = reduce_in_place(shared, over.group, "the gradient of a normalisation")
@@ -397,25 +356,25 @@ class DeferredConv:
     """Holds the operands of a convolution that has not run; stands for the block of its result."""
 
     geometry: SlabGeometry
-    x: torch.Tensor
+    operands: Operands
     weight: torch.Tensor
     bias: torch.Tensor | None
     source: RecomputedInput | None
+    wanted: bool = True
     versions: tuple[int, ...] = field(init=False)
     _halos: Sequence[torch.Tensor] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.versions = self._now
+        self.versions = versions_of(self.all_operands)
 
     @property
-    def _now(self) -> tuple[int, ...]:
-        operands = (self.x, self.weight, self.bias)
-        return tuple(version_of(t) for t in operands if t is not None and not t.is_inference())
+    def all_operands(self) -> Operands:
+        return (*self.operands, self.weight, self.bias)
 
     @property
     def changed(self) -> bool:
         """Tell if an operand was changed in place since."""
-        return self._now != self.versions
+        return versions_of(self.all_operands) != self.versions
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -427,12 +386,11 @@ class DeferredConv:
 
     @property
     def device(self) -> torch.device:
-        return self.x.device
+        return self.weight.device
 
     @property
     def requires_grad(self) -> bool:
-        operands = (self.x, self.weight, self.bias)
-        return any(t is not None and t.requires_grad for t in operands)
+        return any(t is not None and t.requires_grad for t in self.all_operands)
 
     def numel(self) -> int:
         return math.prod(self.shape)
@@ -442,8 +400,7 @@ class DeferredConv:
         """Return the parts of windows that other ranks hold, which send them once."""
         if self._halos is None:
             with torch.no_grad():
-                block = dense(self.x, memory_format_of(self.x))
-                self._halos = start(block, self.geometry.plan, self.geometry.name).wait()
+                self._halos = self.geometry.input.exchange(self.operands)
         return self._halos
 
     def channel_sums(self, groups: int) -> torch.Tensor:
@@ -451,7 +408,7 @@ class DeferredConv:
         geometry = self.geometry
         rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
         for slab in geometry.slabs(overlapping=False):
-            window = geometry.operand(geometry.read(self.x, self.halos, slab), self.weight)
+            window = geometry.read(self.operands, self.halos, slab, self.weight)
             sums = _channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
             row = slab.sample if groups else 0
             before = rows[row]
@@ -461,16 +418,17 @@ class DeferredConv:
     def whole(self) -> torch.Tensor:
         """Compute the whole block at once."""
         assert self.geometry.whole is not None
-        return self.geometry.whole(self.x, self.weight, self.bias, source=self.source)
+        return self.geometry.whole(self.operands, self.weight, self.bias, source=self.source)
 
     def stage(self, links: EpilogueOps, padded: HaloPaddedBuffer | None) -> torch.Tensor:
         """Convolve and apply the epilogue."""
         affine = None if links.statistics is None else links.statistics.affine
         norms = (None, None) if affine is None else (affine.weight, affine.bias)
-        operands: Sequence[torch.Tensor | None] = (self.x, self.weight, self.bias, *norms)
+        operands: Operands = (self.weight, self.bias, *norms, *self.operands)
         if not torch.is_grad_enabled():  # or the marks of the gradient would be made
             operands = [None if t is None else t.detach() for t in operands]
-        return SlabStage.apply(*operands, self.geometry, links, self.halos, self.source, padded)
+        how = (self.geometry, links, self.halos, self.source, padded, self.wanted)
+        return SlabStage.apply(*how, *operands)
 
 
 class SlabEpilogue(FusedEpilogue):
@@ -484,7 +442,8 @@ class SlabEpilogue(FusedEpilogue):
 
         Torch, which keeps the input for the gradient, refuses such a change as well.
         """
-        return self.source.private or not self.block.x.is_inference()
+        operands = self.block.operands
+        return self.source.private or not any(t is not None and t.is_inference() for t in operands)
 
     @property
     def recomputable(self) -> bool:
@@ -504,9 +463,20 @@ class SlabEpilogue(FusedEpilogue):
                 "pass, or use memory=none"
             )
 
+    def keep_only(self) -> None:
+        """Compute no result, if possible, but what the backward pass keeps.
+
+        For checkpointing, which has had the result before. Behind a normalisation nothing that is
+        kept depends on it.
+        """
+        links = self.links
+        if links.statistics is not None and not links.leaves_marks and not self._alive():
+            self.block.wanted = False
+
     def computed(self, links: EpilogueOps) -> torch.Tensor:
         """Convolve and apply the epilogue over slabs; the block at once where none follows."""
         conv: DeferredConv = self.block
-        if links.empty and links.dtype == conv.dtype:
+        joined = isinstance(conv.geometry.input, JoinedInput)
+        if links.empty and links.dtype == conv.dtype and not joined:
             return conv.whole()
         return conv.stage(links, self.padded)

@@ -24,6 +24,7 @@ from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.ops.operands import check_alike_but
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
+from hyperslab.ops.slab_inputs import join_channels
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
 
@@ -624,6 +625,10 @@ def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
+def _cat_channels(parts: list[torch.Tensor]) -> torch.Tensor:
+    return _cat(parts, 1)
+
+
 class _JoinedChannels(torch.autograd.Function):
     """Concatenates channels, which are last in memory.
 
@@ -714,9 +719,15 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     return like.like(joined.block.to(dtype), target)
 
 
-@register(torch.cat, torch.concat, torch.concatenate, family="views")
+@register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
+    joined = join_channels(tensors, dim, _cat_channels)
+    if joined is not None:
+        return joined
+    for tensor in tensors:
+        if isinstance(tensor, Sharded):
+            tensor.force()
     return concatenate(tensors, dim, "cat")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hyperslab.ops.slab_inputs import DeferredJoin, Operands
+from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import BatchNorm
 
@@ -42,28 +45,37 @@ def _in_turn(parts: Iterable[Callable[[Any], Any]], x: Any) -> Any:
     return x
 
 
-def _recut(x: Sharded) -> Callable[[torch.Tensor], Sharded]:
-    """Return what cuts a block as ``x`` is: saved tensors come back as ordinary ones.
+def _recut(x: Sharded) -> tuple[Operands, Callable[..., Any]]:
+    """Return what makes up ``x``, and what makes it again of that, which comes back as it was.
 
-    The block keeps its order in memory: torch's would be another copy, and slower convolutions.
+    Its block, which keeps its order in memory: torch's would be another copy, and slower
+    convolutions. Of channels that are not joined yet, the operands.
     """
-    cut = partial(Sharded.from_local, partition=x.partition, grid=x.grid, policy=x.policy)
+    join = None
+    if isinstance(x.pending, DeferredJoin):
+        x.force_readers()
+        tensors: Operands = x.pending.tensors
+        join = x.pending.with_tensors(tensors)
+    else:
+        x.force()
+        x.share()
+        tensors = (x.block,)
+    cut = partial(Sharded.from_local, grid=x.grid, policy=x.policy)
+    partition = x.partition
     reordered = x.reordered
 
-    def again(block: torch.Tensor) -> Sharded:
-        y = cut(block)
+    def again(*tensors: torch.Tensor | None) -> Sharded:
+        if join is not None:
+            first = cut(*join.first_of(tensors))
+            return first.will_be(join.with_tensors(tensors), partition, reordered=reordered)
+        (block,) = tensors
+        assert block is not None
+        y = cut(block, partition)
         if reordered:
             y.mark_as_reordered()
         return y
 
-    return again
-
-
-def _computed(y: Any) -> Any:
-    """Compute what is deferred within its stage: behind it nothing is recomputed."""
-    if isinstance(y, Sharded):
-        y.force()
-    return y
+    return tensors, again
 
 
 class _Stage:
@@ -73,20 +85,42 @@ class _Stage:
         self.layers = layers
         self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, BatchNorm)]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        run = partial(_in_turn, self.layers)
+    def __call__(self, x: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
-            return run(x)
+            return _in_turn(self.layers, x)
+        run = _Run(self)
+        tensors: Operands = (x,)
         if isinstance(x, Sharded):
-            x.force()
-            x.share()
-            run = partial(_in_turn, (_recut(x), *self.layers, _computed))
-            x = x.block
-        y: torch.Tensor = checkpoint(run, x, use_reentrant=False, context_fn=self._first_and_again)
+            tensors, run.cut = _recut(x)
+        return checkpoint(run, *tensors, use_reentrant=False, context_fn=run.first_and_again)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Runs a stage once, and once more in its backward pass."""
+
+    stage: _Stage
+    cut: Callable[..., Any] | None = None
+    again: bool = False
+
+    def __call__(self, *tensors: torch.Tensor | None) -> Any:
+        if self.cut is None:
+            return _in_turn(self.stage.layers, *tensors)
+        y = _in_turn(self.stage.layers, self.cut(*tensors))
+        if isinstance(y, Sharded):  # compute what is deferred: behind a stage nothing is recomputed
+            if self.again and isinstance(y.pending, SlabEpilogue):
+                y.pending.keep_only()
+            y.force()
         return y
 
-    def _first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _keep_statistics(self.norms)
+    def first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), self._repeating()
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        self.again = True
+        with _keep_statistics(self.stage.norms):
+            yield
 
 
 @contextmanager

@@ -1,0 +1,568 @@
+"""Reads the windows of slabs out of what a convolution takes, which need not exist as a whole.
+
+The widest tensor of a U-Net is what its last level joins: the result of a transposed convolution
+and the map that was skipped. Where the policy says so (`Policy.slab`) both operators are deferred,
+and the convolution behind them, which runs over slabs (`hyperslab.ops.slabs`), computes a window of
+the one and copies a window of the other.
+
+In reading order: what reads windows of a block (`BlockInput`), of a transposed convolution
+(`UpsampledInput`) and of several side by side (`JoinedInput`), each with the sum of its windows'
+gradients; then what is deferred, `DeferredUpsampling` and `DeferredJoin`.
+
+Legend: *operands* are the tensors that autograd keeps, *halos* what other ranks have sent of them;
+a *window* is a box of one sample in global indices of what is read, zeros outside of the volume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from hyperslab.comm import ExchangePlan, Grid, plan_exchange
+from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Cover, Partition, TransposedWindow
+from hyperslab.kernels.conv import conv_backward, conv_forward
+from hyperslab.kernels.conv_problem import ConvOptions, Kernels
+from hyperslab.kernels.memory_format import compute_dtype, dense, memory_format_of
+from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import version_of
+
+Operands = Sequence[torch.Tensor | None]
+
+FEWEST_SLABS = 4
+"""Results of fewer slabs are computed whole."""
+
+
+class InputGradient(Protocol):
+    """Adds up the gradients of windows."""
+
+    def add(self, gradient: torch.Tensor, window: Box) -> None:
+        """Add what one window has."""
+
+    def finish(self) -> list[torch.Tensor | None]:
+        """Send home what belongs to other ranks; return the gradients of the operands."""
+
+
+class SlabInput(Protocol):
+    """Reads windows of a convolution's input; all ranks exchange together."""
+
+    @property
+    def channels(self) -> int: ...
+
+    @property
+    def operands(self) -> int:
+        """Count the operands."""
+
+    @property
+    def halos(self) -> int:
+        """Count what this rank receives."""
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        """Return the halos of the whole block."""
+
+    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
+        """Return a window: a view of an operand where that is all."""
+
+    def gradient(
+        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> InputGradient:
+        """Return what adds up gradients of windows, for the operands that ``needs`` names."""
+
+
+class GradientSum:
+    """Adds gradients up in single precision at least: slabs may be many."""
+
+    def __init__(self) -> None:
+        self.total: torch.Tensor | None = None
+        self.dtype: torch.dtype | None = None
+
+    def add(self, part: torch.Tensor | None) -> None:
+        if part is None:
+            return
+        if self.total is None:
+            self.dtype = part.dtype
+            self.total = part.to(compute_dtype(part))
+        else:
+            self.total.add_(part)
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        return None if self.total is None else self.total.to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInput:
+    """Reads windows of a block, the only operand; ``plan`` brings its halo."""
+
+    name: str
+    plan: ExchangePlan
+
+    operands = 1
+
+    @property
+    def channels(self) -> int:
+        return self.plan.own.shape[1]
+
+    @property
+    def halos(self) -> int:
+        return len(self.plan.receives)
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        (x,) = operands
+        assert x is not None
+        return list(start(dense(x, memory_format_of(x)), self.plan, self.name).wait())
+
+    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
+        (x,) = operands
+        assert x is not None
+        plan = self.plan
+        if plan.own.contains(window):
+            return x[window.slices(plan.own)]
+        y = new_box(window, plan.brought, x)
+        copy_overlap(y, window, x, plan.own)
+        for t, halo in zip(plan.receives, halos, strict=True):
+            copy_overlap(y, window, halo, t.box)
+        return y
+
+    def gradient(
+        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> InputGradient:
+        (x,) = operands
+        assert x is not None
+        return _BlockGradient(self, x, halos) if needs[0] else _NoGradient(1)
+
+
+class _NoGradient:
+    """Drops the gradients of operands that need none."""
+
+    def __init__(self, operands: int) -> None:
+        self.operands = operands
+
+    def add(self, gradient: torch.Tensor, window: Box) -> None:
+        pass
+
+    def finish(self) -> list[torch.Tensor | None]:
+        return [None] * self.operands
+
+
+class _BlockGradient:
+    """Adds up the gradients of windows: of the block, and of the halos that others sent."""
+
+    def __init__(self, input: BlockInput, x: torch.Tensor, halos: Sequence[torch.Tensor]) -> None:
+        self.plan = input.plan
+        self.name = input.name
+        self.block = torch.zeros_like(x)
+        self.halos = [torch.zeros_like(halo) for halo in halos]
+
+    def add(self, gradient: torch.Tensor, window: Box) -> None:
+        parts = [(self.block, self.plan.own)]
+        parts += [(halo, t.box) for halo, t in zip(self.halos, self.plan.receives, strict=True)]
+        for part, at in parts:
+            common = window.intersect(at)
+            if not common.empty:
+                part[common.slices(at)].add_(gradient[common.slices(window)])
+
+    def finish(self) -> list[torch.Tensor | None]:
+        arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
+        add_returned(self.block, arriving.wait(), self.plan)
+        return [self.block]
+
+
+@dataclass(frozen=True, slots=True)
+class UpsampledInput:
+    """Computes windows of a transposed convolution, whose operands are block, weight and bias.
+
+    ``volume`` is the box of its whole result. A window is the transposed convolution of what
+    touches it, cropped to it (`TransposedWindow.crop`); its gradient is linear, so that those of
+    overlapping windows add up.
+    """
+
+    block: BlockInput
+    volume: Box
+    extents: tuple[int, ...]  # of its input, in space
+    windows: tuple[TransposedWindow, ...]
+    options: ConvOptions
+    kernels: Kernels
+
+    operands = 3
+
+    @property
+    def channels(self) -> int:
+        return self.volume.shape[1]
+
+    @property
+    def halos(self) -> int:
+        return self.block.halos
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        return self.block.exchange(operands[:1])
+
+    def crop(self, window: Box) -> tuple[Box, Box, ConvOptions, tuple[int, ...]]:
+        """Return the window within the volume, the inputs that touch it, and how it is computed."""
+        inner = window.intersect(self.volume)
+        crops = [
+            w.crop(inner.interval(dim), extent)
+            for dim, (w, extent) in enumerate(zip(self.windows, self.extents, strict=True), start=2)
+        ]
+        channels = self.block.plan.own.interval(1)
+        inputs = Box.of([window.interval(0), channels, *(crop.inputs for crop in crops)])
+        options = replace(self.options, output_padding=tuple(crop.extra for crop in crops))
+        return inner, inputs, options, tuple(crop.padding for crop in crops)
+
+    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
+        x, weight, bias = operands
+        assert x is not None
+        assert weight is not None
+        inner, inputs, options, padding = self.crop(window)
+        if inner.empty:  # all of it is padding
+            return new_box(window, (), x)
+        block = self.block.read(operands[:1], halos, inputs)
+        y = conv_forward(block, weight, bias, options, padding, self.kernels)
+        if inner == window:
+            return y
+        out = new_box(window, (inner,), y)
+        copy_overlap(out, window, y, inner)
+        return out
+
+    def gradient(
+        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> InputGradient:
+        if not any(needs):
+            return _NoGradient(3)
+        return _UpsampledGradient(self, operands, halos, needs)
+
+
+class _UpsampledGradient:
+    """Adds up what windows of a transposed convolution have of its operands' gradients."""
+
+    def __init__(
+        self,
+        input: UpsampledInput,
+        operands: Operands,
+        halos: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+    ) -> None:
+        self.input = input
+        self.operands = operands
+        self.halos = halos
+        self.needs = [*needs[:2], needs[2] and operands[2] is not None]
+        self.block = input.block.gradient(operands[:1], halos, needs[:1])
+        self.weight = GradientSum()
+        self.bias = GradientSum()
+
+    def add(self, gradient: torch.Tensor, window: Box) -> None:
+        inner, inputs, options, padding = self.input.crop(window)
+        if inner.empty:
+            return
+        block = self.input.block.read(self.operands[:1], self.halos, inputs)
+        weight = self.operands[1]
+        assert weight is not None
+        g = gradient[inner.slices(window)].to(weight.dtype)
+        kernels = self.input.kernels
+        dx, dw, db = conv_backward(g, block, weight, options, padding, self.needs, kernels)
+        if dx is not None:
+            self.block.add(dx, inputs)
+        self.weight.add(dw)
+        self.bias.add(db)
+
+    def finish(self) -> list[torch.Tensor | None]:
+        return [*self.block.finish(), self.weight.value, self.bias.value]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedInput:
+    """Reads windows of several inputs, whose channels lie side by side; its operands are theirs."""
+
+    parts: tuple[BlockInput | UpsampledInput, ...]
+
+    @property
+    def channels(self) -> int:
+        return sum(part.channels for part in self.parts)
+
+    @property
+    def operands(self) -> int:
+        return sum(part.operands for part in self.parts)
+
+    @property
+    def halos(self) -> int:
+        return sum(part.halos for part in self.parts)
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        given = iter(operands)
+        return [halo for part in self.parts for halo in part.exchange(_take(given, part.operands))]
+
+    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
+        given, received = iter(operands), iter(halos)
+        windows = [
+            part.read(_take(given, part.operands), _take(received, part.halos), own)
+            for part, own in self._windows(window)
+        ]
+        return torch.cat(windows, 1)
+
+    def gradient(
+        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> InputGradient:
+        given, received, needed = iter(operands), iter(halos), iter(needs)
+        return _JoinedGradient(
+            self,
+            [
+                part.gradient(
+                    _take(given, part.operands),
+                    _take(received, part.halos),
+                    _take(needed, part.operands),
+                )
+                for part in self.parts
+            ],
+        )
+
+    def _windows(self, window: Box) -> Iterator[tuple[BlockInput | UpsampledInput, Box]]:
+        """Find the window of each part, in channels of its own."""
+        rest = [window.interval(dim) for dim in range(2, window.ndim)]
+        for part in self.parts:
+            yield part, Box.of([window.interval(0), (0, part.channels), *rest])
+
+
+class _JoinedGradient:
+    """Deals the channels of windows' gradients to the inputs that were joined."""
+
+    def __init__(self, input: JoinedInput, parts: Sequence[InputGradient]) -> None:
+        self.input = input
+        self.parts = parts
+
+    def add(self, gradient: torch.Tensor, window: Box) -> None:
+        first = 0
+        for part, (input, own) in zip(self.parts, self.input._windows(window), strict=True):
+            part.add(gradient.narrow(1, first, input.channels), own)
+            first += input.channels
+
+    def finish(self) -> list[torch.Tensor | None]:
+        return [gradient for part in self.parts for gradient in part.finish()]
+
+
+def _take(values: Iterator[Any], count: int) -> list[Any]:
+    return [next(values) for _ in range(count)]
+
+
+def versions_of(operands: Operands) -> tuple[int, ...]:
+    """Return what tells if one of the operands is changed in place later."""
+    return tuple(version_of(t) for t in operands if t is not None and not t.is_inference())
+
+
+def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> bool:
+    """Tell if a rank's block has several slabs of ``nbytes``; all ranks decide alike."""
+    if nbytes is None or 0 in partition.shape:
+        return False
+    if any(cut is not None and cut.thin for cut in partition.cuts):
+        return False
+    return math.prod(largest_block(partition)) * dtype.itemsize >= FEWEST_SLABS * nbytes
+
+
+def largest_block(partition: Partition) -> list[int]:
+    """Return the most that a rank has of each dim."""
+    return [
+        extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
+        for extent, cut in zip(partition.shape, partition.cuts, strict=True)
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class DeferredUpsampling:
+    """Holds the operands of a transposed convolution that has not run.
+
+    ``input`` and ``partition`` are the partitions of its input and of its result, ``run`` computes
+    the whole block with its graph.
+    """
+
+    source: Sharded | None
+    tensors: Operands
+    input: Partition
+    partition: Partition
+    windows: tuple[TransposedWindow, ...]
+    options: ConvOptions
+    kernels: Kernels
+    dtype: torch.dtype
+    run: Callable[..., torch.Tensor]
+    with_graph: bool
+    versions: tuple[int, ...] = field(init=False)
+
+    recomputable = False
+
+    def __post_init__(self) -> None:
+        self.versions = versions_of(self.tensors)
+
+    @property
+    def sources(self) -> Iterable[Sharded]:
+        return () if self.source is None else (self.source,)
+
+    def with_tensors(self, tensors: Operands) -> DeferredUpsampling:
+        """Return the same operator on other tensors."""
+        return replace(self, source=None, tensors=tensors)
+
+    def value(self) -> torch.Tensor:
+        """Compute the block.
+
+        Raises:
+            LayoutError: an operand was changed in place since, where no rule could see it.
+        """
+        if versions_of(self.tensors) != self.versions:
+            raise LayoutError(
+                f"the weight of a transposed convolution of {self.input}, or its input, was "
+                "changed in place before its result was used\n    change it after the backward "
+                "pass, or use memory=none"
+            )
+        with torch.set_grad_enabled(self.with_graph):
+            return self.run(*self.tensors)
+
+    def reader(self, cover: Cover, grid: Grid) -> UpsampledInput:
+        """Return what reads windows of the result within this rank's box of ``cover``."""
+        intervals = list(self.input.cover.intervals)
+        axes = list(self.input.cover.axes)
+        extents = self.input.shape[2:]
+        for dim, (window, extent) in enumerate(zip(self.windows, extents, strict=True), start=2):
+            axes[dim] = cover.axes[dim]
+            intervals[dim] = tuple(
+                _touching(window, span, self.partition.shape[dim], extent)
+                for span in cover.intervals[dim]
+            )
+        plan = plan_exchange(self.input, Cover(tuple(axes), tuple(intervals)), grid)
+        name = f"the halo exchange of conv_transpose{len(self.windows)}d"
+        volume = Box.whole(self.partition.shape)
+        return UpsampledInput(
+            BlockInput(name, plan), volume, tuple(extents), self.windows, self.options, self.kernels
+        )
+
+
+def _touching(
+    window: TransposedWindow, span: tuple[int, int], outputs: int, extent: int
+) -> tuple[int, int]:
+    """Return the inputs of a volume that touch those of its outputs that ``span`` names."""
+    lo, hi = max(span[0], 0), min(span[1], outputs)
+    if lo >= hi:
+        return 0, 0
+    first, end = window.reads((lo, hi))
+    first = max(first, 0)
+    return first, max(first, min(end, extent))
+
+
+@dataclass(slots=True, eq=False)
+class DeferredJoin:
+    """Holds what ``torch.cat`` joins along the channels and has not copied yet.
+
+    ``parts``: a block or a deferred transposed convolution each, with its partition.
+    """
+
+    sources: Sequence[Sharded]
+    parts: Sequence[tuple[Partition, torch.Tensor | DeferredUpsampling]]
+    partition: Partition
+    run: Callable[[list[torch.Tensor]], torch.Tensor]
+    with_graph: bool
+    versions: tuple[int, ...] = field(init=False)
+
+    recomputable = False
+
+    def __post_init__(self) -> None:
+        self.versions = versions_of(self.tensors)
+
+    @property
+    def tensors(self) -> list[torch.Tensor | None]:
+        """Return the operands of a `JoinedInput` that reads this."""
+        found: list[torch.Tensor | None] = []
+        for _, part in self.parts:
+            found += [part] if isinstance(part, torch.Tensor) else part.tensors
+        return found
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0][1].dtype
+
+    def first_of(self, tensors: Operands) -> tuple[torch.Tensor, Partition]:
+        """Return the first of its operands, with the partition that it is a block of."""
+        partition, part = self.parts[0]
+        block = tensors[0]
+        assert block is not None
+        return block, partition if isinstance(part, torch.Tensor) else part.input
+
+    def with_tensors(self, tensors: Operands) -> DeferredJoin:
+        """Return the same operators on other tensors."""
+        given: Iterator[Any] = iter(tensors)
+        parts: list[tuple[Partition, torch.Tensor | DeferredUpsampling]] = []
+        for partition, part in self.parts:
+            if isinstance(part, torch.Tensor):
+                parts.append((partition, next(given)))
+            else:
+                parts.append((partition, part.with_tensors(_take(given, 3))))
+        return replace(self, sources=(), parts=parts)
+
+    def value(self) -> torch.Tensor:
+        """Compute the block.
+
+        Raises:
+            LayoutError: an operand was changed in place since, where no rule could see it.
+        """
+        if versions_of(self.tensors) != self.versions:
+            raise LayoutError(
+                f"what makes up {self.partition} was changed in place after torch.cat and before "
+                "its result was used\n    change a clone() of it, or use memory=none"
+            )
+        with torch.set_grad_enabled(self.with_graph):
+            return self.whole(self.tensors)
+
+    def whole(self, tensors: Operands) -> torch.Tensor:
+        """Compute the block of these operands, with its graph."""
+        parts = self.with_tensors(tensors).parts
+        return self.run([p if isinstance(p, torch.Tensor) else p.run(*p.tensors) for _, p in parts])
+
+    def reader(self, cover: Cover, grid: Grid, name: str) -> JoinedInput:
+        """Return what reads windows of the result within this rank's box of ``cover``."""
+        parts: list[BlockInput | UpsampledInput] = []
+        for partition, part in self.parts:
+            if isinstance(part, torch.Tensor):
+                own = partition.cover
+                intervals = (*own.intervals[:2], *cover.intervals[2:])
+                of_part = Cover((*own.axes[:2], *cover.axes[2:]), intervals)
+                parts.append(BlockInput(name, plan_exchange(partition, of_part, grid)))
+            else:
+                parts.append(part.reader(cover, grid))
+        return JoinedInput(tuple(parts))
+
+
+def join_channels(
+    tensors: Sequence[Any], dim: int, run: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Sharded | None:
+    """Defer a concatenation of channels whose result is wide; None where it is to be computed.
+
+    ``run`` concatenates blocks with their graph.
+    """
+    first = tensors[0] if isinstance(tensors, list | tuple) and tensors else None
+    if not isinstance(first, Sharded) or first.policy.slab is None or first.is_complex():
+        return None
+    if not 3 <= first.dim() <= 5 or dim not in (1, 1 - first.dim()):
+        return None
+    if any(not isinstance(t, Sharded) or t.dim() != first.dim() for t in tensors):
+        return None
+    partition = first.partition.with_dim(1, sum(t.shape[1] for t in tensors), None)
+    for t in tensors:
+        same = t.partition.with_dim(1, partition.shape[1], None) == partition
+        if not same or t.partition.cuts[1] is not None or t.dtype != first.dtype:
+            return None
+    if not is_wide(partition, first.dtype, first.policy.slab):
+        return None
+    parts: list[tuple[Partition, torch.Tensor | DeferredUpsampling]] = []
+    graph = torch.is_grad_enabled()
+    for t in tensors:
+        pending = t.pending
+        if isinstance(pending, DeferredUpsampling) and pending.with_graph == graph:
+            t.force_readers()
+            parts.append((t.partition, pending))
+            continue
+        t.force()
+        if not t.private and t.block.is_inference():
+            return None  # nothing would tell of a change
+        parts.append((t.partition, t.block))
+    join = DeferredJoin(tuple(tensors), parts, partition, run, graph)
+    return first.will_be(join, partition, reordered=all(t.reordered for t in tensors))
