@@ -224,10 +224,36 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert one.averaged is not None
 
 
+def with_another_truth(evaluation: Path) -> None:
+    """The first volume's first parameter was something else."""
+    path = evaluation / "predictions.csv"
+    head, first, *rows = path.read_text().splitlines()
+    sample, volume, _, *values = first.split(",")
+    path.write_text("\n".join([head, ",".join([sample, volume, "0.5", *values]), *rows, ""]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_true_values_are_named_by_their_files(tmp_path: Path, seed: int) -> None:
+    """Whether the run is the first of its configuration or not."""
+    swept = write_swept(tmp_path)
+    other = swept / "64" / f"rate-0.001-seed-{seed}" / "evaluation"
+    with_another_truth(other)
+    words = f"the true values of .*are not those of .*{re.escape(str(other.parent.parent))}/"
+    with pytest.raises(DataError, match=words) as caught:
+        read_comparison([swept])
+    assert f"{other} " in str(caught.value) or f"{other}," in str(caught.value)
+    alone = [swept / name / "rate-0.001-seed-0" for name in ("64 + batch norm", "64")]
+    with_another_truth(alone[1] / "evaluation")
+    with pytest.raises(DataError, match=f"{re.escape(str(alone[1]))}.* are not those of"):
+        read_comparison(
+            [swept / "64 + batch norm" / "rate-0.001-seed-0"], [("64", alone[1] / "evaluation")]
+        )
+
+
 def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     first = write_run(tmp_path / "first", seed=0, noise=0.2)
     write_evaluation(tmp_path / "fewer", noise=0.2, volumes=30)
-    with pytest.raises(DataError, match="fewer was measured on other test volumes"):
+    with pytest.raises(DataError, match=r"fewer was measured on other .* than \S+first/evaluation"):
         read_comparison([first], [("fewer", tmp_path / "fewer")])
     with pytest.raises(DataError, match=r"metrics.json is not there.*\n.*evaluate RUN --calibrate"):
         read_comparison([first], [("none", tmp_path / "none")])
