@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -222,6 +223,20 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     path.write_text(path.read_text().rpartition("\n")[0][:-3])
     (one,) = read_comparison([run]).configurations
     assert one.averaged is not None
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [None, [0.1], {}, {NAMES[0]: [0.1]}, dict.fromkeys(NAMES, 10**400), "x", math.nan],
+)
+def test_an_evaluation_without_means_is_named(tmp_path: Path, mean: object) -> None:
+    run = write_run(tmp_path / "run", seed=0, noise=0.2)
+    path = run / "evaluation" / "metrics.json"
+    said = json.loads(path.read_text()) | {"training_mean": mean}
+    said["training_mean"] = dict.fromkeys(NAMES, mean) if mean is math.nan else mean
+    path.write_text(json.dumps(said))
+    with pytest.raises(DataError, match=r"metrics\.json does not say the mean of every parameter"):
+        read_comparison([run])
 
 
 def with_another_truth(evaluation: Path) -> None:

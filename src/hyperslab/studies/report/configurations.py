@@ -186,16 +186,23 @@ def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> Split
 
 def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     """Reads the names of an evaluation's parameters, and their training mean (P,)."""
-    evaluation = read_evaluation(folder / "metrics.json")
+    path = folder / "metrics.json"
+    evaluation = read_evaluation(path)
     if "parameters" not in evaluation:
         what = "an evaluation of classes" if evaluation else "not there"
         raise DataError(
-            f"{folder / 'metrics.json'} is {what}: numbers that were predicted are compared here\n"
+            f"{path} is {what}: numbers that were predicted are compared here\n"
             "    hyperslab evaluate RUN --calibrate"
         )
     names = tuple(evaluation["parameters"])
-    means = evaluation.get("training_mean", {})
-    return names, np.array([means.get(name, 0.0) for name in names])
+    means = evaluation.get("training_mean")
+    found = [means.get(name) for name in names] if isinstance(means, dict) else [None]
+    if not all(isinstance(mean, float | int) and abs(mean) < LARGEST_MEAN for mean in found):
+        raise DataError(
+            f"{path} does not say the mean of every parameter over the training split\n"
+            "    hyperslab evaluate RUN --calibrate"
+        )
+    return names, np.array(found, float)
 
 
 def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
@@ -213,6 +220,9 @@ UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 
 SAME_TRUTH = 1e-3
 """Tolerates such differences between true values, of -1 to 1, that are the same."""
+
+LARGEST_MEAN = 1e6
+"""Bounds means of normalised targets, most of which are between -1 and 1."""
 
 LONGEST_NAME = 48
 """Limits a name that says what differs [letters]; longer ones fit into no figure."""
