@@ -290,6 +290,13 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     (broken / "sweep.json").write_text("[]")
     with pytest.raises(DataError, match=r"sweep\.json is no table of a sweep"):
         read_comparison([broken])
+    for row, words in (
+        ({"name": "a", "paths": [None]}, "is no table"),
+        ({"name": "a", "paths": ["a" * 9000]}, "is not the folder"),
+    ):
+        (broken / "sweep.json").write_text(json.dumps({"variants": [row]}))
+        with pytest.raises(DataError, match=f"sweep.* {words}"):
+            read_comparison([broken])
     (broken / "sweep.json").write_text('{"variants": []}')
     with pytest.raises(DataError, match="no run is done yet"):
         read_comparison([broken])

@@ -335,10 +335,12 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
 def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
     try:
         table = read_json(path / "sweep.json")
-        rows = [(str(row["name"]), list(row["paths"])) for row in table["variants"]]
+        rows = [
+            (str(row["name"]), [path / run for run in row["paths"]]) for row in table["variants"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None
-    return [(name, [read_run(path / run) for run in runs]) for name, runs in rows if runs]
+    return [(name, [read_run(run) for run in runs]) for name, runs in rows if runs]
 
 
 def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
