@@ -310,7 +310,13 @@ class HeaderChild(Generic[T]):
         with phil, warnings.catch_warnings():  # no other thread is within HDF5
             for kind in (DeprecationWarning, RuntimeWarning):  # that there are other threads
                 warnings.simplefilter("ignore", kind)
-            self._child = os.fork()
+            collects = gc.isenabled()
+            gc.disable()  # what there is to clear away is not the child's: threads, say
+            try:
+                self._child = os.fork()
+            finally:
+                if collects and self._child:
+                    gc.enable()
         if self._child == 0:
             tie_to_parent(signal.SIGKILL)
             if os.getppid() != parent:  # too late to be told
@@ -341,7 +347,6 @@ def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
-        gc.disable()  # what the parent would clear away is not this process's: threads, say
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with os.fdopen(asked) as lines:
