@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays import hdf5
+from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.tfrecord.records import masked_crc, message_fields
 from hyperslab.geometry import Box
@@ -260,38 +260,11 @@ def test_an_hdf5_chunk_that_unpacks_to_more_than_it_says(tmp_path: Path) -> None
     """Its bytes could be those of a chunk of voxels; only unpacking them tells."""
     lie = zeros_in_pieces(600)
     assert len(zlib.decompressobj().decompress(zeros_in_pieces(3))) == 3 << 20
-    assert hdf5.UNPACKED_FREELY // 1032 < len(lie) < 2 * 96**3
+    assert hdf5_chunks.UNPACKED_FREELY // 1032 < len(lie) < 2 * 96**3
     chunks(tmp_path / "a.hdf5", 96, True, lie)
     source = source_of(tmp_path, Seat(), "last")
     with pytest.raises(DataError, match=r"a\.hdf5: 'full' has a chunk"), in_little_memory():
         source.read(0, Box.whole(source.shape))
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_chunks_that_could_are_looked_at_once(
-    tmp_path: Path, shuffled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked: list[int] = []
-    looks = hdf5._unpacks_to_more
-    monkeypatch.setattr(
-        hdf5, "_unpacks_to_more", lambda packed, most: looked.append(most) or looks(packed, most)
-    )
-    values = np.random.default_rng(0).integers(0, 2**15, (128, 64, 64, 1), "i2")
-    for name, side in (("a", 64), ("b", 16)):
-        with h5py.File(tmp_path / f"{name}.hdf5", "w") as file:
-            file["unitPar"] = np.zeros(4, "f4")
-            file.create_dataset(
-                "full", data=values, chunks=(side, 64, 64, 1), compression=1, shuffle=shuffled
-            )
-    source = source_of(tmp_path, Seat(), "last")
-    part = Box((0, 70, 0, 0), (1, 80, 64, 64))
-    for _ in range(2):
-        for sample in range(2):
-            expected = np.moveaxis(values, -1, 0)[part.slices()]
-            np.testing.assert_array_equal(source.read(sample, part), expected)
-    assert len(looked) == 1  # chunks of 131 kB cannot hold much
-    source.read(0, Box.whole(source.shape))
-    assert len(looked) == 2
 
 
 def test_an_hdf5_volume_that_is_packed_twice(tmp_path: Path) -> None:

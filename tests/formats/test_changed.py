@@ -14,7 +14,8 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import Hdf5Folder, NiftiFolder, Source, open
-from hyperslab.formats.arrays.source import ArrayFolder
+from hyperslab.formats import optional
+from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.nifti.image import NiftiFile
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
@@ -117,7 +118,7 @@ def test_a_change_is_an_error_that_names_file_and_sample(
         np.testing.assert_array_equal(after, after if before is None else before)
 
 
-def hook(source: Source, monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
+def hook(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
     """Do something in the middle of the next reads."""
     preadv, read = os.preadv, NiftiFile.read
 
@@ -127,10 +128,9 @@ def hook(source: Source, monkeypatch: pytest.MonkeyPatch, change: Callable[[], N
 
     monkeypatch.setattr(os, "preadv", lambda *args: then(preadv(*args)))
     monkeypatch.setattr(NiftiFile, "read", lambda *args: then(read(*args)))
-    if isinstance(source, ArrayFolder):
-        opener: Any = source.reader
-        fetch = opener._fetch
-        monkeypatch.setattr(opener, "_fetch", lambda *args: then(fetch(*args)))
+    for where, name in ((hdf5_chunks, "read_box"), (optional.zarr().Array, "__getitem__")):
+        found = getattr(where, name)
+        monkeypatch.setattr(where, name, lambda *args, found=found: then(found(*args)))
 
 
 DURING = {
@@ -149,7 +149,7 @@ def test_a_change_during_the_read_is_noticed(
 ) -> None:
     DURING[kind](tmp_path)
     source = source_of(tmp_path, Seat())
-    hook(source, monkeypatch, lambda: CHANGES[change](stamped(source, "values")))
+    hook(monkeypatch, lambda: CHANGES[change](stamped(source, "values")))
     with pytest.raises(hs.DataError, match="has changed since the folder was scanned"):
         ask(source, "values")
 
@@ -168,7 +168,7 @@ def test_a_file_cut_short_between_two_reads_of_a_box_does_not_end_the_process(
         mlperf(tmp_path / "u.tfrecord", 0, x=counts(0, shape[1:]).tobytes())
         source = hs.data.TfRecordFolder.scan(tmp_path, Seat(), shape=(*shape[1:], 1))
     path = Path(source.where(0))
-    hook(source, monkeypatch, lambda: os.truncate(path, min(path.stat().st_size, 40000)))
+    hook(monkeypatch, lambda: os.truncate(path, min(path.stat().st_size, 40000)))
     with pytest.raises(hs.DataError, match=r"(?s)has changed.*40000 bytes") as caught:
         source.read(0, Box((0, 0, 0, 0), (1, 8, 64, 128)))
     assert "ends at byte 40000" in str(caught.value.__cause__)

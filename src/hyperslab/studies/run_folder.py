@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ def read_run(path: str | Path) -> Run:
         DataError: it is not a run's folder, or one of its files is broken; names the file.
     """
     path = Path(path)
-    if not (path / "recipe.yaml").is_file():
+    if not os.path.isfile(path / "recipe.yaml"):  # False for names that no system takes, too
         raise DataError(
             f"{path} is not the folder of a run: it has no recipe.yaml\n"
             "    `hyperslab train RECIPE` makes one and says where"

@@ -659,7 +659,7 @@ def find_checkpoint(run: Path, which: str) -> Path:
         found = latest(run) if which == "latest" else best_of(run)
     else:
         candidates = (folder / which, Path(which))
-        found = next((path.resolve() for path in candidates if path.is_dir()), None)
+        found = next((path.resolve() for path in candidates if os.path.isdir(path)), None)
     if found is None:
         there = sorted(path.name for path in folder.glob("[!.]*"))
         raise DataError(

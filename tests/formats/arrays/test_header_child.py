@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -74,6 +75,39 @@ def test_a_child_that_crashes_once_is_no_sign_of_damage(tmp_path: Path) -> None:
     with HeaderChild(crash_once) as child:
         assert child("good") == "good"
     assert (tmp_path / "crashed").exists()
+
+
+class Note:
+    """In a circle, writes down which process clears it away."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.me = self
+
+    def __del__(self) -> None:
+        self.file.write_text(str(os.getpid()))
+
+
+def test_the_child_clears_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a group of ranks whose threads are not there, which would crash it."""
+    fork, before = os.fork, gc.get_threshold()
+
+    def fork_with_garbage() -> int:
+        Note(tmp_path / "cleared")
+        gc.set_threshold(1)
+        child = fork()
+        if child:
+            gc.set_threshold(*before)
+        return child
+
+    gc.collect()
+    monkeypatch.setattr(os, "fork", fork_with_garbage)
+    with HeaderChild(lambda file: [[] for _ in range(99)]) as child:
+        child("good")
+        assert not (tmp_path / "cleared").exists()
+    assert gc.isenabled()
+    gc.collect()
+    assert (tmp_path / "cleared").read_text() == str(os.getpid())
 
 
 def test_errors_are_those_of_this_process() -> None:

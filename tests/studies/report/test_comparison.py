@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -224,10 +225,50 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert one.averaged is not None
 
 
+@pytest.mark.parametrize(
+    "mean",
+    [None, [0.1], {}, {NAMES[0]: [0.1]}, dict.fromkeys(NAMES, 10**400), "x", math.nan],
+)
+def test_an_evaluation_without_means_is_named(tmp_path: Path, mean: object) -> None:
+    run = write_run(tmp_path / "run", seed=0, noise=0.2)
+    path = run / "evaluation" / "metrics.json"
+    said = json.loads(path.read_text()) | {"training_mean": mean}
+    said["training_mean"] = dict.fromkeys(NAMES, mean) if mean is math.nan else mean
+    path.write_text(json.dumps(said))
+    with pytest.raises(DataError, match=r"metrics\.json does not say the mean of every parameter"):
+        read_comparison([run])
+
+
+def with_another_truth(evaluation: Path) -> None:
+    """The first volume's first parameter was something else."""
+    path = evaluation / "predictions.csv"
+    head, first, *rows = path.read_text().splitlines()
+    sample, volume, _, *values = first.split(",")
+    path.write_text("\n".join([head, ",".join([sample, volume, "0.5", *values]), *rows, ""]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_true_values_are_named_by_their_files(tmp_path: Path, seed: int) -> None:
+    """Whether the run is the first of its configuration or not."""
+    swept = write_swept(tmp_path)
+    other = swept / "64" / f"rate-0.001-seed-{seed}" / "evaluation"
+    with_another_truth(other)
+    words = f"the true values of .*are not those of .*{re.escape(str(other.parent.parent))}/"
+    with pytest.raises(DataError, match=words) as caught:
+        read_comparison([swept])
+    assert f"{other} " in str(caught.value) or f"{other}," in str(caught.value)
+    alone = [swept / name / "rate-0.001-seed-0" for name in ("64 + batch norm", "64")]
+    with_another_truth(alone[1] / "evaluation")
+    with pytest.raises(DataError, match=f"{re.escape(str(alone[1]))}.* are not those of"):
+        read_comparison(
+            [swept / "64 + batch norm" / "rate-0.001-seed-0"], [("64", alone[1] / "evaluation")]
+        )
+
+
 def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     first = write_run(tmp_path / "first", seed=0, noise=0.2)
     write_evaluation(tmp_path / "fewer", noise=0.2, volumes=30)
-    with pytest.raises(DataError, match="fewer was measured on other test volumes"):
+    with pytest.raises(DataError, match=r"fewer was measured on other .* than \S+first/evaluation"):
         read_comparison([first], [("fewer", tmp_path / "fewer")])
     with pytest.raises(DataError, match=r"metrics.json is not there.*\n.*evaluate RUN --calibrate"):
         read_comparison([first], [("none", tmp_path / "none")])
@@ -249,6 +290,13 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     (broken / "sweep.json").write_text("[]")
     with pytest.raises(DataError, match=r"sweep\.json is no table of a sweep"):
         read_comparison([broken])
+    for row, words in (
+        ({"name": "a", "paths": [None]}, "is no table"),
+        ({"name": "a", "paths": ["a" * 9000]}, "is not the folder"),
+    ):
+        (broken / "sweep.json").write_text(json.dumps({"variants": [row]}))
+        with pytest.raises(DataError, match=f"sweep.* {words}"):
+            read_comparison([broken])
     (broken / "sweep.json").write_text('{"variants": []}')
     with pytest.raises(DataError, match="no run is done yet"):
         read_comparison([broken])

@@ -17,6 +17,7 @@ from hyperslab.studies.report.comparison import loss_curves
 from hyperslab.studies.report.configurations import read_comparison
 from hyperslab.train.history import record_changes
 from hyperslab.train.metrics import ConfidenceInterval
+from tests.studies.report import fake_scans
 from tests.studies.report.compared import write_evaluation, write_run
 from tests.studies.report.fake import fake_run
 
@@ -29,6 +30,21 @@ def changed(run: Path, **settings: Any) -> Path:
 
 def rows(path: Path) -> list[str]:
     return path.read_text().splitlines()
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "change", [("width: 1", "width: 999999999999"), ('scans"', f'{"x" * 5000}"')]
+)
+def test_recipes_of_many_ranks_and_of_names_that_no_system_takes(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    run = fake_scans.fake_run(tmp_path, epochs=3)
+    text = (run / "recipe.yaml").read_text()
+    assert change[0] in text
+    (run / "recipe.yaml").write_text(text.replace(*change))
+    page = write_report(run).read_text()
+    assert ("is not a folder of volumes (any more)" in page) == (change[0] != "width: 1")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -23,8 +23,7 @@ import select
 import signal
 import sys
 import warnings
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -34,12 +33,15 @@ import numpy as np
 from h5py._objects import phil
 
 from hyperslab.errors import DataError
-from hyperslab.formats.files import (
-    ALLOW_MISSING,
-    DEFLATE_RATIO,
-    FileAccess,
-    naming,
+from hyperslab.formats.arrays.hdf5_chunks import (
+    PACKED_LARGER,
+    check_unpacked,
+    chunks_of,
+    filters_of,
+    named_file,
 )
+from hyperslab.formats.files import ALLOW_MISSING, FileAccess, naming
+from hyperslab.geometry import Box
 from hyperslab.util.startup import tie_to_parent
 
 MOST_LINKS = 16
@@ -48,17 +50,8 @@ MOST_LINKS = 16
 MOST_PACKED_CHUNK = 256 << 20
 """The largest chunk with filters that is unpacked; each box needs the whole of it [B]."""
 
-PACKED_LARGER = 64 << 10
-"""Bytes that filters may add to a chunk which they cannot pack; HDF5's own leave it as it is."""
-
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
-
-UNPACKED_FREELY = 192 << 20
-"""The size of a chunk [B] that any may unpack to, whatever it says."""
-
-PIECE = 1 << 20
-"""Bytes that are unpacked at a time [B]."""
 
 LOOK = 16 << 20
 """Bytes that are searched at a time for a value that somebody has written [B]."""
@@ -89,7 +82,7 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
             case None:
                 raise KeyError(f"{name!r} is not in it")
             case h5py.ExternalLink():
-                target = _named(path, link.filename)
+                target = named_file(path, link.filename)
                 reach.check(path, f"the external link {name!r}", target)
                 with h5py.File(target, "r", locking=False) as other:
                     _follow(target, other, "/".join([link.path, *rest]), reach, left - 1)
@@ -108,19 +101,6 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
                 raise KeyError(f"{name!r} is not in it")
 
 
-def _named(path: Path, name: str) -> Path:
-    """Finds the file that HDF5 opens where the file ``path`` names another one.
-
-    One that is named absolutely and has been moved it looks for by its last part. (H5F.c,
-    H5F_prefix_open_file)
-    """
-    last = os.path.basename(name) if os.path.isabs(name) else name
-    folders = (path.parent, Path(), Path(os.path.realpath(path)).parent)
-    found = [Path(name)] if os.path.isabs(name) else []
-    found += [folder / last for folder in folders]
-    return next((file for file in found if file.is_file()), found[0])
-
-
 def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
     """Accepts a volume whose values are there to be read.
 
@@ -133,7 +113,7 @@ def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
     early = dataset.id.get_create_plist().get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY
     if not early or dataset.is_virtual:
         return
-    check_unpacked(path, key, dataset, [slice(None)] * dataset.ndim, {})
+    check_unpacked(path, key, dataset, Box.whole(dataset.shape), {})
     if not _any_written(dataset):
         raise _never_written(path, key, "every voxel is the fill value")
 
@@ -196,9 +176,9 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     """
     if dataset.file.id.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
         return
-    codes = _filters_of(dataset)
+    codes = filters_of(dataset)
     summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
-    chunks = _chunks_of(dataset)
+    chunks = chunks_of(dataset)
     places = np.array([chunk.chunk_offset for chunk in chunks])
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
     numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
@@ -208,88 +188,6 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
             f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
             "chunks are\n    get the file anew"
         )
-
-
-Doubts = dict[tuple[Path, str], set[tuple[int, ...]]]
-"""Holds where the chunks of arrays begin that may unpack to much and have not been looked at."""
-
-
-def check_unpacked(
-    path: Path, key: str, dataset: Any, part: Sequence[slice], doubts: Doubts
-) -> None:
-    """Accepts the chunks that a part of a volume needs, as none unpacks to more than it says.
-
-    HDF5 takes memory for as much as comes out of deflate. So what may become large is unpacked
-    here first, piece by piece; once, as ``doubts`` keep what is left.
-
-    Raises:
-        DataError: one does.
-    """
-    if dataset.is_virtual:
-        for source in dataset.virtual_sources():
-            own = source.file_name == "."
-            target = path if own else _named(path, source.file_name.replace("%%", "%"))
-            with h5py.File(target, "r", locking=False) as file:
-                found = file[source.dset_name]
-                check_unpacked(target, source.dset_name, found, [slice(None)] * found.ndim, doubts)
-        return
-    if (path, key) not in doubts:
-        doubts[path, key] = _doubtful_chunks(path, key, dataset)
-    left = doubts[path, key]
-    bounds = [piece.indices(n)[:2] for piece, n in zip(part, dataset.shape, strict=True)]
-    for place in sorted(left):
-        sides = zip(place, dataset.chunks, bounds, strict=True)
-        if not all(at < hi and at + side > lo for at, side, (lo, hi) in sides):
-            continue
-        size = math.prod(dataset.chunks) * dataset.dtype.itemsize
-        bit = 1 << _filters_of(dataset).index(h5py.h5z.FILTER_DEFLATE)
-        mask, packed = dataset.id.read_direct_chunk(place)
-        if not mask & bit and _unpacks_to_more(packed, size + PACKED_LARGER):
-            raise DataError(
-                f"{path}: {key!r} has a chunk at {place} of {len(packed)} bytes that unpacks to "
-                f"more than the {size} that it says\n    get the file anew"
-            )
-        left.remove(place)
-
-
-def _filters_of(dataset: Any) -> list[int]:
-    """Lists the codes of the filters; the masks of chunks have a bit for each."""
-    filters = dataset.id.get_create_plist()
-    return [filters.get_filter(i)[0] for i in range(filters.get_nfilters())]
-
-
-def _doubtful_chunks(path: Path, key: str, dataset: Any) -> set[tuple[int, ...]]:
-    """Finds the chunks that may unpack to more than is free of doubt, and than they say."""
-    times = _filters_of(dataset).count(h5py.h5z.FILTER_DEFLATE)
-    if times > 1:
-        raise DataError(f"{path}: {key!r} is packed twice\n    h5repack -f GZIP=4 OLD NEW mends it")
-    if not times:
-        return set()
-    size = math.prod(dataset.chunks) * dataset.dtype.itemsize
-    believed = max(size + PACKED_LARGER, UNPACKED_FREELY) // DEFLATE_RATIO
-    return {chunk.chunk_offset for chunk in _chunks_of(dataset) if chunk.size > believed}
-
-
-def _chunks_of(dataset: Any) -> list[Any]:
-    """Lists what is known of each chunk that is stored."""
-    chunks: list[Any] = []
-    if hasattr(dataset.id, "chunk_iter"):
-        dataset.id.chunk_iter(chunks.append)
-    else:  # HDF5 before 1.10.9 has to be asked one by one
-        chunks = [dataset.id.get_chunk_info(i) for i in range(dataset.id.get_num_chunks())]
-    return chunks
-
-
-def _unpacks_to_more(packed: bytes, most: int) -> bool:
-    """Tells if deflate makes more of it; what is damaged is for HDF5 to name."""
-    stream = zlib.decompressobj()
-    with suppress(zlib.error):
-        while packed and not stream.eof:
-            most -= len(stream.decompress(packed, PIECE))
-            if most < 0:
-                return True
-            packed = stream.unconsumed_tail
-    return False
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:
@@ -304,7 +202,7 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: 
         covered = covered + count
         what = f"{key!r}, a virtual data set,"
         own = source.file_name == "."
-        target = path if own else _named(path, source.file_name.replace("%%", "%"))
+        target = path if own else named_file(path, source.file_name.replace("%%", "%"))
         if not own:
             reach.check(path, what, target)
         with (
@@ -412,7 +310,13 @@ class HeaderChild(Generic[T]):
         with phil, warnings.catch_warnings():  # no other thread is within HDF5
             for kind in (DeprecationWarning, RuntimeWarning):  # that there are other threads
                 warnings.simplefilter("ignore", kind)
-            self._child = os.fork()
+            collects = gc.isenabled()
+            gc.disable()  # what there is to clear away is not the child's: threads, say
+            try:
+                self._child = os.fork()
+            finally:
+                if collects and self._child:
+                    gc.enable()
         if self._child == 0:
             tie_to_parent(signal.SIGKILL)
             if os.getppid() != parent:  # too late to be told
@@ -443,7 +347,6 @@ def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for number in (signal.SIGTERM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
-        gc.disable()  # what the parent would clear away is not this process's: threads, say
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         with os.fdopen(asked) as lines:

@@ -29,7 +29,7 @@ from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import collective_try
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import optional
-from hyperslab.formats.arrays import hdf5, zarr
+from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
     STRICT,
@@ -522,7 +522,7 @@ class ArrayReader:
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, h5py.File] = OrderedDict()
-        self._doubts: hdf5.Doubts = {}
+        self._doubts: hdf5_chunks.Doubts = {}
         self._lock = threading.Lock()
 
     def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
@@ -542,7 +542,7 @@ class ArrayReader:
                 return _read_npy(path, array, box)
             stored = array.of(path, _zarr_group(path))
             zarr.check_chunks(path, array.key, stored, catalog.reach, box.slices())
-            return self._fetch(stored, box)
+            return np.asarray(stored[box.slices()], stored.dtype.newbyteorder("="))
 
     def _read_hdf5(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         path = catalog.path(sample)
@@ -552,8 +552,7 @@ class ArrayReader:
                     dataset = array.of(path, self._file(path))
                     if dataset.is_virtual or dataset.external:  # the other files have no stamps
                         hdf5.check_storage(path, array.key, dataset, catalog.reach)
-                    hdf5.check_unpacked(path, array.key, dataset, box.slices(), self._doubts)
-                    return self._fetch(dataset, box)
+                    return hdf5_chunks.read_box(path, array.key, dataset, box, self._doubts)
             except DataError:
                 if file := self._open.pop(path, None):
                     file.close()  # it may not be the file of this name any more
@@ -567,14 +566,6 @@ class ArrayReader:
             self._open[path] = h5py.File(path, "r", locking=False)
         self._open.move_to_end(path)
         return self._open[path]
-
-    def _fetch(self, dataset: Any, box: Box) -> Array:
-        native = dataset.dtype.newbyteorder("=")
-        if not isinstance(dataset, h5py.Dataset):
-            return np.asarray(dataset[box.slices()], native)
-        values = np.empty(box.shape, native)
-        dataset.read_direct(values, source_sel=box.slices())
-        return values
 
     def close(self) -> None:
         """Lets go of what is open."""

@@ -6,6 +6,7 @@ command makes it. Those on accuracy, on volumes and on timelines have modules of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -284,7 +285,7 @@ def _over_steps(name: str, steps: Columns, values: FloatArray, unit: str, colour
 def lede(run: Run) -> str:
     """Sums the run up in one sentence."""
     grid = times(f"{axis} {n}" for axis, n in run.grid.items() if n > 1)
-    ranks = int(np.prod(list(run.grid.values()) or [1]))
+    ranks = math.prod(run.grid.values())
     parts = [
         " ".join(str(k) for k in (run.called("model"), run.setting("model.variant")) if k),
         f"{ranks} ranks: {grid}" if ranks > 1 else "one rank",

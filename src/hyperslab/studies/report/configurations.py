@@ -56,6 +56,11 @@ class SplitPredictions:
         """Tells if volumes have several samples."""
         return len(set(self.volumes)) < len(self.volumes)
 
+    @property
+    def truths(self) -> FloatArray:
+        """Returns the true values by volume (V, P)."""
+        return means_of_volumes(self.true, self.volumes)
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -66,6 +71,7 @@ class Scored:
     """
 
     name: str
+    folder: Path  # of the first seed
     parameters: tuple[str, ...]
     volumes: tuple[str, ...]
     seeds: tuple[SplitPredictions, ...]
@@ -75,7 +81,7 @@ class Scored:
     @property
     def true(self) -> FloatArray:
         """Returns the true values (V, P)."""
-        return means_of_volumes(self.seeds[0].true, self.seeds[0].volumes)
+        return self.seeds[0].truths
 
     def error(self, parameter: str) -> FloatArray:
         """Returns the errors (S, V) of one parameter, or of `MEAN_CONTROL`."""
@@ -114,7 +120,8 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
     the validation split, to which lines are fitted.
 
     Raises:
-        DataError: an evaluation is missing, broken, of classes, or of other volumes than the first.
+        DataError: an evaluation is missing, broken, of classes, or of other volumes or other true
+            values than the first.
     """
     named = [_read_parameters(folder) for folder in folders]
     parameters, mean = named[0]
@@ -133,47 +140,69 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
                 f"{name}: the test volumes of its runs are not the same: those of {folder} are not "
                 f"those of {folders[0]}"
             )
-    plain = _score(name, parameters, tests, mean)
+        _check_truths(folder, test.truths, folders[0], tests[0].truths)
+    plain = _score(name, folders[0], parameters, tests, mean)
     found = [_read_split(folder / "validation.csv", parameters) for folder in folders]
     validations = [validation for validation in found if validation is not None]
     if not tests[0].of_parts or len(validations) < len(tests):
         return plain, None
     better = [_recalibrated(*pair) for pair in zip(tests, validations, strict=True)]
-    return plain, _score(f"{name}, averaged and recalibrated", parameters, better, mean)
+    better_name = f"{name}, averaged and recalibrated"
+    return plain, _score(better_name, folders[0], parameters, better, mean)
+
+
+def _check_truths(folder: Path, truths: FloatArray, first: Path, others: FloatArray) -> None:
+    """Refuses true values (V, P) that are not those of the first evaluation."""
+    if not np.allclose(truths, others, rtol=0, atol=SAME_TRUTH, equal_nan=True):
+        raise DataError(
+            f"the true values of {folder} are not those of {first}, though their test volumes have "
+            "the same names: other data, or other data.ranges\n    give them the same of both"
+        )
 
 
 def _score(
-    name: str, parameters: tuple[str, ...], seeds: Sequence[SplitPredictions], mean: FloatArray
+    name: str,
+    folder: Path,
+    parameters: tuple[str, ...],
+    seeds: Sequence[SplitPredictions],
+    mean: FloatArray,
 ) -> Scored:
     """Computes the errors of predictions; ``mean`` (P,) is of the training split's targets."""
     volumes, _ = volume_indices(seeds[0].volumes)
     errors = [means_of_volumes((one.predicted - one.true) ** 2, one.volumes) for one in seeds]
-    true = means_of_volumes(seeds[0].true, seeds[0].volumes)
-    return Scored(name, parameters, volumes, tuple(seeds), np.stack(errors), (true - mean) ** 2)
+    of_mean = (seeds[0].truths - mean) ** 2
+    return Scored(name, folder, parameters, volumes, tuple(seeds), np.stack(errors), of_mean)
 
 
 def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> SplitPredictions:
     lines = fit_calibration(
         means_of_volumes(validation.predicted, validation.volumes),
-        means_of_volumes(validation.true, validation.volumes),
+        validation.truths,
     )
     names, _ = volume_indices(test.volumes)
     predicted = lines(means_of_volumes(test.predicted, test.volumes))
-    return SplitPredictions(names, means_of_volumes(test.true, test.volumes), predicted)
+    return SplitPredictions(names, test.truths, predicted)
 
 
 def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     """Reads the names of an evaluation's parameters, and their training mean (P,)."""
-    evaluation = read_evaluation(folder / "metrics.json")
+    path = folder / "metrics.json"
+    evaluation = read_evaluation(path)
     if "parameters" not in evaluation:
         what = "an evaluation of classes" if evaluation else "not there"
         raise DataError(
-            f"{folder / 'metrics.json'} is {what}: numbers that were predicted are compared here\n"
+            f"{path} is {what}: numbers that were predicted are compared here\n"
             "    hyperslab evaluate RUN --calibrate"
         )
     names = tuple(evaluation["parameters"])
-    means = evaluation.get("training_mean", {})
-    return names, np.array([means.get(name, 0.0) for name in names])
+    means = evaluation.get("training_mean")
+    found = [means.get(name) for name in names] if isinstance(means, dict) else [None]
+    if not all(isinstance(mean, float | int) and abs(mean) < LARGEST_MEAN for mean in found):
+        raise DataError(
+            f"{path} does not say the mean of every parameter over the training split\n"
+            "    hyperslab evaluate RUN --calibrate"
+        )
+    return names, np.array(found, float)
 
 
 def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
@@ -191,6 +220,9 @@ UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 
 SAME_TRUTH = 1e-3
 """Tolerates such differences between true values, of -1 to 1, that are the same."""
+
+LARGEST_MEAN = 1e6
+"""Bounds means of normalised targets, most of which are between -1 and 1."""
 
 LONGEST_NAME = 48
 """Limits a name that says what differs [letters]; longer ones fit into no figure."""
@@ -270,15 +302,11 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     for other in comparison.rows:
         if (other.volumes, other.parameters) != (first.volumes, first.parameters):
             raise DataError(
-                f"{other.name} was measured on other test volumes or parameters than {first.name}: "
-                "nothing can be said of their ratio\n    give them the same data, seed and split"
+                f"{other.folder} was measured on other test volumes or parameters than "
+                f"{first.folder}: nothing can be said of their ratio\n    give them the same data, "
+                "seed and split"
             )
-        if not np.allclose(other.true, first.true, rtol=0, atol=SAME_TRUTH, equal_nan=True):
-            raise DataError(
-                f"the true values of {other.name} are not those of {first.name}, though their test "
-                "volumes have the same names: other data, or other data.ranges\n"
-                "    give them the same of both"
-            )
+        _check_truths(other.folder, other.true, first.folder, first.true)
     return comparison
 
 
@@ -307,10 +335,12 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
 def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
     try:
         table = read_json(path / "sweep.json")
-        rows = [(str(row["name"]), list(row["paths"])) for row in table["variants"]]
+        rows = [
+            (str(row["name"]), [path / run for run in row["paths"]]) for row in table["variants"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None
-    return [(name, [read_run(path / run) for run in runs]) for name, runs in rows if runs]
+    return [(name, [read_run(run) for run in runs]) for name, runs in rows if runs]
 
 
 def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:

@@ -6,6 +6,7 @@ classes; how large their voxels are and where their axes point, as far as the fi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,12 +74,14 @@ def _open_folder(
     folder: Path, data: DataSection, choose: Callable[[Path, list[Path]], Path]
 ) -> Source:
     options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
-    if folder.exists():
+    if os.path.exists(folder):  # False for names that no system takes, too
         if options.mapping is None and options.format is None:
             options = replace(options, format=find_format(folder)[0].name)
         if options.mapping is not None or named(str(options.format)).source is not Hdf5Folder:
             return scanned(folder, options)[0]
-    files = [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if folder.is_dir() else []
+    files = (
+        [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if os.path.isdir(folder) else []
+    )
     if not files:
         raise DataError(f"{folder} is not a folder of volumes (any more)")
     file = choose(folder, files).relative_to(folder).as_posix()

@@ -167,9 +167,9 @@ def _extent(planes: Planes, axis: str) -> int:
 
 
 def _cuts_of(shape: Sequence[int], run: Run) -> dict[str, Cut]:
-    """Cuts a volume along each axis; one part where it is not cut."""
+    """Cuts a volume along each axis, into no more parts than voxels; one where it is not cut."""
     return {
-        axis: Cut.balanced(axis, extent, run.grid.get(axis, 1))
+        axis: Cut.balanced(axis, extent, min(extent, run.grid.get(axis, 1)))
         for axis, extent in zip(SPATIAL_AXES, shape, strict=True)
     }
 
