@@ -226,7 +226,6 @@ def test_all_states_equal_plain_torch() -> None:
 STATES = vars(DeferredTensor)["__annotations__"].keys() | {
     "private",
     "reordered",
-    "consumed_in_other_dtype",
     "is_crop",
 }
 

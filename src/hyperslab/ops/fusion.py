@@ -535,7 +535,7 @@ def conv_operand(
         block = x.block
     elif dtype != chain.dtype:
         block = chain.made_in(padded).value(dtype)
-        x.consume_in_other_dtype()
+        x.mark_as_bypassed("an operator under autocast took in another type")
     else:
         x.extend(chain.made_in(padded))
         block = x.block

@@ -510,7 +510,15 @@ class DeferredJoin:
                 "its result was used\n    change a clone() of it, or use memory=none"
             )
         with torch.set_grad_enabled(self.with_graph):
+            if self.sources:  # whose gradients somebody may watch
+                return self.run([source.block for source in self.sources])
             return self.whole(self.tensors)
+
+    def bypassed(self) -> None:
+        """State that windows are computed from the operands, past the tensors in between."""
+        for source in self.sources:
+            if isinstance(source.pending, DeferredUpsampling):
+                source.mark_as_bypassed("a convolution over slabs computes in parts")
 
     def whole(self, tensors: Operands) -> torch.Tensor:
         """Compute the block of these operands, with its graph."""

@@ -54,6 +54,8 @@ def _recut(x: Sharded) -> tuple[Operands, Callable[..., Any]]:
     join = None
     if isinstance(x.pending, DeferredJoin):
         x.force_readers()
+        x.pending.bypassed()
+        x.mark_as_bypassed("a stage that is recomputed joins in parts")
         tensors: Operands = x.pending.tensors
         join = x.pending.with_tensors(tensors)
     else:

@@ -239,8 +239,8 @@ class DeferredTensor(torch.Tensor):
     """
     reordered = False
     """It lies channels last, where serial torch has it contiguous."""
-    consumed_in_other_dtype = False
-    """A consumer computed what is deferred here in another type: no gradient comes through."""
+    bypass: str | None = None
+    """Why no gradient comes through: a consumer computed what it needed from the sources."""
     is_crop = False
     """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
     _base_of_copy: _BaseOfCopy | None = None
@@ -301,12 +301,12 @@ class DeferredTensor(torch.Tensor):
         """Refuse to watch gradients that do not come through here.
 
         Raises:
-            LayoutError: what used this tensor did so in another type, before it was computed.
+            LayoutError: what used this tensor did so by way of its sources.
         """
-        if self.consumed_in_other_dtype:
+        if self.bypass is not None:
             raise LayoutError(
-                f"{what}: the gradient does not come through this tensor, which an operator under "
-                "autocast took in another type\n    call it before the tensor is used"
+                f"{what}: the gradient does not come through this tensor, which {self.bypass}"
+                "\n    call it before the tensor is used"
             )
 
     @property
@@ -399,9 +399,12 @@ class DeferredTensor(torch.Tensor):
         """State that serial torch has it contiguous, where the block lies channels last."""
         self.reordered = True
 
-    def consume_in_other_dtype(self) -> None:
-        """State that what is deferred here was computed in another type."""
-        self.consumed_in_other_dtype = True
+    def mark_as_bypassed(self, why: str) -> None:
+        """State that a consumer computed what it needed from the sources of what is deferred here.
+
+        ``why`` goes on after "this tensor, which".
+        """
+        self.bypass = why
 
     def _in_serial_order(self) -> torch.Tensor:
         """Return the block as serial torch has it in memory, from now on this tensor's own."""

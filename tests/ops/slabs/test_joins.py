@@ -162,6 +162,34 @@ def test_a_part_that_changes_in_place_leaves_the_join_as_it_was(what: str) -> No
         assert distance(convolved.full(), F.conv3d(expected, weight)) < 1e-5
 
 
+@pytest.mark.parametrize("what", ["up", "join"])
+@pytest.mark.parametrize("when", ["joined", "convolved"])
+def test_a_gradient_that_somebody_watches_is_whole_or_refused(what: str, when: str) -> None:
+    weight = torch.randn(3, 6, 3, 3, 3)
+    found = []
+    for cut in (False, True):
+        torch.manual_seed(4)
+        x, skip = torch.randn(1, 3, 8, 8, 8, requires_grad=True), torch.randn(1, 2, 16, 16, 16)
+        with slabs_of(1):
+            if cut:
+                x, skip = (cut_for_slabs(hs.shard(t, hs.Grid())) for t in (x, skip))
+            up = F.conv_transpose3d(x, torch.randn(3, 4, 2, 2, 2), stride=2)
+            join = torch.cat([up, skip], 1)
+            watched = up if what == "up" else join
+            if when == "convolved":
+                y = F.conv3d(join, weight)
+                if cut:
+                    with pytest.raises(hs.LayoutError, match="does not come through"):
+                        watched.retain_grad()
+                    return
+            watched.retain_grad()
+            y = F.conv3d(join, weight)
+            y.square().sum().backward()
+        gradient = watched.grad
+        found.append(gradient.full() if isinstance(gradient, hs.Sharded) else gradient)
+    assert distance(*found) < 1e-5
+
+
 def test_an_alias_that_changes_before_the_join_is_used_is_refused() -> None:
     with slabs_of(1):
         up, skip = upsampled_and_skipped()
