@@ -28,12 +28,17 @@ def serial(name: str, dtype: torch.dtype, steps: int) -> list[Step]:
 
 
 def check(
-    name: str, axes: dict[str, int], dtype: torch.dtype, tolerance: float, steps: int = STEPS
+    name: str,
+    axes: dict[str, int],
+    dtype: torch.dtype,
+    tolerance: float,
+    steps: int = STEPS,
+    memory: str = "none",
 ) -> None:
     expected = serial(name, dtype, steps)
     assert len({step.loss for step in expected}) == steps
     for loss, gradient, cut in run_ranks(
-        math.prod(axes.values()), apart, name, axes, dtype, expected
+        math.prod(axes.values()), apart, name, axes, dtype, expected, memory
     ):
         assert loss <= tolerance
         assert gradient <= tolerance
@@ -49,3 +54,9 @@ def test_steps_of_training(name: str, grid: str) -> None:
 @pytest.mark.parametrize("name", in_gate(IN_FLOAT32, kept=["UNet"]))
 def test_three_steps_in_float32(name: str) -> None:
     check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
+
+
+@pytest.mark.parametrize(("name", "memory"), by_rotation(NETWORKS, ["tile", "recompute"]))
+def test_a_step_over_slabs(name: str, memory: str) -> None:
+    """In the type whose normalisations slabs have kernels for."""
+    check(name, {"depth": 2}, torch.float32, 2e-4, 1, memory)

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from monai.losses import DiceCELoss
 
 import hyperslab as hs
+from hyperslab.parallel.parallelize import Memory
 from tests.networks.zoo import CLASSES, NETWORKS
+from tests.ops.slabs.test_stages import slabs_of
 
 STEPS = 3
 
@@ -26,9 +28,13 @@ class Step:
 
 
 def train(
-    name: str, axes: dict[str, int] | None, dtype: torch.dtype, steps: int = STEPS
+    name: str,
+    axes: dict[str, int] | None,
+    dtype: torch.dtype,
+    steps: int = STEPS,
+    memory: Memory = "none",
 ) -> list[Step]:
-    """By SGD; without axes nothing of hyperslab takes part."""
+    """By SGD; without axes nothing of hyperslab takes part. Slabs are as thin as they may be."""
     network = NETWORKS[name]
     torch.manual_seed(1)
     model = network.make().to(dtype)
@@ -37,16 +43,18 @@ def train(
     cut = lambda x: x  # noqa: E731
     if axes is not None:
         grid = hs.Grid(**axes)
-        hs.parallelize(model, grid)
+        with slabs_of(1):
+            hs.parallelize(model, grid, memory=memory)
         cut = lambda x: hs.shard(x, grid)  # noqa: E731
     torch.manual_seed(2)  # of dropout
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
     for x, y in zip(data[:steps], labels[:steps], strict=True):
-        outputs = network.call(model, cut(x))
-        loss = loss_of(outputs, cut(y), network.goal)
-        optimizer.zero_grad()
-        loss.backward()
+        with slabs_of(1):
+            outputs = network.call(model, cut(x))
+            loss = loss_of(outputs, cut(y), network.goal)
+            optimizer.zero_grad()
+            loss.backward()
         optimizer.step()
         gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         found.append(Step(loss.item(), gradients, cut_of(outputs)))
@@ -73,14 +81,18 @@ def cut_of(outputs: Any) -> tuple[str, ...]:
 
 
 def apart(
-    name: str, axes: dict[str, int], dtype: torch.dtype, expected: list[Step]
+    name: str,
+    axes: dict[str, int],
+    dtype: torch.dtype,
+    expected: list[Step],
+    memory: Memory = "none",
 ) -> tuple[float, float, tuple[str, ...]]:
     """The largest differences from the serial losses and gradients, and the output's axes.
 
     A gradient is compared with its own norm, or with 1e-5 of that of all (float64; 1e-2 in
     float32): what precedes a normalisation has biases whose gradient is nothing but rounding.
     """
-    found = train(name, axes, dtype, len(expected))
+    found = train(name, axes, dtype, len(expected), memory)
     floor = 1e-5 if dtype == torch.float64 else 1e-2
     losses, gradients = [], []
     for step, reference in zip(found, expected, strict=True):

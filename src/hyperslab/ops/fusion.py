@@ -221,6 +221,7 @@ class EpilogueOps:
         """Returns the operators that are left when those of ``done`` are applied."""
         return EpilogueOps(
             self.dtype,
+            self.statistics if done.statistics is None else None,
             slope=self.slope if done.slope == 1 else 1.0,
             pool=() if done.pool else self.pool,
             maximum=self.maximum and not done.pool,
@@ -444,7 +445,7 @@ class FusedEpilogue:
             rest = links.after(done)
             with torch.set_grad_enabled(self.with_graph):
                 block = dense(parent.block, memory_format_of(parent.block))
-                return EpilogueFunction.apply(block, None, None, rest, self.padded)
+                return _apply_epilogue(block, rest, self.padded)
         with torch.set_grad_enabled(self.with_graph):
             return self.computed(links)
 

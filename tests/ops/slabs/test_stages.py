@@ -229,6 +229,29 @@ def test_a_convolution_that_somebody_looks_at_is_the_same_numbers() -> None:
     assert torch.equal(y.local, plain.local)
 
 
+class Outer(nn.Sequential):
+    """Holds the convolution's result while what follows it runs."""
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_result_that_somebody_holds_is_normalised_all_the_same(affine: bool) -> None:
+    """As nested modules hold it; the activation is one that no kernel takes."""
+    torch.manual_seed(6)
+    inner = nn.Sequential(nn.InstanceNorm3d(4, affine=affine), nn.PReLU())
+    model = Outer(nn.Conv3d(2, 4, 3, padding=1), inner)
+    x = torch.randn(1, 2, 12, 8, 8)
+    found = []
+    for cut in (False, True):
+        model.zero_grad()
+        with slabs_of(1):
+            y = model(cut_for_slabs(hs.shard(x, hs.Grid())) if cut else x)
+            y = y.full() if cut else y
+            y.square().sum().backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([y.detach(), *gradients[:1], *gradients[2:]])  # a bias before a norm has none
+    assert all(distance(b, a) < 1e-4 for a, b in zip(*found, strict=True))
+
+
 def test_an_operand_that_changes_before_the_result_is_used_is_refused() -> None:
     weight = torch.randn(4, 3, 3, 3, 3, requires_grad=True)
     x = hs.shard(torch.randn(1, 3, 8, 8, 8), hs.Grid())
