@@ -56,7 +56,12 @@ def test_three_steps_in_float32(name: str) -> None:
     check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
 
 
-@pytest.mark.parametrize(("name", "memory"), by_rotation(NETWORKS, ["tile", "recompute"]))
+MEMORY = ("tile", "recompute")
+OVER_SLABS = [(name, memory) for name in NETWORKS for memory in MEMORY]
+IN_GATE = zip(["UNet", "BasicUNet", "AttentionUnet", "SegResNet"], MEMORY * 2, strict=True)
+
+
+@pytest.mark.parametrize(("name", "memory"), in_gate(OVER_SLABS, kept=list(IN_GATE)))
 def test_a_step_over_slabs(name: str, memory: str) -> None:
     """In the type whose normalisations slabs have kernels for."""
     check(name, {"depth": 2}, torch.float32, 2e-4, 1, memory)
