@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from tests.selection import in_gate
+
 STATE = """
 import ctypes, gc, locale, logging, os, random, resource, signal, sys, threading, warnings
 import rich.console  # as it is imported, it draws from Python's generator
@@ -110,7 +112,9 @@ def run(program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("more", ["", ALL_NAMES], ids=["import", "all names"])
+@pytest.mark.parametrize(
+    "more", in_gate(["", ALL_NAMES], kept=[ALL_NAMES]), ids=["import", "all names"]
+)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_import_changes_nothing(more: str) -> None:
     assert run(STATE + IMPORT.format(more=more)) == ""
@@ -133,7 +137,9 @@ for path in libraries() - loaded:
 """
 
 
-@pytest.mark.parametrize("more", ["", ALL_NAMES], ids=["import", "all names"])
+@pytest.mark.parametrize(
+    "more", in_gate(["", ALL_NAMES], kept=[ALL_NAMES]), ids=["import", "all names"]
+)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_import_loads_extensions_of_python_alone(more: str) -> None:
     assert run(STATE + LIBRARIES.format(more=more)) == ""

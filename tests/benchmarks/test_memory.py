@@ -34,6 +34,7 @@ def held(nbytes: int) -> dict[str, int]:
     return {"most": resident("VmHWM") - before, "now": resident("VmRSS") - before}
 
 
+@pytest.mark.long
 def test_the_most_that_a_process_holds_is_its_own() -> None:
     large = torch.ones(1 << 29, dtype=torch.uint8)  # of the parent: the ranks know nothing of it
     found = run_fresh_ranks(1, held, 1 << 28)[0]
@@ -41,6 +42,7 @@ def test_the_most_that_a_process_holds_is_its_own() -> None:
     assert found["now"] < found["most"]
 
 
+@pytest.mark.long
 def test_training_takes_at_least_what_it_saves() -> None:
     found = run_fresh_ranks(1, peak_memory, "cosmoflow", WIDTH, False, {})[0]
     saved = run_ranks(1, saved_bytes, "cosmoflow", WIDTH, False, GRIDS[1])[0]["saved"]

@@ -75,6 +75,7 @@ def test_an_unknown_command_is_refused() -> None:
     assert "trian" in done.stderr
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("debug", "shown"), [((), False), (("--debug",), True)])
 def test_a_process_ends_with_the_error_and_not_with_a_traceback(
     tmp_path: Path, debug: tuple[str, ...], shown: bool

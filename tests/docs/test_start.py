@@ -29,6 +29,7 @@ def commands() -> list[str]:
     return [line.removeprefix("$ ") for code in consoles for line in code.splitlines()]
 
 
+@pytest.mark.long
 def test_the_commands_run(tmp_path: Path) -> None:
     said = {}
     for command in commands():

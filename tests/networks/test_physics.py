@@ -22,7 +22,7 @@ from torch import nn
 import hyperslab as hs
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
-from tests.selection import by_rotation
+from tests.selection import by_rotation, in_gate
 
 SHAPE = (2, 1, 12, 16, 8)
 LEARNING_RATE = 0.05
@@ -204,7 +204,9 @@ def apart(name: str, axes: dict[str, int], dtype: torch.dtype, expected: Steps) 
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", in_gate([torch.float64, torch.float32], kept=[torch.float64]), ids=str
+)
 @pytest.mark.parametrize(("name", "grid"), by_rotation(NETWORKS, GRIDS))
 def test_equal_to_serial(name: str, grid: str, dtype: torch.dtype) -> None:
     axes = GRIDS[grid]

@@ -19,6 +19,8 @@ from hyperslab.train.run import train
 from tests.planner.small import bounds, recipe_file, v100
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.usefixtures("traced_once")
+
 SCANS = {
     "model": {"name": "unet3d", "channels": 4, "levels": 1},
     "data": {"synthetic": {"width": 8, "samples": 20, "channels": 1, "classes": 3}},

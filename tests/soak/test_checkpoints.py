@@ -18,6 +18,7 @@ def campaign(tmp_path: Path) -> Iterator[checkpoints.Checkpoints]:
     found.close()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_and_nothing_damaged_is_taken(campaign: checkpoints.Checkpoints) -> None:
     for number in range(40):
         campaign.play(number)

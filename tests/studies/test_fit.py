@@ -278,6 +278,7 @@ print(sorted(run.evaluate().errors))
 """
 
 
+@pytest.mark.long
 def test_a_plain_script_runs_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import hyperslab
+from tests.selection import in_gate
 
 PACKAGE = Path(hyperslab.__file__).parent
 
@@ -150,7 +151,9 @@ for key in ("model", "optimizer", "optimizer.schedule"):
 """
 
 
-@pytest.mark.parametrize("line", [True, False], ids=["one line", "without the line"])
+@pytest.mark.parametrize(
+    "line", in_gate([True, False], kept=[True]), ids=["one line", "without the line"]
+)
 def test_one_file_and_one_line(tmp_path: Path, line: bool) -> None:
     copy = tmp_path / "hyperslab"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

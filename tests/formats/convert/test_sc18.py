@@ -103,7 +103,7 @@ def stop_after(count: int) -> Any:
     return done
 
 
-@pytest.mark.parametrize("count", in_gate([1, 3, 64, 65, 66], kept=[3, 65]))
+@pytest.mark.parametrize("count", in_gate([1, 3, 64, 65, 66], kept=[65]))
 def test_a_stopped_run_is_completed_to_the_same(tmp_path: Path, count: int) -> None:
     source = universes(tmp_path / "in", 67, 2)
     run(source, tmp_path / "whole")

@@ -30,6 +30,7 @@ def test_the_dispatcher_has_them_for_cuda() -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"hyperslab::{name}", "CUDA")
 
 
+@pytest.mark.long
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     module = interpreted.__name__.replace("interpreted", "compiled")
     built = run_module(module, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

@@ -11,6 +11,7 @@ import hyperslab as hs
 from tests.ops.recut import recut
 from tests.ops.serial import average
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 COVERS = {
     "scans": {
@@ -91,6 +92,7 @@ def check(grid: dict[str, int], shape: tuple[int, ...], dim: int, seed: int) -> 
                 assert torch.allclose(average(a.grad), b.grad, rtol=1e-10), (name, args, options)
 
 
+@pytest.mark.parametrize("seed", in_gate([0, 3], kept=[0]))
 @pytest.mark.parametrize(
     ("grid", "shape", "dim"),
     [
@@ -100,9 +102,8 @@ def check(grid: dict[str, int], shape: tuple[int, ...], dim: int, seed: int) -> 
         pytest.param({"depth": 2, "width": 2}, (1, 1, 3, 1, 5), 4, id="no other dim is free"),
     ],
 )
-def test_along_any_dim(grid: dict[str, int], shape: tuple[int, ...], dim: int) -> None:
-    for seed in (0, 3):
-        run_ranks(4, check, grid, shape, dim, seed)
+def test_along_any_dim(grid: dict[str, int], shape: tuple[int, ...], dim: int, seed: int) -> None:
+    run_ranks(4, check, grid, shape, dim, seed)
 
 
 def extremes() -> None:

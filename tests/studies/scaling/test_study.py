@@ -25,6 +25,7 @@ from hyperslab.studies.scaling.summary import (
     table_of_study,
     write_tables,
 )
+from tests.selection import by_rotation
 from tests.studies.scaling.studies import breakdown, predicted_step, study
 
 RANKS = [8, 16, 32, 2048]
@@ -117,11 +118,9 @@ def test_the_legend_is_within_the_figure(recipe: str) -> None:
     assert box.x1 <= figure.bbox.width
 
 
-@pytest.mark.parametrize(("measured", "predicted"), [(2, 3), (1, 0), (0, 4)])
-@pytest.mark.parametrize("kind", ScalingKind)
-def test_the_figure_has_content(
-    kind: ScalingKind, measured: int, predicted: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("rows", "kind"), by_rotation([(2, 3), (1, 0), (0, 4)], ScalingKind))
+def test_the_figure_has_content(kind: ScalingKind, rows: tuple[int, int], tmp_path: Path) -> None:
+    measured, predicted = rows
     draw_study(study(kind, RANKS, measured=measured, predicted=predicted), tmp_path / "study.png")
     pixels = imread(tmp_path / "study.png")[..., :3]
     assert min(pixels.shape[:2]) > 400

@@ -26,6 +26,7 @@ from hyperslab.train.predict import TrainedNetwork, predict, predict_windows
 from hyperslab.train.sliding_windows import WindowPolicy
 from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 from tests.train.predict.runs import CLASSES, SCANS, WINDOW, unet, write_run, write_segmentation
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -76,8 +77,9 @@ def test_as_monai_does_it_in_serial(run: Path, tmp_path: Path, kind: str) -> Non
     np.testing.assert_array_equal(ours(run, path, POLICIES[kind]), expected)
 
 
-@pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize("grid", [("grid.depth=2",), ("grid.depth=2", "grid.width=2")], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "grid"), by_rotation(POLICIES, [("grid.depth=2",), ("grid.depth=2", "grid.width=2")])
+)
 def test_windows_that_are_cut_over_ranks(
     run: Path, tmp_path: Path, kind: str, grid: tuple[str, ...]
 ) -> None:
