@@ -194,6 +194,7 @@ lint: $(call has,lint)
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(call has,docs)
 	$(bin)/python docs/operators.py
+	$(bin)/python docs/llms.py
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
