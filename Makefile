@@ -11,7 +11,7 @@ bin := $(VENV)/bin
 torch := $(VENV)/.has-torch
 core := $(VENV)/.has-core
 has = $(core) $(addprefix $(VENV)/.has-,$(1))
-tested := dev docs gpu universe medical zarr mlperf wandb mlflow
+tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow
 everything := lint $(tested)
 
 # The demonstration: small universes, two ranks that each hold half of every one.
@@ -82,7 +82,7 @@ $(VENV)/.has-%: pyproject.toml | $(core)
 	$(bin)/python -m pip install --quiet -e ".[$*]"
 	touch $@
 
-demo: $(call has,universe)
+demo: $(call has,report)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
 		--box-size $(DEMO_BOX)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
@@ -90,7 +90,7 @@ demo: $(call has,universe)
 	$(bin)/hyperslab evaluate $(DEMO)/run
 	$(bin)/hyperslab report $(DEMO)/run
 
-demo-unet: $(call has,medical)
+demo-unet: $(call has,report medical)
 	$(bin)/hyperslab convert lits --synthetic $(UNET_COUNT) $(UNET)/phantoms --size $(UNET_SIZE)
 	$(bin)/hyperslab train recipes/demo-unet.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(UNET)/phantoms output=$(UNET)/run --resume
@@ -100,10 +100,10 @@ demo-unet: $(call has,medical)
 	$(bin)/hyperslab report $(UNET)/run
 
 # Stopped, it goes on where it was.
-sc18: $(call has,universe)
+sc18: $(call has,report)
 	$(bin)/python benchmarks/sc18.py $(SC18) --size $(SC18_SIZE) --json $(SC18_RESULT)
 
-science-small: $(call has,universe dev)
+science-small: $(call has,report dev)
 	$(bin)/hyperslab simulate $(SCIENCE)/universes --count $(SCIENCE_COUNT) --size 32 --box-size 256
 	mkdir -p $(SCIENCE)/ridge
 	$(bin)/python benchmarks/ridge.py recipes/science-small.yaml data.path=$(SCIENCE)/universes \
@@ -194,19 +194,20 @@ lint: $(call has,lint)
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(call has,docs)
 	$(bin)/python docs/operators.py
+	$(bin)/python docs/llms.py
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
 # Run the notebooks and keep what they print and draw.
 .PHONY: notebooks
-notebooks: $(call has,docs universe medical)
+notebooks: $(call has,docs report medical)
 	$(bin)/python docs/notebooks/run.py
 
 # On a machine with a GPU; it goes on where the last run ended.
 bench-gpu: $(call has,gpu)
 	$(bin)/python benchmarks/gpu.py
 
-bench: $(call has,dev)
+bench: $(call has,dev report)
 	$(bin)/python benchmarks/step.py
 	$(bin)/python benchmarks/limit.py
 	$(bin)/python benchmarks/memory.py

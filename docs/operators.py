@@ -34,6 +34,10 @@ Neither computes anything else. `torch.nn` modules call these functions, methods
 in-place forms (`relu_`) follow the same rule as the function. A *block* is what one rank holds;
 *local* is without a message.
 
+Gradients may be differentiated again (`create_graph=True`: gradient penalties, physics-informed
+losses) through every rule but `F.grid_sample`, as in torch, and `hyperslab.scatter`: these refuse
+it by an error that names them.
+
 Where a rule needs whole volumes, `hyperslab.gather(x, axes)` makes them, or
 `parallelize(model, grid, until=...)`. `x.full()` leaves the cut; `hyperslab.register` adds a rule.
 """

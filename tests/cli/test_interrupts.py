@@ -102,7 +102,6 @@ def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_simulate_which_has_its_folder_for_itself(tmp_path: Path) -> None:
-    pytest.importorskip("jaxpm")
     out = tmp_path / "out"
     process = begin("simulate", out, "--count", "1000", "--size", "8")
 

@@ -74,7 +74,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     result = run("plan", recipe_file(tmp_path), "--ranks", 2, *V100, "--memory", "1MiB")
     assert result.exit_code == 1
     assert "no grid of 2 ranks fits into 1.00 MiB a rank" in result.output
-    assert "no number of ranks was found that fits" in result.output
+    assert "none was found that fits, among few grids of up to 4096 ranks" in result.output
 
 
 @pytest.mark.parametrize(

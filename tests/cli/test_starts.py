@@ -70,6 +70,29 @@ def test_training_imports_neither_figures_nor_the_planner() -> None:
     assert found.intersection(late) == set()
 
 
+@pytest.mark.parametrize(
+    "words", ["report run", "scale strong r.yaml", "plan r.yaml --figure f.png"]
+)
+def test_what_draws_says_what_it_lacks(words: str, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "data: {synthetic: {width: 16}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "device: cpu\noutput: run\n"
+    )
+    program = f"""
+import sys
+sys.modules["matplotlib"] = None
+sys.argv[1:] = {words.split()!r}
+import hyperslab.cli
+hyperslab.cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert re.search(r"error: drawing needs another library .*matplotlib", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
 def test_whoever_cuts_a_tensor_has_the_rules() -> None:
     assert "hyperslab.ops.convolution" in modules_after("import hyperslab.tensor.sharded")
 

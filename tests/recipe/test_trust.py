@@ -448,7 +448,6 @@ ALLOWED = {
     "cli/__init__.py": "hyperslab's own commands",
     "kernels/registry.py": "hyperslab's own kernels",
     "launch/forked.py": "the command that starts ranks, once more in each of them",
-    "simulate/nbody.py": "libraries that are listed there",
     "train/loggers.py": "hyperslab's own loggers, by a table, and the libraries that they name",
     "util/torch_internals.py": "torch's own",
 }

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("jaxpm", reason="the extra `universe` is not installed", exc_type=ImportError)
-
 from hyperslab.simulate.nbody import Nbody
 
 SIZE, STEPS = 6, 4
@@ -11,5 +9,5 @@ SIZE, STEPS = 6, 4
 
 @pytest.fixture(scope="session")
 def small() -> Nbody:
-    """One compiled simulation for all tests that need files and no physics."""
+    """One simulation for all tests that need files and no physics."""
     return Nbody(size=SIZE, particles=SIZE, steps=STEPS)

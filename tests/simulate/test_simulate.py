@@ -9,11 +9,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from hyperslab.cli.simulate import simulate_command as command
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.universes import make_universes as api
 from tests.simulate.conftest import SIZE, STEPS
@@ -71,15 +72,22 @@ def test_only_the_named_parameters_vary(tmp_path: Path) -> None:
             assert list(file["physPar"][[0, 2, 3]]) == [0.3, 0.96, 70.0]
 
 
-def test_a_run_killed_midway_is_completed_to_the_same(tmp_path: Path) -> None:
+def test_a_run_killed_midway_is_completed_to_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     simulate(tmp_path / "whole")
+    write = simulate_module.write_universe
 
-    def kill(path: Path) -> None:
-        raise KeyboardInterrupt
+    def write_the_first(path: Path, *rest: Any) -> None:
+        if path != killed / "univ_ics_000000.hdf5":
+            raise KeyboardInterrupt
+        write(path, *rest)
 
     killed = tmp_path / "killed"
-    with pytest.raises(KeyboardInterrupt):
-        simulate(killed, done=kill)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate_module, "write_universe", write_the_first)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(killed)
     (killed / "univ_ics_000001.hdf5.partial").write_bytes(b"half of a universe")
     before = (killed / "univ_ics_000000.hdf5").stat().st_mtime_ns
     assert not (killed / "univ_ics_000001.hdf5").exists()
@@ -90,12 +98,22 @@ def test_a_run_killed_midway_is_completed_to_the_same(tmp_path: Path) -> None:
     assert len(done) == 3
 
 
-def test_a_finished_folder_needs_no_library(
+def test_a_finished_folder_is_not_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate(tmp_path)
     monkeypatch.setattr(simulate_module, "Nbody", None)
     assert len(simulate(tmp_path)) == 3
+
+
+def test_universes_of_an_earlier_version_are_not_mixed_with_those_of_this_one(
+    tmp_path: Path,
+) -> None:
+    (path,) = simulate(tmp_path, count=1)
+    with h5py.File(path, "r+") as file:
+        del file.attrs["method"]
+    with pytest.raises(DataError, match=r"univ_ics_000000.hdf5 was made with method = None, not "):
+        simulate(tmp_path, count=2)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +151,17 @@ def test_an_unwritable_folder_is_one_error(tmp_path: Path) -> None:
         simulate(tmp_path / "file" / "out")
 
 
-def test_without_the_extra_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulate_module, "Nbody", Nbody)
-    monkeypatch.setitem(sys.modules, "jaxpm", None)
-    with pytest.raises(HyperslabError, match=r'pip install "jax.*"'):
-        simulate(tmp_path)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
+    before = torch.get_num_threads()
+    simulate(tmp_path / "as it is", count=5)
+    try:
+        torch.set_num_threads(threads)
+        simulate(tmp_path / "other", count=5)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert contents(tmp_path / "other") == contents(tmp_path / "as it is")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    reporter = Reporter(tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4)
+    reporter = Reporter(
+        tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4, loggers=["tensorboard"]
+    )
     for step in (1, 2):
         reporter.step({**row(step), "loss": step / 4})
     reporter.close()

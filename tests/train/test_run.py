@@ -231,7 +231,6 @@ def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:
         "recipe.yaml",
         "steps.csv",
         "epochs.csv",
-        "tensorboard",
         "checkpoints",
     }
     saved = yaml.safe_load((out / "recipe.yaml").read_text())

@@ -35,7 +35,8 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted serial run."""
-    recipe = write_recipe(tmp_path_factory.mktemp("reference") / "run.yaml", scans)
+    path = tmp_path_factory.mktemp("reference") / "run.yaml"
+    recipe = write_recipe(path, scans, loggers=["tensorboard"])
     run(recipe)
     return recipe.with_suffix("")
 

@@ -94,6 +94,14 @@ def latest(run: str | Path) -> Path | None:
     )
 
 
+def epochs_done(path: Path) -> int | None:
+    """Tells how many epochs were done at an intact checkpoint; None where it does not say."""
+    manifest = read_checksum_manifest(path)
+    position = None if manifest.pickled else read_extra_values(path, manifest).get("position")
+    done = position.get("epoch") if isinstance(position, dict) else None
+    return done if type(done) is int else None
+
+
 def best_of(run: str | Path) -> Path | None:
     """Return the checkpoint that ``best`` means, None if there is none; every rank calls it.
 

@@ -37,7 +37,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import planned_device
 from hyperslab.recipe.trust import trust_of
 from hyperslab.util.atomic_files import write_text
-from hyperslab.util.startup import away_from_current_folder
+from hyperslab.util.optional_libraries import importing_figures
 
 _WIDTH = 120
 """The output has so many columns where it is no terminal."""
@@ -96,7 +96,7 @@ def plan_command(
         if json_path is not None:
             write_text(json_path, json.dumps(plan_document(plan, found, least), indent=1) + "\n")
         if figure is not None:
-            with away_from_current_folder():
+            with importing_figures():
                 importlib.import_module("matplotlib")
             draw_plan(plan, figure)
     except OSError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.util.startup import away_from_current_folder
+from hyperslab.util.optional_libraries import importing_figures
 
 if TYPE_CHECKING:
     from hyperslab.studies.report import FigureFormat
@@ -44,7 +44,7 @@ def report_command(
     against predicted, errors with intervals. Runs that differ by their seed alone are one
     configuration. Of two runs it is the page of the first, with both timelines on one scale.
     """
-    with away_from_current_folder():  # matplotlib: other commands need not wait for it
+    with importing_figures():  # other commands need not wait for it
         from hyperslab.studies.report import figures_beside, write_comparison, write_report
 
     formats = _formats(figures)

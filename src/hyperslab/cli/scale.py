@@ -33,7 +33,7 @@ from hyperslab.studies.scaling.study import (
     weak_points,
 )
 from hyperslab.util.atomic_files import check_links
-from hyperslab.util.startup import away_from_current_folder
+from hyperslab.util.optional_libraries import importing_figures
 
 AUTO = "auto"
 """This axis means that the plan chooses the grids."""
@@ -82,7 +82,7 @@ def scale_command(
     run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
     data.synthetic.width=128) take no files.
     """
-    with away_from_current_folder():  # matplotlib; --help need not wait for it
+    with importing_figures():  # --help need not wait for it
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
 
     if is_started():

@@ -23,13 +23,14 @@ from hyperslab.cli.rank import (
     is_started_again,
     telling_ranks,
 )
+from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
 from hyperslab.train.profiler import ProfilePolicy
-from hyperslab.train.run import RECIPE, GridChoice, prepare_folder, train
+from hyperslab.train.run import RECIPE, GridChoice, is_done, prepare_folder, train
 from hyperslab.util.logs import show_logs
 
 log = logging.getLogger("hyperslab")
@@ -94,6 +95,9 @@ def train_command(
             config = _settle(asked, ranks if asked.grid.auto else asked.grid.size, choose)
         if not config.grid.auto:
             check_ranks(config, ranks)
+    if resume and not is_started() and is_done(config):
+        say(f"all {config.epochs} epochs of {config.output} are done: nothing is left to resume")
+        return
     with exit_when_stopped(), requeue_when_stopped(requeue):
         if is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None

@@ -9,6 +9,7 @@ over several ranks, in one pass and one all-reduce.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import (
@@ -136,22 +136,48 @@ def composite_epilogue(
 ) -> torch.Tensor:
     """Computes the epilogue by torch's own operators, statistics included."""
     s = links.statistics
-    y = as_float32(x)
-    groups = y.unflatten(1, (-1, s.over.pool or 1))
-    dims = list(range(2, groups.dim()))
-    if s.norm.shape[1] == 1 and s.over.pool in (None, 1):  # over the batch, too
-        dims = [0, *dims]
-    var, mean = torch.var_mean(groups, dims, correction=0, keepdim=True)
-    y = ((groups - mean) * (var + s.eps).rsqrt()).flatten(1, 2)
-    shape = [1, -1] + [1] * (x.dim() - 2)
-    y = y if weight is None else y * weight.view(shape)
-    y = y if bias is None else y + bias.view(shape)
+    of_batch = s.norm.shape[1] == 1 and s.over.pool in (None, 1)
+    y = normalised_with_graph(as_float32(x), weight, bias, s.over, s.eps, of_batch=of_batch)
     if links.slope != 1:
         y = F.relu(y) if links.slope == 0 else F.leaky_relu(y, links.slope)
     if links.pool:
         pools = MAXIMUM if links.maximum else AVERAGE
         y = pools[len(links.pool)](y, links.pool)
     return y.to(links.dtype)
+
+
+def normalised_with_graph(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    over: Population,
+    eps: float,
+    *,
+    of_batch: bool,
+) -> torch.Tensor:
+    """Normalises groups of channels, of each sample or ``of_batch``, by torch's own operators."""
+    groups = x.unflatten(1, (-1, over.pool or 1))
+    dims = list(range(2, groups.dim()))
+    mean, var = moments_with_graph(groups, [0, *dims] if of_batch else dims, over)
+    y = ((groups - mean) * (var + eps).rsqrt()).flatten(1, 2)
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    y = y if weight is None else y * weight.view(shape)
+    return y if bias is None else y + bias.view(shape)
+
+
+def moments_with_graph(
+    x: torch.Tensor, dims: Sequence[int], over: Population
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes mean and biased variance over dims and ranks (Chan et al. 1979), differentiable."""
+    var, mean = torch.var_mean(x, list(dims), correction=0, keepdim=True)
+    if over.group is None:
+        return mean, var
+    share = math.prod(x.shape[dim] for dim in dims) / over.count
+    what = "the statistics of a normalisation, with a graph"
+    total = all_reduce_sum(mean.double() * share, over.group, what)
+    around = var.double() + (mean.double() - total).square()
+    spread = all_reduce_sum(around * share, over.group, what)
+    return total.to(x.dtype), spread.to(x.dtype)
 
 
 _chain_forward = torch.ops.hyperslab.chain_forward.default
@@ -279,13 +305,11 @@ class EpilogueFunction(torch.autograd.Function):
         statistics = ctx.links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()
-        whole = statistics is None or statistics.over.group is None
-        if torch.is_grad_enabled() and whole:
+        if torch.is_grad_enabled():
             return *epilogue_backward_with_graph(ctx, gradient), None, None
         return *_epilogue_backward(ctx, gradient), None, None
 
 
-@once_differentiable
 def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     links = ctx.links
     statistics = links.statistics

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import reduce_in_place
+from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import HALF, as_float32, dense, memory_format_of
 from hyperslab.kernels.moments import local_moments
@@ -27,7 +26,9 @@ from hyperslab.ops.fusion import (
     Statistics,
     begin_epilogue,
     epilogue_result,
+    moments_with_graph,
     normalised_epilogue,
+    normalised_with_graph,
 )
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
@@ -78,11 +79,18 @@ class Normalise(torch.autograd.Function):
         return y, mean, var
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, gradient: torch.Tensor, _mean: torch.Tensor | None, _var: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
+        if torch.is_grad_enabled():  # with create_graph
+            y = normalised_with_graph(x, weight, None, ctx.over, ctx.eps, of_batch=True)
+            needs = ctx.needs_input_grad[:2]
+            wanted = [t for t, needed in zip((x, weight), needs, strict=True) if needed]
+            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=True))
+            both = [next(found) if needed else None for needed in needs]
+            dbias = gradient.sum([0, *range(2, x.dim())]) if ctx.needs_input_grad[2] else None
+            return *both, dbias, None, None
         gradient = dense(gradient, memory_format_of(x))
         # For fixed statistics: the input's gradient and the sums of dy * xhat and of dy.
         scale = weight if weight is not None else torch.ones_like(mean)
@@ -437,6 +445,7 @@ class _LayerNorm(torch.autograd.Function):
         mean, var = _layer_statistics(values, dims, over, centred)
         invstd = var.add_(eps).rsqrt_()
         ctx.first = first
+        ctx.eps = eps
         ctx.over = over
         ctx.centred = centred
         ctx.save_for_backward(x, weight, mean, invstd)
@@ -449,11 +458,13 @@ class _LayerNorm(torch.autograd.Function):
         return y.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
         dims = list(range(ctx.first, x.dim()))
         lead = list(range(ctx.first))
+        if torch.is_grad_enabled():  # with create_graph, through the statistics, too
+            mean, var = _layer_statistics(as_float32(x), dims, ctx.over, ctx.centred)
+            invstd = (var + ctx.eps).rsqrt()
         xhat = (x - mean).mul_(invstd)
         dy = gradient.to(mean.dtype)
         dx = dweight = dbias = None
@@ -464,9 +475,9 @@ class _LayerNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             g = dy if weight is None else dy * weight
             sums = torch.stack([g.sum(dims, True), (g * xhat).sum(dims, True)])
-            sums = reduce_in_place(sums, ctx.over.group, "the gradient of a layer's normalisation")
-            sums /= ctx.over.count
-            g = g - xhat.mul_(sums[1])
+            what = "the gradient of a layer's normalisation"
+            sums = all_reduce_sum(sums, ctx.over.group, what) / ctx.over.count
+            g = torch.addcmul(g, xhat, sums[1], value=-1)
             dx = (g - sums[0] if ctx.centred else g).mul_(invstd).to(x.dtype)
         return dx, dweight, dbias, None, None, None, None
 
@@ -477,11 +488,13 @@ def _layer_statistics(
     """Computes mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
     assert over.group is not None
     share = math.prod(values.shape[d] for d in dims) / over.count
+    if centred and torch.is_grad_enabled():
+        return moments_with_graph(values, dims, over)
     if centred:
         var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
         return combine_moments(mean, var, share, over.group, exact=values.dtype == torch.float64)
     square = values.square().mean(list(dims), keepdim=True).double() * share
-    square = reduce_in_place(square, over.group, "the statistics of rms_norm").to(values.dtype)
+    square = all_reduce_sum(square, over.group, "the statistics of rms_norm").to(values.dtype)
     return torch.zeros_like(square), square
 
 

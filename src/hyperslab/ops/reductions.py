@@ -16,10 +16,9 @@ from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import AXES, Communicator
-from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place, stack_ranks
+from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
@@ -296,7 +295,6 @@ class _Extremum(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, value = ctx.saved_tensors
         equal = x == value
@@ -304,7 +302,7 @@ class _Extremum(torch.autograd.Function):
             equal |= x.isnan() & value.isnan()
         g = as_float32(gradient)
         both = torch.stack([equal.sum(ctx.dims, keepdim=True).to(g.dtype), g])
-        number, g = reduce_in_place(both, ctx.group, "the gradient of an extremum")
+        number, g = all_reduce_sum(both, ctx.group, "the gradient of an extremum")
         return (equal * (g / number)).to(x.dtype), None, None, None, None
 
 
@@ -615,12 +613,12 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (y,) = ctx.saved_tensors
         part = gradient if ctx.log else gradient * y
-        total = part.sum(ctx.dim, keepdim=True).contiguous()
-        total = reduce_in_place(total, ctx.group, "the gradient of softmax")
+        total = all_reduce_sum(
+            part.sum(ctx.dim, keepdim=True), ctx.group, "the gradient of softmax"
+        )
         dx = gradient - y.exp() * total if ctx.log else (gradient - total) * y
         return dx, None, None, None
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm import AXES, Grid
 from hyperslab.comm.collectives import AllGatheredInts
@@ -32,6 +31,7 @@ from hyperslab.ops.operands import block_of
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
+from hyperslab.util.derivatives import differentiable_once
 
 _OUTPUTS_AT_ONCE = 1 << 16
 """Limits the outputs whose taps exist at the same time."""
@@ -161,7 +161,7 @@ class _Sample(torch.autograd.Function):
         return result.transpose(1, 2)
 
     @staticmethod
-    @once_differentiable  # as torch's own
+    @differentiable_once("grid_sample")  # as torch's own is
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         block, *coordinates = ctx.saved_tensors
         sampler = ctx.sampler

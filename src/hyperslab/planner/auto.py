@@ -27,7 +27,13 @@ from hyperslab.planner.search import (
     process_bytes,
     trace_one,
 )
-from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text, time_text
+from hyperslab.planner.summary import (
+    NONE_FOUND,
+    bytes_text,
+    nothing_fits_text,
+    ranks_text,
+    time_text,
+)
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
@@ -125,7 +131,7 @@ def machine_for(name: str | None, device: str) -> Machine:
 
 def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
     least = least_ranks(plan.job, plan.machine, bounds, plan.first)
-    remedy = "no number of ranks was found that does: take smaller mini-batches or more memory"
+    remedy = f"{NONE_FOUND}: take smaller mini-batches, more memory or more ranks"
     if least is not None:
         remedy = (
             f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "

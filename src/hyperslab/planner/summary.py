@@ -12,7 +12,7 @@ from rich.table import Table
 
 from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
 from hyperslab.planner.grids import words_of
-from hyperslab.planner.search import Candidate, GridPlan, RecipeChange, RefusedGrid
+from hyperslab.planner.search import MOST_RANKS, Candidate, GridPlan, RecipeChange, RefusedGrid
 
 PLAN_FORMAT = 1
 
@@ -115,6 +115,10 @@ def plan_opening(plan: GridPlan) -> str:
     )
 
 
+NONE_FOUND = f"none was found that fits, among few grids of up to {MOST_RANKS} ranks"
+"""Says what `least_ranks` has shown where it finds none: no proof that there is none."""
+
+
 def plan_remarks(
     plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
 ) -> Iterator[str]:
@@ -134,7 +138,7 @@ def plan_remarks(
             f"{bytes_text(least.memory.total)} a rank"
         )
     else:
-        yield "least      no number of ranks was found that fits"
+        yield f"least      {NONE_FOUND}"
     for change in changes:
         yield _changed(plan, change)
     yield from _others(plan)

@@ -161,7 +161,7 @@ class Recipe(CodeSection):
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()  # how often
-    loggers: tuple[LoggerName, ...] = ("tensorboard",)  # csv is written anyway
+    loggers: tuple[LoggerName, ...] = ("csv",)  # which is written anyway
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it

@@ -1,1 +1,1 @@
-"""Makes data to train on: N-body universes (the extra `universe`) and CT phantoms (`medical`)."""
+"""Makes data to train on: N-body universes, and CT phantoms (the extra `medical`)."""

@@ -6,12 +6,15 @@ Each is one HDF5 file of the public layout; a final name means a finished file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
@@ -64,8 +67,10 @@ def write_universe(
     """
     side = default_chunk_side(counts.shape[0])
     chunks = (side, side, side, counts.shape[3])
-    # The file's bytes are made in memory: what fails later is one plain write.
-    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
+    # The file's bytes are made in memory: what fails later is one plain write. Names of such files
+    # differ, as HDF5 opens each but once.
+    in_memory = {"driver": "core", "backing_store": False}
+    with h5py.File(path.name, "w", **in_memory, libver=SUMMED_LIBVER) as file:
         file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
         write_summed(file, "unitPar", draw.unit)
         write_summed(file, "physPar", draw.physical)
@@ -151,7 +156,11 @@ class UniverseSettings:
             "parameters": ",".join(self.parameters),
             "ranges": words_of_ranges(parameters_in(self.ranges)),
         }
-        return {**asdict(self), **words, "index": index}
+        return {**asdict(self), **words, "index": index, "method": METHOD}
+
+
+METHOD = "2: torch, noise of numpy"
+"""Tells universes of a seed from those that an earlier version made of it."""
 
 
 def make_universes(
@@ -176,7 +185,6 @@ def make_universes(
     Raises:
         DataError: if an argument is out of range, if another simulation fills the folder, or if a
             file in it is not the universe it would be, or cannot be written.
-        HyperslabError: if the extra ``universe`` is not installed.
     """
     _at_least("count", count, 1)
     _at_least("size", size, 1)
@@ -211,13 +219,36 @@ def _fill(
         return paths
     nbody = Nbody(size=settings.size, particles=settings.particles, steps=settings.steps)
     ranges = parameters_in(settings.ranges)
-    for index in sorted(set(range(count)) - set(kept)):
+
+    def make(index: int) -> Path:
         drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
         h_0 = float(drawn.physical[NAMES.index("H_0")])
         counts = as_int16(nbody(drawn.physical, settings.side(h_0), drawn.noise), index)
         write_universe(paths[index], counts, drawn, REDSHIFTS, settings.attributes(index))
-        done(paths[index])
+        return paths[index]
+
+    with _threads_apart() as threads, ThreadPoolExecutor(threads) as pool:
+        made = [pool.submit(make, index) for index in sorted(set(range(count)) - set(kept))]
+        try:
+            for one in as_completed(made):
+                done(one.result())
+        finally:
+            pool.shutdown(cancel_futures=True)  # what was begun is finished
     return paths
+
+
+@contextmanager
+def _threads_apart() -> Iterator[int]:
+    """Has torch's threads work on a universe each, not all on one; gives their number.
+
+    So a universe is the same for any number of them, and small ones are made several times as fast.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield threads
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -32,13 +32,13 @@ from hyperslab.formats.source import Source
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust, trust_of
-from hyperslab.studies.report import write_report
 from hyperslab.train.evaluate import ClassEvaluation, Evaluation, evaluate
 from hyperslab.train.network import LossFunction, UserObjects, class_name, digest_of_network
 from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.run import RECIPE, train
 from hyperslab.train.sliding_windows import WindowPolicy
 from hyperslab.util.logs import show_logs
+from hyperslab.util.optional_libraries import importing_figures
 
 T = TypeVar("T")
 
@@ -114,6 +114,8 @@ class TrainedRun:
 
     def report(self) -> Path:
         """Return the path of the page of ``hyperslab report``, which the main rank writes."""
+        with importing_figures():
+            from hyperslab.studies.report import write_report
         return broadcast_from_main(lambda: write_report(self.folder))
 
     def _with_own_weights(self, work: Callable[[], T]) -> T:

@@ -27,6 +27,7 @@ from hyperslab.tensor.inputs import (
     memory_order,
 )
 from hyperslab.tensor.sharded import Sharded
+from hyperslab.util.derivatives import differentiable_once
 
 
 def scatter_from_main(
@@ -151,7 +152,7 @@ class _Scatter(torch.autograd.Function):
         return deal.hand_out(held if is_source else None)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once("scatter")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grid = ctx.deal.grid
         copies = grid.group([a for a in grid.extents if a not in ctx.deal.partition.axes])

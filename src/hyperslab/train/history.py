@@ -121,7 +121,7 @@ class Reporter:
         epoch: int,
         total_steps: int,
         console: Console | None = None,
-        loggers: Sequence[str] = ("tensorboard",),
+        loggers: Sequence[str] = ("csv",),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Go on after ``step`` steps, in ``epoch``; both are 0 at first.

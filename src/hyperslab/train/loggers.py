@@ -169,7 +169,7 @@ def run_identity(run: Path, service: str, *, new: bool, make: Callable[[], str])
 class TensorboardLog:
     """Writes into ``run / "tensorboard"``; what is there of later steps is hidden."""
 
-    library = None
+    library = "tensorboard"
     waits = False
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:

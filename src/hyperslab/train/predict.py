@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -336,16 +338,23 @@ class ResultFolder:
             broadcast_from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
 
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
-        """Write one line a sample: the normalised values and those in physical units."""
+        """Write one line a sample: the normalised values and those in physical units.
+
+        Files are relative to this folder; samples of one name have that of their file before it.
+        """
         assert self.journal is not None
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
+        done = [self.journal.rows[e.name] for e in entries if e.name in self.journal.rows]
+        often = Counter(sample for row in done for sample in row["samples"])
         rows: list[list[object]] = []
-        for row in (self.journal.rows[e.name] for e in entries if e.name in self.journal.rows):
+        for row in done:
+            file = os.path.relpath(row["path"], self.folder.absolute())
             for sample, unit in row["samples"].items():
+                name = sample if often[sample] == 1 else f"{row['name']}:{sample}"
                 physical = self.about.parameters.physical(np.array(unit)).tolist()
                 pairs = zip(unit, physical, strict=True)
-                rows.append([row["path"], sample, *(value for pair in pairs for value in pair)])
+                rows.append([file, name, *(value for pair in pairs for value in pair)])
         write_csv(self.folder / PARAMETERS_FILE, ["file", "sample", *kinds], rows)
 
 

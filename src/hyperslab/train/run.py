@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.retention import folder_of, latest, mend_best
+from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import (
@@ -218,6 +218,21 @@ def build_trainer(
     progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
     test = followed[0] if followed else None
     return Trainer(recipe, grid, objective, data, validation, progress, test)
+
+
+def is_done(recipe: Recipe) -> bool:
+    """Tells whether all epochs of a run are done, and its recipe is still this one.
+
+    Asked by one process before it starts ranks, which would have nothing to do.
+
+    Raises:
+        RecipeError: the recipe does not go with the run.
+        CheckpointError: there are checkpoints, but none is intact.
+    """
+    path = latest(recipe.output)
+    if path is None or not (recipe.output / RECIPE).is_file():
+        return False
+    return epochs_done(path) == recipe.epochs and not _changes(recipe)
 
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:

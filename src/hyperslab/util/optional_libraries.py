@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hyperslab.errors import HyperslabError
+from hyperslab.util.startup import away_from_current_folder
 
 
 def how_to_install(extra: str) -> str:
@@ -43,6 +44,17 @@ def importing(
         raise error(
             f"{what} needs another library ({missing}): {how_to_install(extra)}"
         ) from missing
+
+
+@contextmanager
+def importing_figures() -> Iterator[None]:
+    """Around the import of what draws, by matplotlib, which reads settings in the current folder.
+
+    Raises:
+        HyperslabError: matplotlib is not installed.
+    """
+    with importing("report", "drawing"), away_from_current_folder():
+        yield
 
 
 def current_versions() -> dict[str, str]:

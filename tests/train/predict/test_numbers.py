@@ -125,3 +125,13 @@ def test_the_grid_cuts_volumes(run: Path, tmp_path: Path) -> None:
     (trained / "recipe.yaml").write_text(recipe + "grid: {data: 2, depth: 2}\n")
     found = recipe_for(trained, [], ranks=4, axis="depth", replicas=False)
     assert found.grid.model_dump()["depth"] == 4
+
+
+def test_samples_of_one_name_are_told_apart(run: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "in" / name / "u.hdf5" for name in ("a", "b")]
+    for seed, path in enumerate(paths):
+        universe(path, seed)
+    predict(run, [tmp_path / "in"], tmp_path / "out")
+    rows = table(tmp_path / "out")
+    assert [row["sample"] for row in rows] == ["a/u:u", "b/u:u"]
+    assert [row["file"] for row in rows] == ["../in/a/u.hdf5", "../in/b/u.hdf5"]
