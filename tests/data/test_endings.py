@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
+from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.data import open
 from hyperslab.geometry import Box
 from tests.data.numbered import HOW, KEPT, Numbered
@@ -142,6 +146,34 @@ def test_who_leaves_by_an_error_does_not_keep_the_others_waiting(how: str) -> No
     assert shown == list(range(len(shown)))
     assert len(shown) < 8
     assert seconds < 60, "the time limit is 120 s"
+
+
+class Stuck(Numbered):
+    """Its samples from the second on come when this rank has left, as a sum that gloo forgets."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.left, self.found = threading.Event(), queue.Queue[bool]()
+
+    def read(self, sample: int, box: Box) -> Any:
+        if sample:
+            self.found.put(self.left.wait(60))
+        return super().read(sample, box)
+
+
+def test_what_never_comes_keeps_no_rank_that_leaves_by_an_error() -> None:
+    source, transport = Stuck(), Mock(spec=HostP2P, abandoned=True)
+    with (  # noqa: PT012 - the loop is what is interrupted
+        pytest.raises(KeyboardInterrupt),
+        open(source, Seat(), batch_size=1, prefetch=1, shuffle=False, **KEPT) as data,
+    ):
+        batches = data.epoch(0)
+        next(batches)
+        data._transport = transport
+        raise KeyboardInterrupt
+    transport.abandon.assert_called_once()
+    source.left.set()
+    assert source.found.get(timeout=60)
 
 
 def dropped() -> tuple[int, int]:

@@ -33,6 +33,13 @@ SAMPLE_EXCHANGE = "the exchange of samples"
 LEAVE_GRACE = 10.0
 """Limits how long [s] a rank that leaves waits for the others to fetch its last boxes."""
 
+ABANDONED_GRACE = 3.0
+"""Limits how long [s] a rank that has let go waits for its own reading thread.
+
+gloo ends what that waits for at once, but for one sum in hundreds of those that begin while the
+other rank closes the connection: that one ends with its time limit.
+"""
+
 SentMessage = tuple[int, dist.Work, NDArray[Any]]
 """Holds the receiver, what is under way, and what must not change until it has arrived."""
 
@@ -113,6 +120,10 @@ class HostP2P:
             self.settle()
             self.settle()
         self._forget()
+
+    @property
+    def abandoned(self) -> bool:
+        return self._abandoned.is_set()
 
     def _destroy(self) -> None:
         if self._forget.detach() is not None:

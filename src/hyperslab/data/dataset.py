@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hyperslab.comm.host_p2p import LEAVE_GRACE, HostP2P
+from hyperslab.comm.host_p2p import ABANDONED_GRACE, LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
@@ -365,7 +365,10 @@ class Dataset:
         """End what is under way and let go of files and memory; every rank calls this."""
         self._closed = True
         atexit.unregister(self._at_exit)
-        self._prefetcher.join(cancel=self._transport is None)
+        left = self._transport is not None and self._transport.abandoned
+        self._prefetcher.join(
+            cancel=self._transport is None, seconds=ABANDONED_GRACE if left else None
+        )
         if self._transport is not None:
             self._transport.close()
         self._assembler.store.close()
