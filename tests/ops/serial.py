@@ -27,7 +27,6 @@ from tests.selection import in_gate
 RANKS = in_gate((1, 2, 3, 4, 6, 8), kept=(1, 2, 8))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 TOGETHER = 14  # examples that are drawn at a time
-MANY = 6  # ranks
 AXES = ("data", "depth", "height", "width")
 
 
@@ -68,11 +67,7 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         found.update((repr(example), example) for example in examples)
 
     collect()
-    examples = list(found.values())
-    grids = [example.grid for example in examples if isinstance(example, Example)]
-    # One on eight ranks takes as long as three on two, so that half as many are drawn there.
-    many = any(math.prod(grid.values()) >= MANY for grid in grids)
-    return unlike(examples, math.ceil(count / 2) if many else count)
+    return unlike(list(found.values()), count)
 
 
 def unlike(examples: list[Any], count: int) -> list[Any]:
