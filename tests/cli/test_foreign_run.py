@@ -159,7 +159,7 @@ UNUSED_BY_PREDICT = {"plugins", "plugins with a format", "loss", "an argument of
 STRANGERS: dict[str, Callable[[Path, Path], list[str]]] = {
     "predict": lambda run, home: ["predict", f"{run}", f"{home}/data", "--out", f"{home}/out"],
     "evaluate": lambda run, home: ["evaluate", f"{run}"],
-    "resume": lambda run, home: ["train", f"{run}/recipe.yaml", "--resume", "epochs=2"],
+    "resume": lambda run, home: ["train", f"{run}/recipe.yaml", "--resume", "epochs=3"],
     "train": lambda run, home: ["train", f"{run}/recipe.yaml"],
     "plan": lambda run, home: ["plan", f"{run}/recipe.yaml", "--ranks", "1"],
     "scale": lambda run, home: [
@@ -301,7 +301,7 @@ def test_nothing_is_written_through_a_strangers_links(
     before = files_outside(tmp_path, stranger)
     run = str(stranger)
     lines = {
-        "resume": ["train", f"{run}/recipe.yaml", "--resume", "epochs=2"],
+        "resume": ["train", f"{run}/recipe.yaml", "--resume", "epochs=3"],
         "evaluate": ["evaluate", run],
         "evaluate on 2 ranks": ["evaluate", run, "--ranks", "2"],
         "sweep": ["sweep", f"{run}/sweep.yaml"],
@@ -364,6 +364,7 @@ def test_the_users_own_run_needs_no_word_in_any_command(
         result = CliRunner().invoke(app, [*line, *([named] if line[0] == "plan" else [])])
         assert result.exception is None, (line, result.exception)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user's"))
+    lines[4][-1] = "epochs=3"
     for line in lines[2:5]:
         result = CliRunner().invoke(app, line)
         assert "name it on the command line: model.target=my_trusted_net.M" in str(result.exception)
