@@ -88,7 +88,7 @@ class Kills(Campaign):
         self.ends: Counter[str] = Counter()
         self.slowest = 0.0
         self.chain = 0
-        self.group = 0
+        self.group: int | None = None
         self.shared = set(shared_files())
         undisturbed = self.begin("undisturbed")
         try:
@@ -182,7 +182,8 @@ class Kills(Campaign):
         begin = time.monotonic()
         left = ranks_of(launcher)
         self.wait(lambda: not ranks_of(launcher), GONE, f"the end of {left}, {words}")
-        zombies = members(self.group) if self.group != os.getpgrp() else []
+        # None: no rank was struck yet.
+        zombies = members(self.group) if self.group not in (None, os.getpgrp()) else []
         must(not zombies, f"zombies are left: {zombies}")
         self.slowest = max(self.slowest, time.monotonic() - begin)
         files = set(shared_files()) - self.shared
@@ -259,7 +260,7 @@ def ranks_of(launcher: int) -> list[int]:
     return found
 
 
-def members(group: int) -> list[int]:
+def members(group: int | None) -> list[int]:
     """The processes of a process group, zombies too."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
