@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 OPTIONAL = set(
     """
-    diffusers jax jax_cosmo jaxpm mlflow mlperf_logging monai nbclient nbformat neuralop nibabel
+    diffusers mlflow mlperf_logging monai nbclient nbformat neuralop nibabel
     scipy SimpleITK sklearn triton wandb zarr
     """.split()
 )
