@@ -51,17 +51,6 @@ class InputGradient(Protocol):
 class SlabInput(Protocol):
     """Reads windows of a convolution's input; all ranks exchange together."""
 
-    @property
-    def channels(self) -> int: ...
-
-    @property
-    def operands(self) -> int:
-        """Count the operands."""
-
-    @property
-    def halos(self) -> int:
-        """Count what this rank receives."""
-
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         """Return the halos of the whole block."""
 
@@ -280,18 +269,6 @@ class JoinedInput:
 
     parts: tuple[BlockInput | UpsampledInput, ...]
 
-    @property
-    def channels(self) -> int:
-        return sum(part.channels for part in self.parts)
-
-    @property
-    def operands(self) -> int:
-        return sum(part.operands for part in self.parts)
-
-    @property
-    def halos(self) -> int:
-        return sum(part.halos for part in self.parts)
-
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         given = iter(operands)
         return [halo for part in self.parts for halo in part.exchange(_take(given, part.operands))]
@@ -353,6 +330,14 @@ def versions_of(operands: Operands) -> tuple[int, ...]:
     return tuple(version_of(t) for t in operands if t is not None and not t.is_inference())
 
 
+def _check_unchanged(operands: Operands, versions: tuple[int, ...], what: str) -> None:
+    if versions_of(operands) != versions:
+        raise LayoutError(
+            f"{what} was changed in place before its result was used\n    change a clone() of it, "
+            "change it after the backward pass, or use memory=none"
+        )
+
+
 def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> bool:
     """Tell if a rank's block has several slabs of ``nbytes``; all ranks decide alike."""
     if nbytes is None or 0 in partition.shape:
@@ -409,12 +394,8 @@ class DeferredUpsampling:
         Raises:
             LayoutError: an operand was changed in place since, where no rule could see it.
         """
-        if versions_of(self.tensors) != self.versions:
-            raise LayoutError(
-                f"the weight of a transposed convolution of {self.input}, or its input, was "
-                "changed in place before its result was used\n    change it after the backward "
-                "pass, or use memory=none"
-            )
+        what = f"the weight of a transposed convolution of {self.input}, or its input,"
+        _check_unchanged(self.tensors, self.versions, what)
         with torch.set_grad_enabled(self.with_graph):
             return self.run(*self.tensors)
 
@@ -504,11 +485,8 @@ class DeferredJoin:
         Raises:
             LayoutError: an operand was changed in place since, where no rule could see it.
         """
-        if versions_of(self.tensors) != self.versions:
-            raise LayoutError(
-                f"what makes up {self.partition} was changed in place after torch.cat and before "
-                "its result was used\n    change a clone() of it, or use memory=none"
-            )
+        what = f"what torch.cat joins as {self.partition}"
+        _check_unchanged(self.tensors, self.versions, what)
         with torch.set_grad_enabled(self.with_graph):
             if self.sources:  # whose gradients somebody may watch
                 return self.run([source.block for source in self.sources])

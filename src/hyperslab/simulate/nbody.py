@@ -168,4 +168,5 @@ class Nbody:
         kick = (momentum(middle) - momentum(a)) / grown(a)
         drift = (grown(b) - grown(a)) / momentum(middle)
         last = (momentum(b) - momentum(middle)) / grown(b)
-        return [tuple(map(float, step)) for step in zip(kick, drift, last, strict=True)]  # type: ignore[misc]
+        steps = zip(kick.tolist(), drift.tolist(), last.tolist(), strict=True)
+        return list(steps)
