@@ -148,3 +148,16 @@ def test_on_a_grid(name: str, grid: str) -> None:
     axes = GRIDS[grid]
     ranks = math.prod(axes.values())
     assert max(run_ranks(ranks, on_a_grid, axes, name)) <= 1e-12
+
+
+def test_a_graph_that_is_kept_is_run_backward_again() -> None:
+    model = nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), nn.BatchNorm3d(3), nn.ReLU())
+    hs.parallelize(model, hs.Grid(), memory="recompute")
+    y = model(hs.shard(torch.randn(1, 2, 8, 8, 8), hs.Grid())).square().sum()
+    y.backward(retain_graph=True)
+    first = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    y.backward()
+    second = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(first) == len(second) == 4
+    assert all(map(torch.equal, first, second))

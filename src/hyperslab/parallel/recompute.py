@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,7 @@ class _Run:
     stage: _Stage
     cut: Callable[..., Any] | None = None
     again: bool = False
+    _kept: list[AbstractContextManager[None]] = field(default_factory=list)
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
         if self.cut is None:
@@ -116,13 +117,16 @@ class _Run:
         return y
 
     def first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), self._repeating()
+        return nullcontext(), self
 
-    @contextmanager
-    def _repeating(self) -> Iterator[None]:
+    def __enter__(self) -> None:
+        """Begin to repeat the call: as often as there are backward passes."""
         self.again = True
-        with _keep_statistics(self.stage.norms):
-            yield
+        self._kept.append(_keep_statistics(self.stage.norms))
+        self._kept[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._kept.pop().__exit__(*error)
 
 
 @contextmanager
