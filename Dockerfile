@@ -18,7 +18,7 @@ ARG TORCH=torch==2.13.0
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" --extra-index-url https://pypi.org/simple "$TORCH"
 
-COPY pyproject.toml MANIFEST.in README.md LICENSE /src/
+COPY pyproject.toml setup.py MANIFEST.in README.md LICENSE /src/
 COPY src /src/src
 COPY recipes /src/recipes
 RUN pip install --no-cache-dir "/src[gpu,medical,zarr,wandb,mlflow]" && rm -r /src
@@ -26,6 +26,7 @@ RUN pip install --no-cache-dir "/src[gpu,medical,zarr,wandb,mlflow]" && rm -r /s
 # Any user may run it, also one without a home: what is compiled and cached goes to a folder of its own.
 ENV XDG_CACHE_HOME=/var/cache/hyperslab \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/hyperslab/inductor \
+    TRITON_CACHE_DIR=/var/cache/hyperslab/triton \
     MPLCONFIGDIR=/var/cache/hyperslab/matplotlib
 RUN mkdir -p -m 1777 /var/cache/hyperslab /data
 WORKDIR /data

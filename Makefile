@@ -7,16 +7,20 @@ TORCH ?= torch==2.13.0
 
 bin := $(VENV)/bin
 
+# What Python has compiled is kept, also where the environment says otherwise, as images of
+# containers do: each of the many processes of a run would compile all of it again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
 torch := $(VENV)/.has-torch
 core := $(VENV)/.has-core
 has = $(core) $(addprefix $(VENV)/.has-,$(1))
-tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow
+tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning
 everything := lint $(tested)
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
-DEMO_COUNT ?= 1024
+DEMO_COUNT ?= 2048
 DEMO_SIZE ?= 32
 # [Mpc/h]
 DEMO_BOX ?= 128
@@ -121,7 +125,7 @@ test: $(call has,$(tested))
 test-all: test-long test-torch test-mpi test-mri test-slurm fuzz soak
 
 test-long: $(call has,lint $(tested))
-	$(bin)/python -m pytest -m "" --durations=50 --junitxml=build/junit-long.xml
+	$(bin)/python -m pytest -m "" --hypothesis-profile=default --durations=50 --junitxml=build/junit-long.xml
 
 # The gate with the ends of the range of torch, each in an environment of its own.
 test-torch:
@@ -195,6 +199,7 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(call has,docs)
 	$(bin)/python docs/operators.py
 	$(bin)/python docs/llms.py
+	$(bin)/python docs/help.py
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
@@ -203,9 +208,9 @@ docs: $(call has,docs)
 notebooks: $(call has,docs report medical)
 	$(bin)/python docs/notebooks/run.py
 
-# On a machine with a GPU; it goes on where the last run ended.
+# The first hour on a machine with a GPU; it goes on where the last run ended.
 bench-gpu: $(call has,gpu)
-	$(bin)/python benchmarks/gpu.py
+	$(bin)/python benchmarks/first_hour.py
 
 bench: $(call has,dev report)
 	$(bin)/python benchmarks/step.py

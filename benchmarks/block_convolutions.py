@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import hyperslab as hs
-from hyperslab.planner.trace.recorder import Layers
+from hyperslab.planner.recorder import Layers
 
 SPATIAL = 3
 

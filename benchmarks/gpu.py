@@ -1,29 +1,22 @@
-"""Training steps on one GPU: hyperslab against plain torch, eager and compiled, in turn in one run.
+"""Training steps on one device: hyperslab beside plain torch, eager and compiled, in turn.
 
-    python benchmarks/gpu.py [--case NAME ...] [--with NAME ...] [--minutes 9] [--turns 3]
-                             [--distconv PATH] [--out build/gpu.jsonl]
-    python benchmarks/gpu.py --tiny --device cpu     the same code on small shapes, without a GPU
-
-Forward and backward of one sample in bfloat16 autocast, channels last: time, highest memory, share
-of the GPU's highest flop/s. Each result is a line of JSON, written as soon as it is there; a run
-goes on where the last one ended. A case that does not fit the memory is written down as such.
+`benchmarks/first_hour.py` runs them. Forward and backward of one sample in bfloat16 autocast,
+channels last: time, highest memory, share of the GPU's highest flop/s. A case that does not fit the
+memory is written down as such.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from clock import machine, now
+from clock import now
 from networks import Case, make_case
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -34,6 +27,16 @@ WARM_UP = 3  # steps: kernels are chosen and compiled
 
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 """Dense bfloat16 of NVIDIA's data sheets [flop/s] (SXM), by a part of the name."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a comparison runs; ``distconv`` is the folder of LLNL's."""
+
+    device: str
+    steps: int = 5  # in a turn
+    turns: int = 3
+    distconv: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,21 @@ class Runner:
         return seconds
 
 
-def hyperslab(case: Case, _options: argparse.Namespace) -> Runner:
+def hyperslab(case: Case, _options: Options) -> Runner:
     case.cut(hs.Grid())
     return Runner(case, lambda: case.model(case.x))
 
 
-def eager(case: Case, _options: argparse.Namespace) -> Runner:
+def eager(case: Case, _options: Options) -> Runner:
     return Runner(case, lambda: case.model(case.x))
 
 
-def compiled(case: Case, _options: argparse.Namespace) -> Runner:
+def compiled(case: Case, _options: Options) -> Runner:
     model = torch.compile(case.model)
     return Runner(case, lambda: model(case.x))
 
 
-def distconv(case: Case, options: argparse.Namespace) -> Runner:
+def distconv(case: Case, options: Options) -> Runner:
     """LLNL's (github.com/LBANN/DistConv), from a folder that the user names."""
     if options.distconv is None:
         raise ImportError("--distconv PATH says where it is")
@@ -108,7 +111,7 @@ def distconv(case: Case, options: argparse.Namespace) -> Runner:
 VARIANTS = {"hyperslab": hyperslab, "eager": eager, "compiled": compiled, "distconv": distconv}
 
 
-def build(network: Network, variant: str, options: argparse.Namespace) -> Runner:
+def build(network: Network, variant: str, options: Options) -> Runner:
     """A variant with the same numbers as the others, channels last."""
     device = torch.device(options.device)
     with torch.device(device):
@@ -165,7 +168,7 @@ def attempt(action: Callable[[], Any]) -> Any:
 
 
 def compare(
-    network: Network, variants: list[str], options: argparse.Namespace
+    network: Network, variants: list[str], options: Options
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every variant's result, after turns in which each of them ran."""
     runners: dict[str, Runner] = {}
@@ -203,80 +206,3 @@ def compare(
                 "memory": None if None in memory else max(memory),
             },
         )
-
-
-def done(path: Path, where: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The results that are there, of this processor and this torch."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
-    same = [row for row in rows if all(row[k] == where[k] for k in ("processor", "torch"))]
-    return {
-        (row["case"], row["variant"]): row
-        for row in same
-        if not row.get("failed", "").startswith("ImportError")
-    }
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    """A table as in docs/benchmarks.md."""
-    print("\n| case | variant | best / median [ms] | memory [GiB] | share of peak |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        head = f"| {row['case']} | {row['variant']} |"
-        if "failed" in row:
-            print(f"{head} {row['failed']} | | |")
-            continue
-        memory = "" if row["memory"] is None else f"{row['memory'] / 2**30:.2f}"
-        times = f"{1e3 * row['best']:.2f} / {1e3 * row['median']:.2f}"
-        print(f"{head} {times} | {memory} | {row['flops'] / row['best'] / row['peak']:.3f} |")
-
-
-def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure what is not there yet, as long as there is time; all rows."""
-    began = time.monotonic()
-    where = machine()
-    device = torch.device(options.device)
-    peak, source = peak_of(device)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    cases = {network.name: network for network in (TINY if options.tiny else CASES)}
-    rows = []
-    for name in options.case or cases:
-        found = done(options.out, where)
-        left = [variant for variant in options.variants if (name, variant) not in found]
-        rows += [found[name, variant] for variant in options.variants if variant not in left]
-        if left and time.monotonic() - began > 60 * options.minutes:
-            print(f"{name}: no time left; the same command goes on with it")
-            continue
-        about = {**where, "peak": peak, "peak_from": source, **asdict(cases[name])}
-        about["flops"] = flops_of(cases[name]) if left else None
-        for variant, result in compare(cases[name], left, options):
-            row = {"case": name, "variant": variant, **result, **about}
-            with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            rows.append(row)
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small shapes")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--case", nargs="+", help="by default all")
-    parser.add_argument("--with", dest="variants", nargs="+", choices=VARIANTS, metavar="NAME")
-    parser.add_argument("--distconv", type=Path, metavar="PATH", help="LLNL's, to be compared with")
-    parser.add_argument("--steps", type=int, default=5, help="in a turn")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=9, help="after which no case is begun")
-    parser.add_argument("--out", type=Path, default=Path("build/gpu.jsonl"))
-    options = parser.parse_args()
-    options.variants = options.variants or [
-        name for name in VARIANTS if name != "distconv" or options.distconv
-    ]
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("there is no CUDA device; --tiny --device cpu tries the script without")
-    torch.backends.cudnn.benchmark = True
-    show(run(options))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,16 +12,23 @@ from published import Run
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.planner.cost import RankMemory, StepCost, rank_memory, step_cost
-from hyperslab.planner.machine import Machine
-from hyperslab.planner.machine.links import HiddenShares
-from hyperslab.planner.trace import Trace, Workload, busiest, trace_step
-from hyperslab.planner.trace.step import Device
+from hyperslab.planner.cost import RankMemory, StepCost, exposed_input, rank_memory, step_cost
+from hyperslab.planner.machine import HiddenShares, Machine
+from hyperslab.planner.records import Trace
+from hyperslab.planner.trace import Device, Workload, busiest, trace_step
 
 
 def workload(run: Run) -> Workload:
     """A step with Adam; batch norm's statistics are those of a sample, as the paper sums them."""
     volume = (run.width,) * 3
+    if run.network == "sc18":
+        return Workload(
+            partial(hs.models.CosmoFlow, run.width, variant="sc18"),
+            inputs=(run.samples, 1, *volume),
+            target=(run.samples, 3),
+            loss=F.l1_loss,
+            optimizer=torch.optim.Adam,
+        )
     if run.network == "cosmoflow":
         return Workload(
             partial(hs.models.CosmoFlow, run.width, batch_norm=run.batch_norm),
@@ -53,9 +60,31 @@ def cost(run: Run, machine: Machine) -> StepCost:
     return step_cost(trace(run), machine, run.gpus)
 
 
+def input_seconds(run: Run, machine: Machine, step: float) -> float:
+    """What a step of so many seconds waits for its samples, which are int16."""
+    channels = 1 if run.network == "unet3d" else 4
+    replicas = run.gpus // run.ways
+    samples = 2 * channels * run.width**3 * run.samples // replicas
+    if run.input == "sample":  # through one rail to the node that reads, and nothing hides it
+        return machine.message_seconds(samples, "network")
+    if run.input == "direct":
+        return 0.0
+    travels = 1 - 1 / replicas
+    nbytes = samples // run.ways
+    shares = machine.hidden.model_copy(update={"exchange": 0.0})  # the paper's program waits for it
+    waits = machine.model_copy(update={"hidden": shares})
+    return exposed_input(waits, nbytes, run.gpus, step, reads=False, travels=travels)
+
+
+def step_seconds(run: Run, machine: Machine) -> float:
+    """The step with its wait for samples [s]."""
+    step = cost(run, machine).seconds.total
+    return step + input_seconds(run, machine, step)
+
+
 def speed(run: Run, machine: Machine) -> float:
     """[samples/s]"""
-    return run.samples / cost(run, machine).seconds.total
+    return run.samples / step_seconds(run, machine)
 
 
 def local_kernels(run: Run, layers: str, machine: Machine) -> float:

@@ -21,15 +21,17 @@ T = TypeVar("T")
 TIME_LIMIT = timedelta(minutes=5)  # for one message, so that a failed rank ends the others
 
 
-def run_ranks(n: int, fn: Callable[..., T], *args: Any, share_devices: bool = False) -> list[T]:
+def run_ranks(
+    n: int, fn: Callable[..., T], *args: Any, share_devices: bool = False, backend: str = ""
+) -> list[T]:
     """Call ``fn(*args)`` on ``n`` ranks with one thread each; what they return, by rank.
 
     NCCL where the machine has a GPU for every rank, otherwise gloo on the CPU; gloo on the GPUs
-    that there are where ranks are to share them.
+    that there are where ranks are to share them; or the ``backend`` that is named.
     """
-    backend = "nccl" if torch.cuda.device_count() >= n else "gloo"
-    if share_devices:
-        backend = GLOO_ON_CUDA
+    if not backend:
+        backend = "nccl" if torch.cuda.device_count() >= n else "gloo"
+        backend = GLOO_ON_CUDA if share_devices else backend
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(n, mp_context=multiprocessing.get_context("spawn")) as pool,

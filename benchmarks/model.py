@@ -40,11 +40,11 @@ from resident import resident
 from saved import counting
 
 import hyperslab as hs
-from hyperslab.planner.calibrate import Measurement, calibrate
+from hyperslab.planner.calibrate import calibrate
 from hyperslab.planner.cost import RankMemory, rank_memory, step_cost
-from hyperslab.planner.machine import Machine, load_machine
-from hyperslab.planner.machine.schema import save_machine
-from hyperslab.planner.trace import Trace, Workload, trace_step
+from hyperslab.planner.machine import Machine, load_machine, save_machine
+from hyperslab.planner.records import Trace
+from hyperslab.planner.trace import Workload, trace_step
 
 CASES = [
     *(f"cosmoflow-{width}{bn}" for width in (32, 64, 128) for bn in ("", "-bn")),
@@ -100,8 +100,7 @@ def measure(point: Point, steps: int, machine: Machine | None, budget: float) ->
     traces = [trace_step(point.workload(), point.extents, rank) for rank in range(grid.size)]
     operators = [operator for trace in traces for operator in trace.operators]
     with tempfile.TemporaryDirectory() as folder:
-        wanted = Measurement("benchmark", Path(folder), operators, machine, budget)
-        done = calibrate(grid, wanted, lambda _done, _all: None)
+        done = calibrate(grid, "benchmark", Path(folder), operators, machine, budget=budget)
     found["machine"] = done.machine if grid.is_main else None
     found["failed"] = done.failed
     again = _measure_step(point, grid, steps)  # machines drift: before and after the operators

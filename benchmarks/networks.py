@@ -1,13 +1,24 @@
-"""The networks that are measured, each with one sample and its loss."""
+"""The networks that are measured, each with one sample and its loss.
+
+    python benchmarks/networks.py [--network densenet121 fno ...] [--dtype float32 bfloat16]
+                                  [--turns 3] [--ranks 2] [--width W] [--json OUT]
+
+compares a step over ranks of one thread with plain torch's on as many threads, in turn. Networks
+of others that have been behind plain torch are measured here alone: `OTHERS`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from clock import stopwatch
+from clock import machine, stopwatch
+from launch import run_ranks
 from torch import nn
 
 import hyperslab as hs
@@ -83,6 +94,89 @@ def _resnet(width: int) -> Case:
     return Case(model, _volume(1, width), torch.tensor([1]), F.cross_entropy)
 
 
+def _densenet121(width: int) -> Case:
+    """MONAI's: 120 small convolutions, as many batch norms, joined channels."""
+    from monai.networks.nets import DenseNet121
+
+    return Case(DenseNet121(3, 1, 2), _volume(1, width), torch.tensor([1]), F.cross_entropy)
+
+
+class ConvNeXtBlock(nn.Module):
+    """Of Liu et al. 2022 in three dims: a depthwise kernel of 7, layer norm, two dense layers."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv3d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.widen = nn.Linear(channels, 4 * channels)
+        self.narrow = nn.Linear(4 * channels, channels)
+        self.scale = nn.Parameter(1e-6 * torch.ones(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 4, 1))
+        y = self.narrow(F.gelu(self.widen(y))) * self.scale
+        return x + y.permute(0, 4, 1, 2, 3)
+
+
+class NormOfChannels(nn.LayerNorm):
+    """Layer norm over the channels of a volume."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 4, 1)).permute(0, 4, 1, 2, 3)
+
+
+ATTO = {40: 2, 80: 2, 160: 6, 320: 2}
+"""Blocks of ConvNeXt-atto by channels."""
+
+
+def _convnext(width: int) -> Case:
+    """ConvNeXt-atto."""
+    layers: list[nn.Module] = []
+    before = 1
+    for channels, blocks in ATTO.items():
+        if before == 1:
+            layers += [nn.Conv3d(1, channels, 4, 4), NormOfChannels(channels)]
+        else:
+            layers += [NormOfChannels(before), nn.Conv3d(before, channels, 2, 2)]
+        layers += [ConvNeXtBlock(channels) for _ in range(blocks)]
+        before = channels
+    ends = [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.LayerNorm(before), nn.Linear(before, 2)]
+    model = nn.Sequential(*layers, *ends)
+    return Case(model, _volume(1, width), torch.tensor([1]), F.cross_entropy)
+
+
+def _fno(width: int) -> Case:
+    """neuraloperator's Fourier operator, 16 modes, four layers; of Li et al. 2021."""
+    from neuralop.models import FNO
+
+    model = FNO((16, 16, 16), 1, 1, hidden_channels=16, n_layers=4)
+    y = torch.randn(1, width, width, width)
+    return Case(model, _volume(1, width), y, lambda found, y: F.mse_loss(found[:, 0], y))
+
+
+def _swinunetr(width: int) -> Case:
+    """MONAI's, attention in windows."""
+    from monai.networks.nets import SwinUNETR
+
+    return _segmentation(SwinUNETR(1, 2, feature_size=12), width, classes=2)
+
+
+def _unetr(width: int) -> Case:
+    """MONAI's, a small one: attention over all patches."""
+    from monai.networks.nets import UNETR
+
+    sizes = {"feature_size": 8, "hidden_size": 192, "mlp_dim": 768, "num_heads": 6}
+    return _segmentation(UNETR(1, 2, (width,) * 3, **sizes), width, classes=2)
+
+
+def _mednext(width: int) -> Case:
+    """MONAI's small one: depthwise kernels of 3, group norms by channel."""
+    from monai.networks.nets import MedNeXtS
+
+    model = MedNeXtS(3, in_channels=1, out_channels=2, init_filters=16)
+    return _segmentation(model, width, classes=2)
+
+
 def _segmentation(model: nn.Module, width: int, classes: int) -> Case:
     x = _volume(1, width)
     y = torch.randint(classes, (1, width, width, width))
@@ -98,11 +192,20 @@ _BUILDERS: dict[str, Callable[[int], Case]] = {
     "segresnet": _segresnet,
     "dynunet": _dynunet,
     "resnet": _resnet,
+    "densenet121": _densenet121,
+    "convnext": _convnext,
+    "fno": _fno,
+    "swinunetr": _swinunetr,
+    "unetr": _unetr,
+    "mednext": _mednext,
 }
 """MONAI is asked for only where one of its networks is."""
 
 NETWORKS = {"cosmoflow": 128, "unet3d": 64, "segresnet": 64, "dynunet": 64, "resnet": 64}
 """The names, and the width at which each is measured."""
+
+OTHERS = ("densenet121", "convnext", "fno", "swinunetr", "unetr", "mednext")
+"""Those that no other benchmark runs, at a width of 64."""
 
 OURS = ("cosmoflow", "unet3d")
 """Those that come with hyperslab."""
@@ -133,3 +236,33 @@ class Step:
     def run(self) -> list[float]:
         torch.manual_seed(1)  # the same dropout on both sides
         return stopwatch(self.device, [self.forward, self.backward, self.update])
+
+
+def main() -> None:
+    from step import compare_steps, print_step  # it imports this module
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    names = [*NETWORKS, *OTHERS]
+    parser.add_argument("--network", nargs="+", choices=names, default=OTHERS)
+    parser.add_argument("--dtype", nargs="+", default=["float32"])
+    parser.add_argument("--turns", type=int, default=5, help="of each side")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--width", type=int, help="voxels along each side")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    options = parser.parse_args()
+    where = machine()
+    results: dict[str, dict[str, object]] = {}
+    for network in options.network:
+        width = options.width or NETWORKS.get(network, 64)
+        for name in options.dtype:
+            given = (network, width, options.ranks, options.turns, getattr(torch, name))
+            result = run_ranks(options.ranks, compare_steps, *given)[0]
+            results.setdefault(network, {"width": width})[name] = result
+            print_step(f"{network}-{width}, {name}", result, options.ranks)
+    if options.json:
+        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

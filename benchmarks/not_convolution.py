@@ -27,7 +27,8 @@ from published import Run
 import hyperslab as hs
 from hyperslab.planner.cost import step_cost
 from hyperslab.planner.machine import Machine, load_machine
-from hyperslab.planner.trace import Trace, busiest, trace_step
+from hyperslab.planner.records import Trace
+from hyperslab.planner.trace import busiest, trace_step
 
 COLUMNS = (
     "convolution", "forward", "backward", "optimizer", "halos", "statistics", "gradients",

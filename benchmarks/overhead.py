@@ -1,7 +1,7 @@
 """What an operator on a cut tensor costs beside its kernel: microseconds of Python and bookkeeping.
 
     python benchmarks/overhead.py [--ranks 1 2] [--op conv3d ...] [--calls 40] [--rounds 12]
-                                  [--json OUT]
+                                  [--rules] [--json OUT]
 
 Blocks are tiny (8 channels of 4 x 8 x 8), so that a kernel takes next to nothing. Each operator
 runs on a cut tensor and, as plain torch, on a block of the same shape without communication.
@@ -10,6 +10,9 @@ runs on a cut tensor and, as plain torch, on a block of the same shape without c
 is neither is the *overhead*: rules, autograd, wrapping, slices. A forward pass keeps its graph; a
 backward pass is `torch.autograd.grad`. The best of several rounds, of the slower rank; take it on
 an idle machine.
+
+`--rules` goes through all rules that can be called with a few operands, on one rank, in CPU time:
+what each takes above plain torch, by family.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import hyperslab as hs
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
+from hyperslab.geometry import Partition
+from hyperslab.tensor.dispatch import RULES, op_name
 
 WARM_UP = 5
 
@@ -228,6 +234,84 @@ def on_ranks(options: argparse.Namespace, size: int) -> dict[str, Any]:
     }
 
 
+def calls_of_rules() -> dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """Family, function and operands of every rule that can be called with a few operands.
+
+    The first form that runs on a plain tensor and on one that is cut over one rank. Operators in
+    place are left out, and those of `operator_cases`, which need weights, are added.
+    """
+    x = torch.rand(1, CHANNELS, DEPTH, WIDTH, WIDTH) + 0.5
+    forms: list[tuple[Any, ...]] = [
+        (x,), (x, x), (x, x, x), (x, 2.0), (x, 1), (x, 2), (x, 0.2, 0.8), (x, (2, 3)), (x, 1, 2),
+        (x, 2, 1, 2), ([x, x],), (x, 1, x), (x, x > 1, 0.0), (x > 1, x, x), (x, (1, 1)),
+        (x, [1, 1], [2, 3]), (x, x.shape), (x > 1,), (x > 1, x > 1), (x, torch.float64),
+    ]  # fmt: skip
+    found: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {}
+    for function, rule in RULES.items():
+        name = op_name(function)
+        if (name.endswith("_") and not name.endswith("__")) or "__i" in name or name in found:
+            continue
+        for operands in forms:
+            try:
+                function(*operands)
+                result = function(*cut_alike(operands))
+            except Exception:  # it takes other operands
+                continue
+            if result is not NotImplemented:
+                found[name] = (rule.family, function, operands)
+                break
+    for name, case in cases().items():
+        weights = [torch.randn(shape) for shape in case.weights]
+        if not case.labels and not case.whole:
+            found[name] = ("layers", case.run, (x, *weights))
+    return found
+
+
+def cut_alike(value: Any) -> Any:
+    """Volumes among the operands as tensors that are cut over one rank; anything else as it is."""
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return type(value)(map(cut_alike, value))
+    if not isinstance(value, torch.Tensor) or value.shape[-3:] != (DEPTH, WIDTH, WIDTH):
+        return value
+    return hs.Sharded.from_local(value, Partition.whole(tuple(value.shape)), one_rank())
+
+
+@cache
+def one_rank() -> hs.Grid:
+    return hs.Grid()
+
+
+def above_plain(calls: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Microseconds that each rule takes above plain torch, in the forward pass without a graph.
+
+    CPU time, the best of several rounds in turn.
+    """
+    gc.disable()
+    families: dict[str, dict[str, float]] = {}
+    with torch.no_grad():
+        for name, (family, function, operands) in calls_of_rules().items():
+            sides = [partial(function, *values) for values in (operands, cut_alike(operands))]
+            best = [float("inf")] * 2
+            for _ in range(rounds):
+                for side, run in enumerate(sides):
+                    begin = time.process_time()
+                    for _ in range(calls):
+                        run()
+                    best[side] = min(best[side], (time.process_time() - begin) / calls)
+            families.setdefault(family, {})[name] = 1e6 * (best[1] - best[0])
+    return families
+
+
+def print_rules(families: dict[str, dict[str, float]]) -> None:
+    count = sum(map(len, families.values()))
+    print(f"{count} functions, microseconds above plain torch")
+    print(f"{'':24}{'rules':>8}{'median':>8}{'most':>8}")
+    for family, rules in sorted(families.items()):
+        most = max(rules, key=lambda name: rules[name])
+        middle = statistics.median(rules.values())
+        print(f"{family:24}{len(rules):8}{middle:8.1f}{rules[most]:8.1f}  {most}")
+
+
 def print_table(size: int, rows: dict[str, dict[str, Times]]) -> None:
     print(f"\n{size} ranks, blocks of {CHANNELS} x {DEPTH} x {WIDTH} x {WIDTH} [us]")
     print(f"{'':24}{'forward':^50}{'backward':^50}")
@@ -248,11 +332,16 @@ def main() -> None:
     parser.add_argument("--op", nargs="+", choices=names, default=names)
     parser.add_argument("--calls", type=int, default=40, help="of an operator in a row")
     parser.add_argument("--rounds", type=int, default=12, help="the best of them counts")
+    parser.add_argument("--rules", action="store_true", help="all rules, on one rank")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
     where = machine()
     results: dict[str, Any] = {}
-    for size in options.ranks:
+    if options.rules:
+        torch.set_num_threads(1)
+        results["rules"] = above_plain(options.calls, options.rounds)
+        print_rules(results["rules"])
+    for size in () if options.rules else options.ranks:
         rows = run_ranks(size, on_ranks, options, size)[0]
         print_table(size, rows)
         results[str(size)] = {

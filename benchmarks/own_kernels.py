@@ -14,7 +14,9 @@ from block_kernels import BlockConvolution, Kernel, Operands
 from hyperslab.kernels.compile import direct_is_known
 from hyperslab.kernels.conv_problem import ConvOptions, problem_for
 from hyperslab.kernels.conv_variants import (
+    fits_depthwise,
     fits_winograd,
+    weight_by_channel,
     weight_by_samples,
     weight_by_winograd,
     windows_are_small,
@@ -62,6 +64,8 @@ def _of_the_weight(block: BlockConvolution, given: Operands) -> Iterator[tuple[s
         yield f"{OWN} im2col cl", lambda: weight_by_samples(*operands)
     if fits_winograd(problem):
         yield f"{OWN} Winograd cl", lambda: weight_by_winograd(*operands)
+    if fits_depthwise(problem):
+        yield f"{OWN} depthwise cl", lambda: weight_by_channel(*operands)
 
 
 def _fits(block: BlockConvolution) -> bool:

@@ -22,8 +22,7 @@ import hyperslab as hs
 from hyperslab.comm.bootstrap import device_of_rank
 from hyperslab.comm.communicator import PeerTensor
 from hyperslab.geometry import Partition
-from hyperslab.planner.trace import Workload, busiest, trace_step
-from hyperslab.planner.trace.virtual_grid import VirtualCommunicator, VirtualGrid
+from hyperslab.planner.trace import VirtualCommunicator, VirtualGrid, Workload, busiest, trace_step
 
 T = TypeVar("T")
 

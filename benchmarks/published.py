@@ -1,7 +1,7 @@
-"""What two papers published of hybrid-parallel training on Lassen, and the runs it was.
+"""What three papers published of training on Lassen and on Cori, and the runs it was.
 
 Oyama et al. 2020 cut samples along depth alone ("n-way"); the poster is Oyama et al. 2019. None of
-these numbers is in the machine file `lassen-v100`.
+these numbers is in a machine file; three constants of `lassen-v100` are fitted to `FITTED`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Literal
 class Run:
     """A network on so many GPUs, ``ways`` of them for a sample, ``samples`` in a mini-batch."""
 
-    network: Literal["cosmoflow", "unet3d"]
+    network: Literal["cosmoflow", "unet3d", "sc18"]
     width: int
     samples: int
     gpus: int
     ways: int
     batch_norm: bool = False
+    input: Literal["store", "direct", "sample"] = "store"
+    """Says how samples come: from the memories of other replicas, hidden from files that each reads
+    itself, or whole, by one rank that scatters them."""
 
     @property
     def extents(self) -> dict[str, int]:
@@ -39,6 +42,17 @@ class SpeedUp:
 
 def _cosmoflow(samples: int, gpus: int, ways: int, width: int = 512) -> Run:
     return Run("cosmoflow", width, samples, gpus, ways)
+
+
+def _poster(
+    samples: int,
+    gpus: int,
+    ways: int,
+    width: int = 512,
+    input: Literal["direct", "sample"] = "direct",
+) -> Run:
+    """Of the poster, which had two readers: "Conduit" and "Direct I/O"."""
+    return Run("cosmoflow", width, samples, gpus, ways, input=input)
 
 
 def _unet(samples: int, gpus: int, ways: int) -> Run:
@@ -61,9 +75,9 @@ STRONG = (
     SpeedUp("U-Net 256³, N=16, 256 to 512 GPUs", "2020, V-B", 1.42,
             _unet(16, 256, 16), _unet(16, 512, 32)),
     SpeedUp("CosmoFlow 512³, N=1, 4 to 16 GPUs", "poster", 2.28,
-            _cosmoflow(1, 4, 4), _cosmoflow(1, 16, 16)),
+            _poster(1, 4, 4, input="sample"), _poster(1, 16, 16, input="sample")),
     SpeedUp("CosmoFlow 512³, N=64, 256 to 512 GPUs", "poster", 1.19,
-            _cosmoflow(64, 256, 4), _cosmoflow(64, 512, 8)),
+            _poster(64, 256, 4), _poster(64, 512, 8)),
 )  # fmt: skip
 
 WEAK = (
@@ -75,13 +89,16 @@ WEAK = (
     _weak("CosmoFlow 128³, 8 samples a GPU, 4 to 512 GPUs", "2020, V-C", 65.4,
           _cosmoflow(32, 4, 1, width=128), 512),
     _weak("U-Net 256³, 32-way, 32 to 1024 GPUs", "2020, V-C", 28.4, _unet(1, 32, 32), 1024),
-    _weak("CosmoFlow 128³, 4 to 512 GPUs", "poster", 119, _cosmoflow(32, 4, 1, width=128), 512),
-    _weak("CosmoFlow 256³, 4 to 512 GPUs", "poster", 120, _cosmoflow(4, 4, 1, width=256), 512),
-    _weak("CosmoFlow 512³, 4-way, 4 to 512 GPUs", "poster", 111, _cosmoflow(1, 4, 4), 512),
+    _weak("CosmoFlow 128³, 4 to 512 GPUs", "poster", 119, _poster(32, 4, 1, width=128), 512),
+    _weak("CosmoFlow 256³, 4 to 512 GPUs", "poster", 120, _poster(4, 4, 1, width=256), 512),
+    _weak("CosmoFlow 512³, 4-way, 4 to 512 GPUs", "poster", 111, _poster(1, 4, 4), 512),
 )  # fmt: skip
 """The poster does not say how many samples a GPU has: 8 of 128³ as in the paper, 1 of 256³."""
 
-FASTEST = _cosmoflow(128, 512, 4)
+FITTED = tuple(case for at, case in enumerate((*STRONG, *WEAK)) if at % 2 == 0)
+"""Every second one, as they stand here: the rest is predicted."""
+
+FASTEST = _poster(128, 512, 4)
 FASTEST_FLOPS = 1.42e15
 """[flop/s] of the poster, N=128 on 512 GPUs."""
 
@@ -112,3 +129,15 @@ LEAST = (
 
 READING = 0.256
 """[s] at least for 64 samples of 1 GiB (2020, III-B)."""
+
+NODES = 8192
+EFFICIENCY = 0.77
+"""Of 8,192 nodes of Cori, one sample of 128³ each, over one (Mathuriya et al. 2018, V-D)."""
+
+EPOCH = 3.35
+"""[s] on 8,192 nodes, each of which sees 20 samples (the same)."""
+
+
+def cori(nodes: int) -> Run:
+    """The network of Mathuriya et al. 2018 on so many nodes, one sample each."""
+    return Run("sc18", 128, nodes, nodes, 1, input="direct")

@@ -36,7 +36,7 @@ def _write(path: Path, side: int, chunked: bool, index: int) -> None:
     random = np.random.default_rng(index)
     plane = random.poisson(1.0, (side, side, len(REDSHIFTS))).astype(np.int16)
     thick = default_chunk_side(side)
-    with h5py.File(path, "w") as file:
+    with h5py.File(path, "w", locking=False) as file:  # written_aside has locked it
         volume = file.create_dataset(
             "full",
             (side, *plane.shape),

@@ -95,7 +95,7 @@ def recipe_keys() -> Iterator[str]:
 
 
 def text() -> str:
-    commands = [f"- `hyperslab {name}`: {line}" for name, (_, line) in COMMANDS.items()]
+    commands = [f"- `hyperslab {name}`: {line}" for name, line in COMMANDS.items()]
     parts = [
         HEAD,
         "## Python\n\n" + "\n".join(public_names()),

@@ -35,8 +35,8 @@ in-place forms (`relu_`) follow the same rule as the function. A *block* is what
 *local* is without a message.
 
 Gradients may be differentiated again (`create_graph=True`: gradient penalties, physics-informed
-losses) through every rule but `F.grid_sample`, as in torch, and `hyperslab.scatter`: these refuse
-it by an error that names them.
+losses) through every rule but `F.grid_sample` and attention over cut tokens, as in torch, and
+`hyperslab.scatter`: these refuse it by an error that names them.
 
 Where a rule needs whole volumes, `hyperslab.gather(x, axes)` makes them, or
 `parallelize(model, grid, until=...)`. `x.full()` leaves the cut; `hyperslab.register` adds a rule.

@@ -1,10 +1,10 @@
 """Forks commands from a process that has imported everything, instead of importing for seconds.
 
-Inside ``with forked_commands():`` `subprocess` starts ``python -m hyperslab ...`` in this way, with
-its own standard streams, folder, environment, process group and exit code; everything else is
-started as ever. The ranks that such a command starts fork from it in turn. A fork lacks a command
-line and an environment of its own in /proc: tests that look there start interpreters, and so do
-those of the start itself.
+Inside ``with forked_commands():`` `subprocess` starts ``python -m hyperslab ...`` and programs of
+``python -c`` in this way, with their own standard streams, folder, environment, process group and
+exit code; everything else is started as ever. The ranks that such a command starts fork from it in
+turn. A fork lacks a command line and an environment of its own in /proc: tests that look there
+start interpreters, and so do those of the start itself.
 """
 
 from __future__ import annotations
@@ -23,15 +23,23 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-IMPORTED = ("torch", "torch._dynamo", "hyperslab.cli", "hyperslab.cli.train", "hyperslab.launch")
+IMPORTED = (
+    *("torch", "torch._dynamo", "torch.profiler", "rich.progress"),
+    *("hyperslab.cli", "hyperslab.launch", "hyperslab.cli.train", "hyperslab.cli.evaluate"),
+    *("hyperslab.cli.predict", "hyperslab.cli.convert"),
+)
+"""What commands import, most of it when they run."""
+
 LONGEST = 1 << 17  # [B] of a request
 COMMAND = [sys.executable, "-m", "hyperslab"]
+PROGRAM = [sys.executable, "-c"]
 LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"  # in the environment of ranks
 
 
@@ -39,7 +47,7 @@ LAUNCHER_VARIABLE = "HYPERSLAB_LAUNCHER"  # in the environment of ranks
 class Start:
     """How a command is to be started; descriptors beyond the streams keep their numbers."""
 
-    words: list[str]
+    words: list[str]  # all but the interpreter's name
     folder: str
     environment: dict[str, str]
     descriptors: list[int]  # their numbers in the command: 0, 1, 2 and those that are passed on
@@ -70,13 +78,14 @@ class ForkedPopen(subprocess.Popen[Any]):
             p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_, session, group,
         ) = rest  # fmt: skip
         words = [args] if isinstance(args, str) else [os.fspath(word) for word in args]
-        if words[:3] != COMMAND or executable or preexec_fn or shell or not self.may_fork(env):
+        is_known = words[:3] == COMMAND or words[:2] == PROGRAM
+        if not is_known or executable or preexec_fn or shell or not self.may_fork(env):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         streams = [p2cread, c2pwrite, errwrite]
         given = [own if stream == -1 else stream for own, stream in enumerate(streams)]
         start = Start(
-            words[3:],
+            words[1:],
             os.path.abspath(cwd or os.curdir),
             dict(os.environ if env is None else env),
             [0, 1, 2, *pass_fds],
@@ -135,7 +144,7 @@ def become(start: Start, given: Sequence[int], client: socket.socket | None = No
         if client is not None:
             client.send(str(os.getpid()).encode())
         _settle(start, given)
-        code = _run(["hyperslab", *start.words])
+        code = _run(start.words)
     finally:
         os._exit(code)
 
@@ -194,12 +203,17 @@ def _settle_modules() -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Run the command line as ``python -m`` does; its exit code."""
+    """Run the command line as ``python -m`` or ``python -c`` does; its exit code."""
     code: object = 1
-    sys.argv = words
-    sys.orig_argv = [*COMMAND, *words[1:]]
+    kind, what, *arguments = words
+    sys.argv = [what if kind == "-m" else kind, *arguments]
+    sys.orig_argv = [sys.executable, *words]
     try:
-        runpy.run_module("hyperslab", run_name="__main__", alter_sys=True)
+        if kind == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(what, "<string>", "exec"), vars(main))
         code = 0
     except SystemExit as end:
         code = end.code

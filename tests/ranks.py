@@ -1,26 +1,39 @@
 """Run a function on several gloo ranks: `run_ranks(n, fn, *args)`.
 
 The ranks are worker processes that live as long as the pytest session and are reused from test to
-test, so a call costs milliseconds. They come from a fork server that has imported everything.
+test, so a call costs milliseconds. They are forks of this process as it was when its tests had been
+collected (`start_server`), so that no rank imports what the session has imported.
 Each call sees a default process group of exactly n ranks, which others that succeeded saw before.
-A rank that dies or hangs costs the whole pool; the next call starts a fresh one. What a worker does
+A rank that dies or hangs costs the whole pool; the next call starts a fresh one. Ranks that nobody
+calls are stopped (`rest_idle_ranks`): every process group of gloo has a thread that wakes a hundred
+times a second, which would take a sixth of a core of a session. What a worker does
 is in `tests.worker` and `tests.worlds`.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import faulthandler
 import functools
+import gc
+import importlib
 import itertools
+import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +41,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from hyperslab.util.startup import tie_to_parent
 from tests.worker import Outcome, Task, serve
 
 T = TypeVar("T")
@@ -35,22 +49,32 @@ T = TypeVar("T")
 MAX_RANKS = 8
 GRACE = 10.0  # [s] that the other ranks have after the first one failed
 RENEW = 100  # calls that share one process group
-# torch._dynamo is what the first optimizer of a process imports, and hyperslab.cli all of ours: two
-# seconds in every worker.
-PRELOAD = ["torch", "torch._dynamo", "hypothesis", "pytest", "hyperslab.cli", "hyperslab.cli.train"]
-PRELOAD_IF_USED = ["monai.losses", "monai.networks.nets", "neuralop.models"]
-"""Seconds too: where a test imports it."""
+LEFT_OUT = 10  # calls of fewer ranks, after which the others are stopped
+# What the first optimizer of a process imports takes two seconds; every worker would.
+PRELOAD = ["torch._dynamo"]
 
 
 class RankError(RuntimeError):
     """A rank died or did not end in time."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
     process: BaseProcess
     connection: Connection
     stacks: Path  # where the worker writes its stacks when it gets SIGUSR1
+    is_stopped: bool = False
+    left_out: int = 0  # of how many calls, since it took part in one
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has died: its outcome will say so
+            os.kill(self.pid, number)
+        self.is_stopped = number == signal.SIGSTOP
 
     def outcome(self) -> Outcome:
         """What the worker sent; a closed pipe means that it is dead."""
@@ -62,8 +86,8 @@ class _Worker:
 
     def hung(self, seconds: float) -> Outcome:
         """The stacks of a worker that does not end."""
-        if self.process.pid is not None and self.process.is_alive():
-            os.kill(self.process.pid, signal.SIGUSR1)
+        if self.process.is_alive():
+            os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.3)  # faulthandler writes from the signal handler
         stacks = self.stacks.read_text() if self.stacks.exists() else ""
         return Outcome("hung", report=f"still running after {seconds:.0f} s\n{stacks}")
@@ -78,14 +102,14 @@ class _Pool:
     """Worker r is rank r; a call for n ranks uses the first n."""
 
     def __init__(self) -> None:
+        start_server()
         self.context = multiprocessing.get_context("forkserver")
-        used = [name for name in PRELOAD_IF_USED if name in sys.modules]
-        self.context.set_forkserver_preload([*PRELOAD, *used])
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self.workers: list[_Worker] = []
         self.numbers = itertools.count()
         self.groups: dict[int, tuple[int, int]] = {}  # by their size: number, calls so far
+        self.is_idle = False  # since a look at it
 
     def grow(self, n: int) -> None:
         for rank in range(len(self.workers), n):
@@ -108,8 +132,16 @@ class _Pool:
 
     def run(self, n: int, call: bytes, timeout: float) -> list[Outcome]:
         self.grow(n)
+        self.is_idle = False
         task = pickle.dumps(Task(self.group(n), n, call))
+        for worker in self.workers[n:]:
+            worker.left_out += 1
+            if worker.left_out > LEFT_OUT and not worker.is_stopped:
+                worker.send(signal.SIGSTOP)
         for worker in self.workers[:n]:
+            worker.left_out = 0
+            if worker.is_stopped:
+                worker.send(signal.SIGCONT)
             try:
                 worker.connection.send_bytes(task)
             except OSError:  # it died since the last call: its outcome says so
@@ -140,10 +172,71 @@ class _Pool:
             outcomes[rank] = self.workers[rank].hung(time.monotonic() - start)
         return [outcomes[rank] for rank in range(n)]
 
+    def rest(self) -> None:
+        for worker in self.workers:
+            if self.is_idle and not worker.is_stopped:
+                worker.send(signal.SIGSTOP)
+        self.is_idle = True
+
     def close(self) -> None:
         for worker in self.workers:
             worker.kill()
         self.folder.cleanup()
+
+
+@functools.cache
+def start_server() -> None:
+    """Fork the server from which `multiprocessing` forks the ranks, and its other workers.
+
+    As multiprocessing starts it, it is an interpreter that imports for seconds, and so do its
+    workers what else they need. Called before this process has threads, which do not fork.
+    """
+    resource_tracker.ensure_running()  # an interpreter of its own, indeed
+    start = multiprocessing.util.spawnv_passfds
+    multiprocessing.util.spawnv_passfds = _fork_server  # type: ignore[assignment]
+    try:
+        forkserver.ensure_running()
+    finally:
+        multiprocessing.util.spawnv_passfds = start
+
+
+def _fork_server(_path: object, _arguments: object, descriptors: Sequence[int]) -> int:
+    """Fork a server that has these descriptors, a socket and a pipe; its process id."""
+    with warnings.catch_warnings():
+        # Newer versions of Python warn of threads, such as the one by which a session of
+        # pytest-xdist listens: none of them holds what ranks need.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]
+            _settle_server(descriptors)
+            forkserver.main(*descriptors, [])
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _settle_server(descriptors: Sequence[int]) -> None:
+    """Keep nothing of this process that another one waits for or has set for itself."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in (nowhere, *descriptors):
+            os.dup2(nowhere, number, inheritable=False)  # the numbers stay taken: some have owners
+    tie_to_parent(signal.SIGKILL)  # and its ranks to it: who is stopped sees nobody's end
+    faulthandler.disable()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    logging.root.handlers.clear()
+    # What pytest makes errors, and an interpreter does not show.
+    warnings.resetwarnings()
+    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", kind)
+    for name in PRELOAD:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache
@@ -157,6 +250,12 @@ def close_pool() -> None:
     if _pool.cache_info().currsize:
         _pool().close()
         _pool.cache_clear()
+
+
+def rest_idle_ranks() -> None:
+    """Stop the ranks if there was no call since this was called before; the next one wakes them."""
+    if _pool.cache_info().currsize:
+        _pool().rest()
 
 
 def fresh_groups() -> None:

@@ -67,8 +67,8 @@ VERBS = set(
 # Nouns too: verbs where they stand first.
 VERBS_IF_FIRST = set(
     """
-    Add Advances Allocate Channels Cites Denotes Digest Doubles List Measure Models Move Note Paints
-    Ranks Record Records Shapes Silences Studies Wrap
+    Add Advances Allocate Channels Cites Compile Denotes Digest Doubles List Measure Models Move
+    Note Paints Ranks Record Records Shapes Silences Simulate Studies Wrap
     """.split()
 )
 

@@ -17,7 +17,6 @@ LINE = [sys.executable, "-m", "hyperslab"]
 
 
 def test_words_streams_folder_and_code(tmp_path: Path) -> None:
-    begin = time.process_time()
     done = subprocess.run([*LINE, "recipes", "copy", "demo", "mine"], cwd=tmp_path, text=True)
     assert done.returncode == 0
     assert (tmp_path / "mine" / "demo.yaml").is_file()
@@ -26,7 +25,6 @@ def test_words_streams_folder_and_code(tmp_path: Path) -> None:
     bad = subprocess.run([*LINE, "evaluate", "nowhere"], capture_output=True, text=True)
     assert bad.returncode == 1
     assert bad.stderr.startswith("error: ")
-    assert time.process_time() - begin < 3
 
 
 def test_signals_and_groups(tmp_path: Path) -> None:

@@ -65,12 +65,19 @@ LOADERS = {"torch": {"load"}, "torch.jit": {"load"}, "jit": {"load"}, "yaml": {"
 
 ALLOWED = {
     ("comm/agreement.py", "pickle"): "an exception of this process, to see if another one can",
+    (
+        "comm/agreement.py",
+        "Unpickler",
+    ): "what the main rank sends, its tensors apart: nothing of files",
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
     ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
+    ("comm/watch.py", "recv"): "numbers of signals, one byte each, from this process",
     ("formats/arrays/open.py", "allow_pickle"): "False",
     ("launch/forked.py", "runpy"): "the command of the launcher itself, in its ranks",
     ("util/documents.py", "yaml.load"): "with yaml's safe loader",
+    ("util/torch_internals.py", "pickle"): "torch's own record of this process's NCCL operations",
+    ("util/torch_internals.py", "recv"): "tensors, by torch's process group",
     ("util/worker_pool.py", "multiprocessing"): "between a process and those that it starts",
 }
 """Why each is harmless."""

@@ -169,6 +169,8 @@ def test_nothing_is_left(command: Command, kind: str, tmp_path: Path) -> None:
             return all(find(mark, main.pid, one) for one in others.values())
 
         wait_for(lambda: due() or main.poll() is not None, PATIENCE)
+        assert main.poll() is None, f"it ended before it was killed: {output_of(tmp_path)}"
+        assert due(), f"not all of {[*others]}: {output_of(tmp_path)}"
         victim = main.pid if kind == "itself" else find(mark, main.pid, command.kinds[kind])
         assert victim, f"no {kind}: {output_of(tmp_path)}"
         with suppress(ProcessLookupError):  # it has ended by itself meanwhile
@@ -199,7 +201,8 @@ def prepare(folder: Path) -> None:
 @contextmanager
 def started(words: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     mark = secrets.token_hex(8)
-    environment = {**os.environ, MARK: mark}
+    # First: where a fork shows its environment there is no more room than its launcher has.
+    environment = {MARK: mark, **os.environ}
     if words[1:2] == ["torch.distributed.run"]:
         words = [*words, "grid.depth=2"]
     with (folder / "output").open("wb") as output:

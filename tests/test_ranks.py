@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.ranks import RankError, fresh_groups, run_ranks
+from tests.ranks import RankError, fresh_groups, rest_idle_ranks, run_ranks
 
 
 def who(tag: str) -> tuple[str, int, int]:
@@ -79,6 +80,13 @@ def groups_and_sockets() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def wait_until(condition: Callable[[], bool], words: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.05)
+
+
 def test_results_come_by_rank() -> None:
     assert run_ranks(3, who, "a") == [("a", 0, 3), ("a", 1, 3), ("a", 2, 3)]
 
@@ -120,6 +128,23 @@ def test_a_call_may_end_its_group() -> None:
     assert run_ranks(2, end_the_group) == [False] * 2
     assert run_ranks(4, who, "after") == [("after", r, 4) for r in range(4)]
     assert run_ranks(2, who, "after") == [("after", r, 2) for r in range(2)]
+
+
+def test_ranks_that_nobody_calls_are_stopped_and_go_on() -> None:
+    pids = run_ranks(3, pid)
+
+    def states() -> str:
+        return "".join(
+            Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[0] for p in pids
+        )
+
+    rest_idle_ranks()
+    assert "T" not in states(), "there was a call"
+    rest_idle_ranks()
+    wait_until(lambda: states() == "TTT", "nobody was stopped")
+    assert run_ranks(2, pid) == pids[:2]
+    assert states()[2] == "T"
+    assert run_ranks(3, pid) == pids
 
 
 def test_workers_are_kept_and_alike() -> None:
@@ -170,10 +195,12 @@ def test_the_number_of_ranks_is_bounded(n: int) -> None:
         run_ranks(n, pid)
 
 
-def test_workers_end_with_a_killed_session() -> None:
+@pytest.mark.parametrize("stop", ["", "ranks.rest_idle_ranks(); ranks.rest_idle_ranks();"])
+def test_workers_end_with_a_killed_session(stop: str) -> None:
+    """Also those that nobody has called for a while, which are stopped."""
     program = (
         "import os, signal; from tests import ranks; from tests.test_ranks import pid;"
-        "ranks.PRELOAD.clear(); print(*ranks.run_ranks(2, pid), flush=True);"
+        f"print(*ranks.run_ranks(2, pid), flush=True);{stop}"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     root = Path(__file__).parent.parent
@@ -182,7 +209,6 @@ def test_workers_end_with_a_killed_session() -> None:
     )
     pids = [int(p) for p in done.stdout.split()]
     assert len(pids) == 2
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{p}").exists() for p in pids):
-        assert time.monotonic() < deadline, "a worker outlived its session"
-        time.sleep(0.1)
+    wait_until(
+        lambda: not any(Path(f"/proc/{p}").exists() for p in pids), "a worker outlived its session"
+    )

@@ -16,7 +16,11 @@ from hyperslab.tensor import RULES
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("src", "tests", "docs", "benchmarks", "recipes", "examples")
-CODE = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+CODE = sorted(
+    path
+    for files in (ROOT.glob("*.py"), *((ROOT / folder).rglob("*.py") for folder in FOLDERS))
+    for path in files
+)
 TEXT = sorted(
     path
     for pattern in ("*.py", "*.md", "*.yaml", "*.toml", "*.cff", "Makefile")
@@ -27,7 +31,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 OPTIONAL = [
     need
-    for extra in ("report", "tensorboard", "medical", "zarr", "mpi", "gpu", "wandb", "mlflow")
+    for extra in (
+        "report",
+        "tensorboard",
+        "medical",
+        "zarr",
+        "mpi",
+        "gpu",
+        "wandb",
+        "mlflow",
+        "lightning",
+    )
     for need in EXTRAS[extra]
 ]
 RUNTIME = [*PROJECT["dependencies"], *OPTIONAL]

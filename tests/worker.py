@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from hyperslab.util.startup import tie_to_parent
 from tests.gpus import settle_device
 from tests.worlds import Worlds
 
@@ -59,6 +60,7 @@ def serve(rank: int, connection: Connection, port: int, stacks: Path) -> None:
 
 
 def _settle(stacks: Path) -> None:
+    tie_to_parent(signal.SIGKILL)
     torch.set_num_threads(1)
     settle_device()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends us

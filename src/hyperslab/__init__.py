@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         RecipeError,
         UnsupportedOp,
     )
-    from hyperslab.parallel import parallelize
+    from hyperslab.parallel import no_sync, parallelize
     from hyperslab.studies.fit import TrainedRun, fit
     from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
@@ -45,6 +45,7 @@ __all__ = [
     "load",
     "losses",
     "models",
+    "no_sync",
     "open",
     "parallelize",
     "register",
@@ -65,7 +66,7 @@ _MODULES = {
         "RecipeError",
         "UnsupportedOp",
     ),
-    "hyperslab.parallel": ("parallelize",),
+    "hyperslab.parallel": ("no_sync", "parallelize"),
     "hyperslab.studies.fit": ("TrainedRun", "fit"),
     "hyperslab.tensor": (
         "LoadedBoxes",

@@ -37,6 +37,14 @@ class RecipeError(HyperslabError, ValueError):
     """A recipe holds an unknown key or a bad value."""
 
 
+def no_run(folder: object) -> DataError:
+    """Return the error of a folder that no training has filled."""
+    return DataError(
+        f"{folder} is not the folder of a run: it has no recipe.yaml\n"
+        "    `hyperslab train RECIPE` makes one and says where"
+    )
+
+
 class MachineError(HyperslabError, ValueError):
     """A machine file cannot be read or holds a bad value; names the file and the key."""
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from large import ROWS, Row, kept_by_plain_torch
 from launch import run_ranks as run_fresh_ranks
+from predict_memory import measure
 from resident import peak_memory, resident
 from saved import GRIDS, saved_bytes
 
+from hyperslab.recipe.schema import Recipe
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
@@ -47,3 +52,25 @@ def test_training_takes_at_least_what_it_saves() -> None:
     found = run_fresh_ranks(1, peak_memory, "cosmoflow", WIDTH, False, {})[0]
     saved = run_ranks(1, saved_bytes, "cosmoflow", WIDTH, False, GRIDS[1])[0]["saved"]
     assert found["process"] > found["step"] > saved
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "side"), [(128, 0), (256, 64)], ids=["whole", "windows"])
+def test_predicting_takes_less_on_more_ranks(tmp_path: Path, size: int, side: int) -> None:
+    """By half as much again, for buffers that do not shrink; docs/medical.md has the numbers."""
+    grown = {n: measure(tmp_path, size, side, n, "zarr")["grown"] for n in (1, 2, 4)}
+    assert grown[1] * 2**20 > size**3, "a serial prediction holds the volume at least"
+    assert grown[2] < 0.75 * grown[1]
+    assert grown[4] < 0.75 * grown[2] or grown[4] < 0.375 * grown[1]
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_what_plain_torch_keeps_is_counted_without_memory(batch_norm: bool) -> None:
+    kept = kept_by_plain_torch(Row(0, WIDTH, batch_norm=batch_norm))
+    assert kept == pytest.approx(saved_bytes("cosmoflow", WIDTH, batch_norm, {})["saved"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_a_recipe(name: str, tmp_path: Path) -> None:
+    recipe = Recipe.model_validate(ROWS[name].recipe(2, tmp_path))
+    assert recipe.grid.depth == ROWS[name].ranks

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from operator_cases import CHANNELS, DEPTH, WIDTH, cases
-from overhead import Side, TimedGrid, on_ranks
+from overhead import Side, TimedGrid, above_plain, on_ranks
 
 import hyperslab as hs
 from tests.ranks import run_ranks
@@ -51,3 +51,11 @@ def both_sides(name: str) -> bool:
 def test_both_sides_compute_the_same(name: str) -> None:
     assert run_ranks(1, both_sides, name) == [True]
     assert cases()[name].channels in (CHANNELS, 3)
+
+
+def test_rules_are_called_by_family() -> None:
+    (families,) = run_ranks(1, above_plain, 1, 1)
+    assert {"elementwise", "reductions", "views", "layers"} <= families.keys()
+    assert sum(map(len, families.values())) > 500
+    assert "torch.sigmoid" in families["elementwise"]
+    assert "torch.Tensor.add_" not in families["elementwise"]

@@ -15,6 +15,7 @@ from hyperslab.checkpoint import files
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, mend_best, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
+from hyperslab.util import documents
 from tests.checkpoint.old import write_sums
 from tests.checkpoint.test_save_load import network
 
@@ -235,3 +236,28 @@ def test_things_beside_checkpoints_are_no_checkpoints(run: Path) -> None:
     assert latest(run) == folder / "step-00000002"
     save_step(run, 3, *network(1), best=False, keep=1)
     assert (folder / "step-zzz").is_dir()
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "extra"])
+def test_tensors_of_a_long_header_are_not_read(run: Path, name: str) -> None:
+    """Three million names of nothing would take 600 MiB."""
+    path = latest(run)
+    assert path is not None
+    words = b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(2_000_000)) + b"}}"
+    (path / f"{name}.safetensors").write_bytes(len(words).to_bytes(8, "little") + words)
+    write_sums(path, format=2)
+    with pytest.raises(CheckpointError, match=rf"{name}\.safetensors is no file of .* have \d+ by"):
+        load(path, *network(2))
+
+
+def test_what_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = network(1)
+    monkeypatch.setattr(documents, "MOST_JSON_MEMORY", 1 << 20)
+    with pytest.raises(CheckpointError, match=r"more than 1 MiB\n    give large tables as tensors"):
+        save_step(tmp_path, 1, model, optimizer, best=False, keep=2, table=[0] * 20_000)
+    monkeypatch.setattr(files, "HEADER_LIMIT", 64)
+    with pytest.raises(CheckpointError, match="tensors are too many for one file"):
+        save_step(tmp_path, 1, model, optimizer, best=False, keep=2)
+    assert latest(tmp_path) is None

@@ -186,3 +186,31 @@ def test_an_optimizer_of_the_same_settings_takes_it(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     load(tmp_path / "a", model, optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("before", [None, True])
+def test_how_a_step_is_computed_is_not_of_the_checkpoint(
+    tmp_path: Path, before: bool | None
+) -> None:
+    """One of a GPU, where one kernel updates all weights, goes on without, and the other way."""
+
+    def trained(fused: bool | None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+
+    model, optimizer = trained(before)
+    step(model, optimizer)
+    save(tmp_path / "one", model, optimizer)
+    after = None if before else True
+    other, loaded = trained(after)
+    load(tmp_path / "one", other, loaded)
+    assert loaded.param_groups[0]["fused"] is after
+    for one in ((model, optimizer), (other, loaded)):
+        step(*one)
+    torch.testing.assert_close(other.weight, model.weight)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -280,3 +281,19 @@ def test_every_rank_says_what_failed_on_one(tmp_path: Path, rank: int) -> None:
     assert messages[0] == messages[1]
     assert f"cannot write the checkpoint {tmp_path / 'a'}: File too large" in messages[0]
     assert same(read(tmp_path / "a")[0], old)
+
+
+def counting_reads(path: Path) -> tuple[int, list[torch.Tensor]]:
+    with patch.object(save_load, "read_tensors", wraps=save_load.read_tensors) as reads:
+        values, _ = read(path)
+    return reads.call_count, values
+
+
+def test_the_files_are_read_by_one_rank(tmp_path: Path) -> None:
+    expected = run_ranks(2, save_on_ranks, tmp_path / "a")[0]
+    files = list((tmp_path / "a").glob("*.safetensors"))
+    counts = []
+    for count, values in run_ranks(4, counting_reads, tmp_path / "a"):
+        assert same(values, expected)
+        counts.append(count)
+    assert counts == [len(files), 0, 0, 0]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hyperslab.cli import app
+from hyperslab.cli import COMMANDS, app
 from hyperslab.cli.terminal import DEBUG, clean_errors
 from hyperslab.errors import DataError
 
@@ -39,27 +39,14 @@ os._exit(0)
 MESSAGE = "a.hdf5 has no key 'full' [see the docs]\n    convert it first"
 
 
-COMMANDS = (
-    "simulate",
-    "compile",
-    "convert",
-    "inspect",
-    "train",
-    "evaluate",
-    "predict",
-    "report",
-    "scale",
-    "sweep",
-)
-
-
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments), prog_name="hyperslab")
 
 
-def test_help_lists_the_commands() -> None:
+def test_help_lists_the_commands_and_shortens_no_line() -> None:
     listed = run("--help").stdout
     assert [name for name in COMMANDS if name not in listed] == []
+    assert "..." not in listed.replace("COMMAND [ARGS]...", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -67,6 +54,10 @@ def test_every_command_has_help(command: str) -> None:
     done = run(command, "--help")
     assert done.exit_code == 0
     assert f"hyperslab {command}" in done.stdout
+
+
+def test_help_keeps_units_in_brackets() -> None:
+    assert "surface Dice [mm]" in run("evaluate", "--help").stdout
 
 
 def test_an_unknown_command_is_refused() -> None:

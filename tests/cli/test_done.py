@@ -1,14 +1,20 @@
-"""`hyperslab train --resume` of a run that is done (tier: no process)."""
+"""`hyperslab train --resume` of a run that is done (tier: no process, and one child process)."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
+from hyperslab.cli.early import done_words
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import is_done, train
+from tests.forked import forked_commands
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -32,3 +38,46 @@ def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.exception
     assert f"all 2 epochs of {tmp_path / 'run'} are done: nothing is left" in again.output
     assert files(tmp_path / "run") == before
+
+
+SAID_EARLY = """
+import sys
+import hyperslab.cli
+sys.argv[1:] = "train r.yaml --resume".split()
+try:
+    hyperslab.cli.main()
+except SystemExit as end:
+    print(end.code, *({"torch", "numpy", "h5py"} & set(sys.modules)))
+"""
+
+
+def test_the_same_command_says_so_before_torch_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "epochs: 1\ndevice: cpu\noutput: run\n"
+    )
+    again = ["train", "r.yaml", "--resume"]
+    assert done_words(again) is None
+    with forked_commands():
+        subprocess.run([sys.executable, "-m", "hyperslab", "train", "r.yaml"], check=True)
+    done = subprocess.run([sys.executable, "-c", SAID_EARLY], capture_output=True, text=True)
+    assert done.stdout == "all 1 epochs of run are done: nothing is left to resume\n0\n", (
+        done.stderr
+    )
+    # What could make another training of it is left to the command.
+    assert done_words(["train", "r.yaml"]) is None
+    assert done_words([*again, "epochs=2"]) is None
+    assert done_words([*again, "--output", "elsewhere"]) is None
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert done_words(again) is None
+    monkeypatch.delenv("SLURM_PROCID")
+    for changed in ("r.yaml", "run/recipe.yaml"):
+        before = Path(changed).read_text()
+        Path(changed).write_text(before.replace("epochs: 1", "epochs: 3"))
+        assert done_words(again) is None
+        Path(changed).write_text(before)
+    os.utime("run/recipe.yaml")  # as after a copy: the command looks closer
+    assert done_words(again) is None

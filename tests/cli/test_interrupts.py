@@ -69,8 +69,8 @@ def members(group: int) -> list[str]:
     return found
 
 
-def test_while_it_imports() -> None:
-    process = begin("inspect", "nowhere")
+def test_while_it_imports(tmp_path: Path) -> None:
+    process = begin("inspect", tmp_path)
     maps = Path(f"/proc/{process.pid}/maps")
     interrupt(process, lambda: "libtorch" in maps.read_text())
 

@@ -38,6 +38,16 @@ def test_a_plan_is_printed_written_and_drawn(tmp_path: Path) -> None:
     assert imread(picture).shape[1] == 1200
 
 
+def test_what_the_rules_say_of_a_grid_is_a_remark_of_the_plan_and_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = run("plan", recipe_file(tmp_path), "--ranks", 4, *V100, "data.batch_size=1")
+    remarks = [line for line in result.output.splitlines() if line.startswith("note ")]
+    assert any("is too thin to be cut along" in line for line in remarks)
+    assert len(remarks) == len({*remarks})
+    assert caplog.messages == []
+
+
 def test_overrides_count(tmp_path: Path) -> None:
     path = recipe_file(tmp_path)
     output = run("plan", path, "--ranks", 2, *V100, "data.batch_size=1").output
@@ -74,7 +84,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     result = run("plan", recipe_file(tmp_path), "--ranks", 2, *V100, "--memory", "1MiB")
     assert result.exit_code == 1
     assert "no grid of 2 ranks fits into 1.00 MiB a rank" in result.output
-    assert "none was found that fits, among few grids of up to 4096 ranks" in result.output
+    assert "least      no number of ranks: the parameters" in result.output
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,9 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--figure", "plan.txt"], "give a name that ends with .png"),
         (["grid=auto"], "give --ranks"),
         (["--shape", "4,x"], "give C,D,H,W"),
+        (["--shape", "4,16,16"], "--shape 4 x 16 x 16: give channels, depth, height and width"),
+        (["--shape", "4,16,0,16"], "--shape 4 x 16 x 0 x 16: give channels"),
+        (["--shape", "4,3,16,16"], "--shape 4,3,16,16: "),
         (["--machine", "nowhere"], "there is no machine file nowhere"),
         (["--ranks", "17", *V100], "no grid of 17 ranks is possible"),
         (["--ranks", "2", *V100, "--json", "nowhere/plan.json"], "cannot write the plan"),

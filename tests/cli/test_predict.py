@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.cli.predict import _split, predict_as_rank
 from hyperslab.errors import DataError, LayoutError
+from hyperslab.train.predict import predict
 from tests.formats.convert.scans import nib, numbers, write
 from tests.train.predict.runs import write_segmentation
 
@@ -44,7 +46,7 @@ def test_what_was_done_is_said(
     out = tmp_path / "out"
     for words in ("(1 predicted, 0 kept)", "(0 predicted, 1 kept)"):
         predict_as_rank.__wrapped__(  # torch's wrapper around it wants a real standard error
-            run, [str(tmp_path / "in")], [], out=out, checkpoint="best", native=False
+            partial(predict, run, [str(tmp_path / "in")], out), out
         )
         assert f"1 of 1 inputs in {out} {words}" in capsys.readouterr().out
 

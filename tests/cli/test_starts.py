@@ -6,8 +6,10 @@ import ast
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,13 @@ import torch
 
 import hyperslab as hs
 from hyperslab.cli import COMMANDS, load_command
+from hyperslab.cli.early import PAGES, WIDTH, help_page, read_pages
+from hyperslab.formats.files import check_folder
+from hyperslab.recipe.load import load_recipe
+from hyperslab.train.evaluate import recipe_for
 from hyperslab.util.optional_libraries import current_versions
+from tests.docs.blocks import DOCS
+from tests.forked import forked_commands
 
 SLOW = ("torch", "numpy", "pydantic", "rich", "matplotlib", "h5py", "yaml", "tensorboard")
 
@@ -41,11 +49,45 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(
     ("words", "needed"),
-    [("--version", set()), ("--help", {"rich"}), ("recipes --help", {"rich", "pydantic"})],
+    [
+        ("--version", set()),
+        ("--help", {"rich"}),
+        *((f"{name} --help", {"pydantic"}) for name in ("train", "convert lits", "recipes copy")),
+    ],
 )
 def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) -> None:
     found = modules_after(command(words))
     assert found.intersection(SLOW) - needed - {"yaml"} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file or directory"),
+        ("plan nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file or directory"),
+        ("inspect nowhere", "nowhere: does not exist; give the folder that holds the data"),
+        ("evaluate nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
+        ("predict nowhere a.nii --out x", "nowhere is not the folder of a run"),
+    ],
+)
+def test_what_is_not_there_is_said_before_torch_is_imported(words: str, said: str) -> None:
+    program = f"""
+import sys
+import hyperslab.cli
+sys.argv[1:] = {words.split()!r}
+try:
+    hyperslab.cli.main()
+except SystemExit as end:
+    print(end.code, *({{"torch", "numpy", "h5py"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "1\n"
+    assert said in done.stderr
+    name, first, *_ = words.split()
+    with pytest.raises(hs.HyperslabError, match=said):  # the command's own words
+        {"train": load_recipe, "plan": load_recipe, "inspect": check_folder}.get(
+            name, partial(recipe_for, overrides=())
+        )(Path(first))
 
 
 def test_versions_are_those_of_the_libraries() -> None:
@@ -85,9 +127,10 @@ sys.argv[1:] = {words.split()!r}
 import hyperslab.cli
 hyperslab.cli.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
-    )
+    with forked_commands():
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+        )
     assert done.returncode == 1
     assert re.search(r"error: drawing needs another library .*matplotlib", done.stderr)
     assert "Traceback" not in done.stderr
@@ -100,13 +143,40 @@ def test_whoever_cuts_a_tensor_has_the_rules() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_line_of_a_command_is_the_first_sentence_of_its_help(name: str) -> None:
     help_text = inspect.cleandoc(load_command(name).help).replace("\n", " ")
-    assert re.split(r"(?<=\.) |  ", help_text)[0].strip() == COMMANDS[name][1]
+    assert re.split(r"(?<=\.) |  ", help_text)[0].strip() == COMMANDS[name]
 
 
 def test_every_module_of_a_command_is_in_the_table() -> None:
-    shared = {"__init__", "options", "rank", "terminal"}
+    shared = {"__init__", "early", "options", "rank", "terminal"}
     folder = Path(inspect.getfile(load_command)).parent
     assert {file.stem for file in folder.glob("*.py")} - shared == set(COMMANDS)
+
+
+def test_help_without_imports_is_what_commands_print() -> None:
+    made = runpy.run_path(str(DOCS / "help.py"))
+    assert PAGES.read_text() == made["text"](), "run python docs/help.py"
+    assert read_pages() == made["printed_pages"]()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train"],
+        ["train", "--help", "--help"],
+        ["--debug", "train", "--help"],
+        ["train", "r.yaml", "--help"],
+        ["nothing", "--help"],
+    ],
+)
+def test_other_words_are_left_to_the_command(words: list[str]) -> None:
+    assert help_page(words) is None
+
+
+def test_a_narrow_terminal_gets_the_commands_own_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    assert help_page(["train", "--help"]) is not None
+    monkeypatch.setenv("COLUMNS", str(WIDTH - 1))
+    assert help_page(["train", "--help"]) is None
 
 
 def test_names_are_found_where_type_checkers_see_them() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+
+from tests.forked import forked_commands
+from tests.ports import unused_port
 
 PROGRAM = """
 import os
@@ -34,16 +36,15 @@ except hs.CommError as error:
 
 def test_no_thread_of_gloo_outlives_the_process_group() -> None:
     """Though the program still has its grid and a cut tensor: such a thread may abort it."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(unused_port())}
     ranks = []
     for rank in "01":
         environment = {**os.environ, **world, "RANK": rank, "LOCAL_RANK": rank}
         environment["OMP_NUM_THREADS"] = "1"
         command = [sys.executable, "-c", PROGRAM]
-        ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-2))
+        with forked_commands():
+            start = subprocess.Popen(command, env=environment, text=True, stdout=-1, stderr=-2)
+        ranks.append(start)
     for process in ranks:
         said, _ = process.communicate(timeout=120)
         assert process.returncode == 0, said

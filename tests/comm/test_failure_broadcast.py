@@ -55,7 +55,7 @@ def some_are_lost() -> str:
     words = f"rank {grid.rank} lost contact with another rank during a sum"
     with pytest.MonkeyPatch.context() as patch:
         if grid.rank in (1, 3):  # their cable was cut: they reach no store
-            patch.setattr("hyperslab.comm.agreement._ask_store", lambda _: None)
+            patch.setattr("hyperslab.comm.agreement.ask_store", lambda _: None)
         with pytest.raises(hs.CommError) as caught, failure_broadcast():
             raise hs.CommError(words)
     return str(caught.value).removeprefix(words)

@@ -45,11 +45,18 @@ def test_ranks_that_run_different_programs(program, sizes) -> None:  # type: ign
 def wait_through_signals() -> int:
     """Handlers run while a rank waits, and no message is lost or taken twice."""
     shared, heard = connected(), []
+    store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
-        time.sleep(0.5)
+        store.wait(["rank 0 has heard three"])
         shared.send(torch.ones(5), 0, "a test")
         return 0
-    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+
+    def hear(*_: object) -> None:
+        heard.append(1)
+        if len(heard) == 3:
+            store.set("rank 0 has heard three", "")
+
+    before = signal.signal(signal.SIGALRM, hear)
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     out = torch.zeros(5)
     shared.receive(out, 1, "a test")

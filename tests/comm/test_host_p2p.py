@@ -84,3 +84,43 @@ def many() -> list[float]:
 
 def test_many_starts() -> None:
     assert run_ranks(4, many) == [[(rank - 1) % 4] * 20 for rank in range(4)]
+
+
+def sockets() -> int:
+    """Connections and listeners of this process."""
+    folder = "/proc/self/fd"
+    links = [os.path.join(folder, name) for name in os.listdir(folder)]
+    return sum(os.path.lexists(link) and "socket" in os.readlink(link) for link in links)
+
+
+def by_positions() -> tuple[int, int, float, list[int], list[int]]:
+    """Sockets of both kinds, what the rank of the other replica says, who is asked."""
+    grid = hs.Grid(data=2, depth=2, height=2)
+    grid.barrier()
+    before = sockets()
+    apart = HostP2P(grid, same_position=True)
+    between = sockets()
+    everybody = HostP2P(grid)
+    after = sockets()
+    found = np.empty(3, np.float32)
+    peer = (grid.rank + 4) % 8
+    wait = apart.receive(found, peer, tag=1)
+    apart.send(np.full(3, grid.rank, np.float32), peer, 1, "a test")
+    wait()
+    apart.settle()
+    return (
+        between - before,
+        after - between,
+        float(found[0]),
+        apart.gather(grid.rank),
+        everybody.gather(grid.rank),
+    )
+
+
+def test_boxes_take_a_connection_for_each_replica_and_not_for_each_rank() -> None:
+    fresh_groups()
+    for rank, (apart, everybody, heard, asked, all_asked) in enumerate(run_ranks(8, by_positions)):
+        assert heard == (rank + 4) % 8
+        assert asked == sorted({rank, (rank + 4) % 8})
+        assert all_asked == list(range(8))
+        assert everybody - apart == 7 - 1

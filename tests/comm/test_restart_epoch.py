@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -41,7 +42,7 @@ def start(ranks: list[int], agent: Store, limit: float = 20) -> list[str]:
         except CommError as error:
             return str(error).splitlines()[0]
         if number == 0:
-            store.set("common", str(id(place)))
+            store.set("common", uuid.uuid4().hex)  # unlike addresses, never the same twice
         return bytes(store.get("common")).decode()
 
     with ThreadPoolExecutor(len(ranks)) as pool:

@@ -22,6 +22,7 @@ from hyperslab.comm.rendezvous import (
     name_ranks,
 )
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError
+from tests.ports import unused_port
 
 
 def place_of(rank: int, size: int, path: Path) -> RankVariables:
@@ -92,16 +93,16 @@ def test_a_key_that_only_some_have_and_hosts() -> None:
 
 
 def test_who_did_not_come_is_named(tmp_path: Path) -> None:
-    found = outcomes(tmp_path / "store", {0: {}, 1: {}, 3: {}}, 5, limit=0.5)
+    found = outcomes(tmp_path / "store", {0: {}, 1: {}, 3: {}}, 5, limit=2)
     assert len({*found.values()}) == 1
     assert found[0].startswith(
-        "CommError: ranks 2 and 4 did not come to the store of their launcher within 0.5 s: "
+        "CommError: ranks 2 and 4 did not come to the store of their launcher within 2 s: "
         "ranks 0, 1 and 3 of 5 did\n"
     )
 
 
 def test_without_rank_0_nobody_goes_on(tmp_path: Path) -> None:
-    found = outcomes(tmp_path / "store", {1: {}, 2: {}}, 3, limit=0.5)
+    found = outcomes(tmp_path / "store", {1: {}, 2: {}}, 3, limit=2)
     assert found[1].startswith("CommError: rank 0 did not come to the store of their launcher")
 
 
@@ -145,11 +146,6 @@ def test_a_number_belongs_to_one_process(tmp_path: Path, monkeypatch: pytest.Mon
     assert "before process 4000000 on" in found[1]
 
 
-def free_port() -> tuple[socket.socket, int]:
-    held = socket.create_server(("127.0.0.1", 0))
-    return held, held.getsockname()[1]
-
-
 def error_of(call: Callable[[], Any]) -> str:
     with pytest.raises(HyperslabError) as caught:
         call()
@@ -157,8 +153,8 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def test_a_busy_port_is_named() -> None:
-    held, port = free_port()
-    with held:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
         place = RankVariables(0, 2, 0, "127.0.0.1", port, None)
         words = error_of(lambda: meet(place, Deadline(5)))
     where = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
@@ -166,9 +162,7 @@ def test_a_busy_port_is_named() -> None:
 
 
 def test_nobody_listens() -> None:
-    held, port = free_port()
-    held.close()
-    place = RankVariables(1, 2, 0, "127.0.0.1", port, None)
+    place = RankVariables(1, 2, 0, "127.0.0.1", unused_port(), None)
     words = error_of(lambda: meet(place, Deadline(0.5)))
     assert words.startswith("CommError: rank 1 of 2 does not reach rank 0 at MASTER_ADDR=127.0.0.1")
     assert "within 0.5 s: Connection refused\n" in words
@@ -182,9 +176,8 @@ def test_a_name_of_no_machine(rank: int) -> None:
 
 
 def test_who_holds_the_port_and_says_nothing_is_given_up() -> None:
-    held, port = free_port()
-    with held:
-        place = RankVariables(1, 2, 0, "127.0.0.1", port, None)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        place = RankVariables(1, 2, 0, "127.0.0.1", held.getsockname()[1], None)
         late = CommError("nothing")
         words = error_of(lambda: in_time(1, lambda: meet(place, Deadline(0.5)), lambda: late))
     assert words == "CommError: nothing"
@@ -197,8 +190,7 @@ def test_one_rank_alone_needs_no_place() -> None:
 
 
 def test_rank_0_listens_at_its_address_alone() -> None:
-    held, port = free_port()
-    held.close()
+    port = unused_port()
     place = RankVariables(0, 1, 0, "127.0.0.1", port, None)
     store = meet(place, Deadline(5))
     store.set("a", "b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,9 @@ from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.data import open
 from hyperslab.geometry import Box
 from tests.data.numbered import HOW, KEPT, Numbered
+from tests.forked import forked_commands
 from tests.formats.universes import Seat
+from tests.ports import unused_port
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
@@ -229,20 +230,19 @@ print("done", flush=True)
 @pytest.mark.parametrize("how", in_gate(["break", "raise", "plain"], kept=["raise"]))
 def test_a_script_may_end_without_close(how: str) -> None:
     """With work in the background, and boxes that the other rank has not fetched yet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, how],
-            env={**os.environ, **environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    port = str(unused_port())
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with forked_commands():
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, how],
+                env={**os.environ, **environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
     for rank in ranks:
         out, errors = rank.communicate(timeout=60)
         assert "terminate called" not in errors

@@ -68,3 +68,13 @@ def test_what_makes_no_sense_is_refused(how: dict[str, Any]) -> None:
 def test_an_unknown_keyword_is_named() -> None:
     with pytest.raises(TypeError, match=r"open\(\) got an unexpected keyword argument 'depth'"):
         opened(depth=2)
+
+
+def test_a_gpu_never_waits_for_a_batch_that_nobody_reads() -> None:
+    """However large it is, unless none is wanted."""
+    policy = PrefetchPolicy(2, SIZE)
+    assert [policy.batches(SIZE // 3, kind) for kind in ("cpu", "cuda")] == [2, 2]
+    assert [policy.batches(SIZE, kind) for kind in ("cpu", "cuda")] == [1, 1]
+    assert [policy.batches(2 * SIZE, kind) for kind in ("cpu", "cuda")] == [0, 1]
+    assert PrefetchPolicy(0, SIZE).batches(2 * SIZE, "cuda") == 0
+    assert PrefetchPolicy(2, 0).batches(2 * SIZE, "cuda") == 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import logging
+import os
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import monai.networks.nets  # noqa: F401 - the ranks import it beforehand where a test does
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.docs.blocks import DOCS, Block, blocks_of
 from tests.ranks import run_ranks
@@ -31,11 +35,26 @@ def pairs(page: Path) -> list[tuple[str, Block, Block]]:
     return [(setup, a, b) for a, b in zip(left, right, strict=True)]
 
 
-def run_program(code: str, folder: str) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
+def variables_of_torchrun() -> dict[str, str]:
+    """Those by which other libraries know that a launcher has started this rank."""
+    rank, size = str(dist.get_rank()), str(dist.get_world_size())
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {**place, "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a test"}
+
+
+def run_program(
+    code: str, folder: str, torchrun: bool
+) -> tuple[np.ndarray[Any, Any], list[np.ndarray[Any, Any]]]:
     """What it calls its loss, and the network's weights."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    with chdir(folder):
+    variables = variables_of_torchrun() if torchrun else {}
+    with chdir(folder), mock.patch.dict(os.environ, variables):
         exec(compile(code, "page", "exec"), names)
+    log = logging.getLogger("hyperslab")  # which `hs.fit` prints
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
+    if "Accelerator" in names:  # its state is the process's
+        names["accelerator"].state._reset_state(reset_partial_state=True)
     weights = [value.detach().numpy() for value in names["net"].state_dict().values()]
     return names["loss"].detach().numpy(), weights
 
@@ -48,7 +67,8 @@ def test_both_sides_do_the_same(page: Path, tmp_path: Path) -> None:
         for side in sides:
             code = f"{setup}\n{side.code}"
             ranks = int(side.run.get("ranks", 1))
-            of_ranks = run_ranks(ranks, run_program, code, str(tmp_path))
+            torchrun = "torchrun" in side.run
+            of_ranks = run_ranks(ranks, run_program, code, str(tmp_path), torchrun)
             for loss, weights in of_ranks[1:]:
                 np.testing.assert_array_equal(loss, of_ranks[0][0])
                 for value, expected in zip(weights, of_ranks[0][1], strict=True):
@@ -73,7 +93,9 @@ def test_a_side_that_differs_is_found(tmp_path: Path) -> None:
     torch_page = next(page for page in PAGES if page.stem == "torch")
     setup, left, _ = pairs(torch_page)[0]
     results = [
-        run_ranks(1, run_program, f"{setup}\n{left.code.replace('Adam', kind)}", str(tmp_path))[0]
+        run_ranks(
+            1, run_program, f"{setup}\n{left.code.replace('Adam', kind)}", str(tmp_path), False
+        )[0]
         for kind in ("Adam", "SGD")
     ]
     assert not np.allclose(results[0][0], results[1][0], rtol=1e-4)

@@ -87,7 +87,7 @@ def test_defaults_are_those_of_the_schema(page: Any) -> None:
 
 def test_choices_and_comments_are_there(page: Any) -> None:
     found = rows(page("recipe_page").recipe_page())
-    assert found["precision"][0][1] == "`float32` or `bf16`"
+    assert found["precision"][0][1] == "`float32`, `tf32`, `bf16` or `float16`"
     about, value, default = found["data.batch_size"][0]
     assert (value, default) == ("*integer* > 0", "**required**")
     assert about == "samples over all ranks"

@@ -43,6 +43,56 @@ def test_equal_to_serial(name: str, grid: str) -> None:
         assert cut == (tuple(axes) if STAYS_CUT[name] else ())
 
 
+def encoded(name: str, axes: dict[str, int]) -> float:
+    """How far the latents of a cut video are from the serial ones."""
+    make: Any = runpy.run_path(str(SCRIPT))["NETWORKS"][name]
+    torch.manual_seed(0)
+    network = make(8).eval()
+    video = torch.randn(1, 3, 5, 32, 32)
+    with torch.inference_mode():
+        whole = network.encode(video).latent_dist.mode()
+        found = network.encode(hs.shard(video, hs.Grid(**axes))).latent_dist.mode()
+        return ((found.full() - whole).norm() / whole.norm()).item()
+
+
+@pytest.mark.parametrize(("name", "grid"), by_rotation(STAYS_CUT, GRIDS))
+def test_encoding_is_equal_to_serial(name: str, grid: str) -> None:
+    axes = GRIDS[grid]
+    assert max(run_ranks(2 ** len(axes), encoded, name, axes)) <= 1e-5
+
+
+def tiled(name: str, axes: dict[str, int]) -> float:
+    """How far a cut video is from the serial one, both decoded in the network's own tiles."""
+    make: Any = runpy.run_path(str(SCRIPT))["NETWORKS"][name]
+    torch.manual_seed(0)
+    network = make(8).eval()
+    network.enable_tiling(**TILES[name])
+    latents = torch.randn(1, 4, 2, 8, 8)
+    with torch.inference_mode():
+        whole = network.decode(latents).sample
+        found = network.decode(hs.shard(latents, hs.Grid(**axes))).sample
+        return ((found.full() - whole).norm() / whole.norm()).item()
+
+
+WAN_TILES = {
+    "tile_sample_min_height": 32,
+    "tile_sample_min_width": 32,
+    "tile_sample_stride_height": 24,
+    "tile_sample_stride_width": 24,
+}
+TILES = {
+    "wan": WAN_TILES,
+    "hunyuan": WAN_TILES,
+    "cogvideox": {"tile_sample_min_height": 32, "tile_sample_min_width": 32},
+}
+
+
+@pytest.mark.parametrize(("name", "grid"), by_rotation(STAYS_CUT, GRIDS))
+def test_tiles_are_equal_to_serial(name: str, grid: str) -> None:
+    axes = GRIDS[grid]
+    assert max(run_ranks(2 ** len(axes), tiled, name, axes)) <= 1e-5
+
+
 @pytest.mark.long
 def test_the_script_runs() -> None:
     command = [

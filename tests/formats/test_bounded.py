@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import resource
 import struct
+import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +24,7 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.registry import source_of
+from hyperslab.formats.source import DataMap
 from hyperslab.formats.tfrecord.records import masked_crc, message_fields
 from hyperslab.geometry import Box
 from tests.formats.scans import hu
@@ -282,6 +286,77 @@ def test_an_hdf5_volume_that_is_packed_twice(tmp_path: Path) -> None:
         source.read(0, Box.whole(source.shape))
 
 
+@pytest.mark.parametrize("where", ["/", "g"])
+def test_an_attribute_that_is_large(tmp_path: Path, where: str) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w", libver="latest") as file:
+        file["full"] = np.ones((8, 8, 8, 1), "i2")
+        file["unitPar"] = np.zeros(1)
+        file.create_group("g").attrs["y"] = 0.5
+        file[where].attrs.create("big", np.zeros(2 << 20, "u1"))
+    mapping = DataMap(volume="full", targets=("g@y",)) if where == "g" else None
+    with pytest.raises(DataError, match=r"a\.hdf5: an attribute of .* has 2097152 bytes"):
+        source_of(tmp_path, Seat(), "last", mapping=mapping).extras(0)
+
+
+def words_of_gigabytes(path: Path, where: str) -> None:
+    """Each of 4000 words is the same one of 1 MiB: 4 GiB from 2 MiB."""
+    kind = h5py.string_dtype()
+    with h5py.File(path, "w") as file:
+        file["full"] = np.ones((8, 8, 8, 1), "i2")
+        file["unitPar"] = np.zeros(4000, "f4")
+        one = file.create_dataset("one", (1,), kind)
+        one[0] = "x" * (1 << 20)
+        place = one.id.get_offset()
+        if where == "a data set":
+            file.create_dataset("namePar", (4000,), kind)[:] = "q"
+        else:
+            file.attrs.create("words", ["q"] * 4000, dtype=kind)
+    data = path.read_bytes()
+    found = re.search(rb"(?s)(\x01\0\0\0.{12}){4000}", data)  # length, heap, number in it
+    assert found is not None
+    path.write_bytes(data[: found.start()] + data[place : place + 16] * 4000 + data[found.end() :])
+
+
+WORDS = ("a data set", "an attribute")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+@pytest.mark.parametrize("where", WORDS)
+def test_words_of_hdf5_that_stand_for_gigabytes(tmp_path: Path, where: str) -> None:
+    words_of_gigabytes(tmp_path / "a.hdf5", where)
+    with pytest.raises(DataError, match=r"a\.hdf5: .* words of variable"), in_little_memory():
+        source_of(tmp_path, Seat(), "last")
+
+
+def test_short_words_of_variable_length_are_read(tmp_path: Path) -> None:
+    names = ["Omega_m", "sigma_8"]
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["full"] = np.ones((8, 8, 8, 1), "i2")
+        file["unitPar"] = np.zeros(2, "f4")
+        file["namePar"] = names
+        file.attrs["channels"] = "last"
+        file.attrs["from"] = "a simulation"
+    source = source_of(tmp_path, Seat())
+    assert [*source.parameters.names] == names
+    assert source.extras(0).attributes["from"] == "a simulation"
+
+
+def test_an_hdf5_filter_without_its_options(tmp_path: Path) -> None:
+    """h5py fails on it; HDF5 reads what needs no unpacking."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["unitPar"] = np.zeros(4, "f4")
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_chunk((8, 8, 8, 1))
+        how.set_filter(h5py.h5z.FILTER_DEFLATE, h5py.h5z.FLAG_OPTIONAL, ())
+        space = h5py.h5s.create_simple((8, 8, 8, 1))
+        volume = h5py.h5d.create(file.id, b"full", h5py.h5t.STD_I16LE, space, how)
+        volume.write_direct_chunk((0,) * 4, zlib.compress(np.ones((8, 8, 8, 1), "i2").tobytes()))
+    source = source_of(tmp_path, Seat(), "last")
+    assert source.storage(0).compression == "gzip"
+    with pytest.raises(DataError, match=r"a\.hdf5: cannot be read"):
+        source.read(0, Box.whole(source.shape))
+
+
 def header(shape: tuple[int, ...], kind: str = "<i2") -> bytes:
     words = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(words)) + words
@@ -306,3 +381,21 @@ def test_headers_of_npy(tmp_path: Path, kind: str, target: bool) -> None:
     (tmp_path / name).write_bytes(NPY[kind] + bytes(math.prod((4, 4, 4)) * 2))
     with pytest.raises(DataError, match=name):
         source_of(tmp_path, Seat())
+
+
+@pytest.mark.parametrize("target", [False, True])
+def test_a_header_of_npy_that_is_said_to_be_long(tmp_path: Path, target: bool) -> None:
+    """numpy reads all of it before it refuses it."""
+    name = "a.target.npy" if target else "a.npy"
+    np.save(tmp_path / "a.npy", np.ones((4, 4, 4), "i2"))
+    np.save(tmp_path / "a.target.npy", np.ones(3))
+    with (tmp_path / name).open("wb") as file:
+        file.write(b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 28) + b"{")
+        file.truncate(1 << 29)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=rf"{name}: .* have 268435456 bytes"):
+            source_of(tmp_path, Seat())
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

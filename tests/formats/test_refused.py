@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ import zarr
 
 import hyperslab as hs
 from hyperslab.data import open
+from hyperslab.errors import DataError
 from hyperslab.formats.registry import find_format, source_of
+from hyperslab.formats.source import DataMap
 from hyperslab.geometry import Box
+from hyperslab.train.input_volumes import list_inputs
 from tests.formats.scans import hu, labels
 from tests.formats.universes import Seat, counts, public, unit, write
 from tests.formats.writers import (
@@ -106,7 +111,7 @@ GROUPS: dict[str, tuple[Spoil, str]] = {
     "spoilt": (lambda p: (p / "zarr.json").write_text("{"), "cannot be read as Zarr"),
     "version 2": (
         lambda p: (shutil.rmtree(p), zarr.create_group(p, zarr_format=2)),
-        "cannot be read as Zarr",
+        "is Zarr v2; v3 is read",
     ),
     "no labels": (unlabelled, "no data set 'segmentation'"),
     "other shape": (
@@ -259,3 +264,15 @@ def test_lbanns_axes_are_not_those_of_the_public_files(tmp_path: Path) -> None:
     )
     with pytest.raises(hs.DataError, match=r'stores channels last.*say format="hdf5"'):
         source_of(tmp_path, Seat(), format="lbann")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    public(tmp_path / "a.hdf5", counts(0, (8, 8, 8, 4)), 0)
+    os.rename(tmp_path / "a.hdf5", os.fsencode(tmp_path) + b"/\xff.hdf5")
+    with pytest.raises(DataError, match="its name is not UTF-8"):
+        source_of(tmp_path, Seat())
+    with pytest.raises(DataError, match="its name is not UTF-8"):
+        source_of(tmp_path, Seat(), mapping=DataMap(volume="full", targets=("unitPar",)))
+    with pytest.raises(DataError, match="its name is not UTF-8"):
+        list_inputs([tmp_path])

@@ -106,3 +106,11 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path, size: int) -> No
     (tmp_path / "a").write_bytes(b"\0" * size)
     with opened(tmp_path / "a") as file, pytest.raises(EOFError, match=f"ends at byte {size} "):
         storage.read_strided(file, 0, (6, 5, 4), np.dtype("<i2"), Box((0, 0, 0), (6, 5, 4)))
+
+
+@pytest.mark.parametrize("box", [Box((0, 0, 0), (4, 4, 4)), Box((0, 0, 0), (4, 2, 2))], ids=str)
+def test_bytes_are_never_taken_for_objects(tmp_path: Path, box: Box) -> None:
+    """They would be addresses: the process would follow them wherever the file says."""
+    (tmp_path / "a").write_bytes(bytes(range(128)) * 4)
+    with opened(tmp_path / "a") as file, pytest.raises(ValueError, match="Python's objects"):
+        storage.read_strided(file, 0, (4, 4, 4), np.dtype("O"), box)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from hyperslab.kernels.compile import cached_library, find_compiler
+import pytest
+
+from hyperslab.kernels import registry
+from hyperslab.kernels.compile import (
+    CannotCompile,
+    Library,
+    cached_library,
+    find_compiler,
+    library,
+    load_library,
+)
 
 WITHOUT_WIDE_REGISTERS = "-U__AVX512F__"
+BOTH_WIDTHS = ["this processor's", WITHOUT_WIDE_REGISTERS]
 
 
 def compiled(*flags: str) -> Path:
@@ -23,3 +36,19 @@ def compiled(*flags: str) -> Path:
     command = shlex.join([*find_compiler().command, *flags])
     with patch.dict(os.environ, CC=command):
         return cached_library()
+
+
+@contextmanager
+def library_of(width: str, known: str) -> Iterator[Library | None]:
+    """The library as it is, or as for a processor without AVX-512, where it has ``known``."""
+    if width == BOTH_WIDTHS[0]:
+        yield library()
+        return
+    try:
+        narrow = load_library(compiled(width))
+    except CannotCompile:
+        pytest.skip("no compiler")
+    if not getattr(narrow, known)(b""):
+        pytest.skip("no AVX2")
+    with patch.object(registry, "library", lambda: narrow):
+        yield narrow

@@ -8,7 +8,11 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.kernels.conv import CONVOLUTIONS
-from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.memory_format import (
+    channels_last_by_strides,
+    memory_format_of,
+    strides_in,
+)
 from hyperslab.kernels.registry import choose, choose_as_if_on
 
 LAST = torch.channels_last_3d
@@ -54,6 +58,36 @@ def test_half_precision_is_convolved_channels_last(
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
     for ours, theirs in zip(found, formats.run(dtype), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_one_channel_is_channels_last_by_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CT or MRI volume: torch asks for the strides which format cuDNN is to take."""
+    strides: list[tuple[int, ...]] = []
+    own = torch.nn.functional.conv3d
+
+    def watched(x: torch.Tensor, *args: object) -> torch.Tensor:
+        strides.append(x.stride())
+        return own(x, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(CONVOLUTIONS, 3, watched)
+    layer = nn.Conv3d(1, 1, 3, padding=1).bfloat16()
+    shape = (2, 1, 4, 5, 6)
+    x = torch.randn(shape).bfloat16()
+    grid = hs.Grid()
+    hs.parallelize(nn.Sequential(layer), grid)
+    for block in (x, x.contiguous(memory_format=LAST), x.mT.contiguous().mT):
+        cut = hs.shard(block.clone(), grid).requires_grad_()
+        with choose_as_if_on("cuda"):
+            y = layer(cut)
+        layer.weight.grad = None
+        y.float().square().sum().backward()
+        assert cut.grad is not None
+        assert layer.weight.grad is not None
+        assert (
+            layer.weight.grad.stride() == layer.weight.stride()
+        )  # or DDP copies it, with a warning
+    assert strides == [strides_in(shape, LAST)] * 3
+    assert channels_last_by_strides(x.float()).equal(x.float())
 
 
 def test_the_rule() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, Library, library, load_library
 from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
+from tests.kernels.conv import test_depthwise as channelwise
 from tests.kernels.epilogue import cases as chains
 from tests.kernels.max_pool import test_equality as pools
 from tests.kernels.resample import test_equality as maps
@@ -103,6 +104,16 @@ def test_gradients_of_filters(builds: list[Library], case: filters.Case) -> None
         pytest.skip("no AVX2")
     x, g = case.volumes()
     assert_same(builds, lambda: ops.winograd_gradient(x, g, case.padding, True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(case=channelwise.cases())
+def test_gradients_of_depthwise_filters(builds: list[Library], case: channelwise.Case) -> None:
+    if not all(functions.depthwise_is_known(b"") for functions in builds):
+        pytest.skip("no AVX2")
+    x, g = case.volume(case.problem.x, 0), case.volume(case.problem.y, 1)
+    operands = (x, g, case.kernel, case.padding, case.dilation)
+    assert_same(builds, lambda: ops.depthwise_gradient(*operands))
 
 
 def test_gradients_of_many_filters(builds: list[Library]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -100,6 +101,26 @@ def whole_graph() -> None:
     module = compiled(model, grid, "afterwards", fullgraph=True)
     with pytest.raises(RuntimeError, match="no compiled frames"):
         module(hs.shard(torch.randn(2, 2, 8, 4, 4), grid))
+    step = torch.compile(lambda v: module(v).sum(), backend=never, fullgraph=True)
+    with pytest.raises(RuntimeError, match=r"hyperslab.parallelize runs eagerly"):
+        step(torch.ones(2, 2, 8, 4, 4))
+
+
+def not_silent() -> None:
+    """A graph that was asked for before is not made, and the log says so."""
+    model = Net()
+    model.a.compile(backend=never, fullgraph=True)
+    with mock.patch.object(hs.Grid, "log") as log:
+        hs.parallelize(model, hs.Grid(depth=2))
+        hs.parallelize(Net(), hs.Grid(depth=2))
+    assert [call.args[0] for call in log.call_args_list if "eagerly" in call.args[0]] == [
+        "Net: what torch.compile has compiled of it runs eagerly, fullgraph=True or not: graphs "
+        "know no messages between ranks"
+    ]
+
+
+def test_what_was_compiled_before_is_named() -> None:
+    run_ranks(2, not_silent)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.12", reason="torch runs it eagerly without a word")

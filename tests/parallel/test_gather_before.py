@@ -171,6 +171,7 @@ def arguments() -> list[str]:
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("hyperslab")
     logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     grid = hs.Grid(data=2, depth=2)
     model = Holder()
     hs.parallelize(model, grid, until=["takes"], find_unused_parameters=True)
@@ -184,6 +185,7 @@ def arguments() -> list[str]:
     with pytest.raises(hs.LayoutError, match="in place, on a copy where serial torch has a view"):
         model(x, in_place=True)
     logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
     return records
 
 

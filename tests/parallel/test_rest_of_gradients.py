@@ -199,10 +199,12 @@ def said() -> list[str]:
     log = logging.getLogger("hyperslab")
     handler = Lines()
     log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         gradients(by_turns, {"depth": 2}, torch.float32)
     finally:
         log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
     return [line for line in handler.lines if "gradient" in line]
 
 

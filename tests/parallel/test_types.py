@@ -28,6 +28,8 @@ net = hs.parallelize(Net(), hs.Grid())
 words: str = net.describe()
 width: int = net.width
 reveal_type(net)
+with hs.no_sync(net):
+    pass
 """
 
 

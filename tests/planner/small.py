@@ -9,7 +9,7 @@ import yaml
 
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, load_machine
-from hyperslab.planner.search import MemoryLimit, PlanBounds
+from hyperslab.planner.search import PlanBounds
 from hyperslab.recipe.load import load_recipe
 
 VALUES: dict[str, Any] = {
@@ -33,4 +33,4 @@ def v100() -> Machine:
 
 
 def bounds(nbytes: int = 16 << 30, *, everything: bool = False) -> PlanBounds:
-    return PlanBounds(MemoryLimit(nbytes, "a test"), everything=everything)
+    return PlanBounds(nbytes, "a test", everything=everything)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import yaml
 
 from hyperslab.errors import LayoutError, MachineError, RecipeError
 from hyperslab.launch.restarts import chosen_overrides
-from hyperslab.planner.auto import GridChooser, choose_grid
+from hyperslab.planner import search
+from hyperslab.planner.auto import advice_for_memory, choose_grid, choose_grid_here
 from hyperslab.planner.job import job_of
 from hyperslab.planner.search import make_plan, trace_one
 from hyperslab.recipe.load import load_recipe
@@ -32,11 +34,16 @@ def auto(folder: Path, *overrides: str) -> Recipe:
     return load_recipe(recipe_file(folder, grid="auto"), overrides)
 
 
-def scans(folder: Path) -> Recipe:
+def scans_file(folder: Path, grid: object, width: int = 8) -> Path:
     path = folder / "scans.yaml"
-    data = {**SCANS["data"], "batch_size": 2}
-    path.write_text(yaml.safe_dump({**SCANS, "data": data, "grid": "auto"}))
-    return load_recipe(path)
+    synthetic = {**SCANS["data"]["synthetic"], "width": width}
+    data = {"synthetic": synthetic, "batch_size": 2}
+    path.write_text(yaml.safe_dump({**SCANS, "data": data, "grid": grid}))
+    return path
+
+
+def scans(folder: Path) -> Recipe:
+    return load_recipe(scans_file(folder, "auto"))
 
 
 def test_the_plans_best_is_taken_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -81,6 +88,24 @@ def test_nothing_fits(tmp_path: Path) -> None:
         choose_grid(recipe, 2, v100(), bounds(1 << 10))
 
 
+def test_what_would_fit_where_the_memory_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is planned with less than what did not do, and can be typed."""
+    path = scans_file(tmp_path, {"depth": 2}, width=16)
+    recipe = load_recipe(path)
+    planned = trace_one(job_of(recipe), recipe.grid, v100(), bounds()).memory
+    monkeypatch.setattr(search, "host_bounds", lambda *_: bounds(2 * planned.total))
+    words = advice_for_memory(recipe, "lassen-v100")
+    first, second = words.splitlines()
+    assert first.startswith("the plan expects ")
+    assert "would do: " in second
+    overrides = [word for word in second.split() if "=" in word]
+    other = load_recipe(path, ["grid.depth=1", *overrides])
+    less = trace_one(job_of(other), other.grid, v100(), bounds()).memory
+    assert less.total - less.process <= 0.9 * (planned.total - planned.process)
+
+
 def test_nobody_chooses(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="nobody to choose the grid"):
         train(auto(tmp_path))
@@ -88,11 +113,14 @@ def test_nobody_chooses(tmp_path: Path) -> None:
 
 def test_a_machine_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="no machine file nowhere"):
-        GridChooser("nowhere")(auto(tmp_path), 2)
+        choose_grid_here(auto(tmp_path), 2, "nowhere")
 
 
 def train_both(path: Path) -> str:
-    train(load_recipe(path, ["epochs=1", "device=cpu"]), choose=GridChooser("lassen-v100"))
+    train(
+        load_recipe(path, ["epochs=1", "device=cpu"]),
+        choose=partial(choose_grid_here, machine="lassen-v100"),
+    )
     return (path.parent / "run" / "recipe.yaml").read_text()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.planner.grids import grids, refusal, words_of
+from hyperslab.planner.search import grids, refusal, words_of
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import small_job
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hyperslab.planner.search import host_limit, process_bytes
+from hyperslab.planner.search import host_bounds, process_bytes
 
 ADDRESSES = """
 import resource
-from hyperslab.planner.search import PROCESS_STATUS, host_limit, process_bytes
+from hyperslab.planner.search import PROCESS_STATUS, host_bounds, process_bytes
 process_bytes()
 lines = dict(line.split(":", 1) for line in PROCESS_STATUS.read_text().splitlines())
 taken = int(lines["VmSize"].split()[0]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (taken + (64 << 20), resource.RLIM_INFINITY))
-limit = host_limit(1, "cpu")
+limit = host_bounds(1, "cpu")
 print(limit.nbytes - process_bytes() >> 20, limit.reason)
 """
 
 
 def test_ranks_share_what_is_free() -> None:
-    alone = host_limit(1, "cpu").nbytes - process_bytes()
-    each = host_limit(4, "cpu").nbytes - process_bytes()
+    alone = host_bounds(1, "cpu").nbytes - process_bytes()
+    each = host_bounds(4, "cpu").nbytes - process_bytes()
     assert 0.2 * alone < each < 0.3 * alone
 
 

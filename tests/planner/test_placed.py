@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.planner.grids import slowest_rank
-from hyperslab.planner.search import trace_grid
+from hyperslab.planner.search import slowest_rank, trace_grid
 from hyperslab.planner.trace import busiest
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import small_job, v100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ import pytest
 
 from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import load_machine
-from hyperslab.planner.search import MemoryLimit, PlanBounds, trace_one
+from hyperslab.planner.search import PlanBounds, trace_one
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import recipe_file
+from tests.ports import unused_port
 
 RANK = """
 import resource, sys
@@ -57,10 +57,7 @@ def train_within(path: Path, grid: GridSection, room: int) -> Ended:
     run = path.parent / f"{grid.size} ranks with {room}"
     words = ["train", str(path), *axes, "timeout=20", f"--output={run}"]
     command = [sys.executable, "-c", RANK, str(room), *words]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": grid.size, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    world = {"WORLD_SIZE": grid.size, "MASTER_ADDR": "localhost", "MASTER_PORT": unused_port()}
     world["OMP_NUM_THREADS"] = 1  # the limit counts stacks of threads, which are no tensors
     ranks = []
     for rank in range(grid.size):
@@ -81,7 +78,7 @@ def test_what_is_too_large_fails_and_what_is_possible_runs(tmp_path: Path) -> No
     path = recipe_file(tmp_path, **changes)
     job = job_of(load_recipe(path))
     machine = load_machine("laptop-2core")
-    bounds = PlanBounds(MemoryLimit(machine.memory, "a test"))  # no process: of tensors alone
+    bounds = PlanBounds(machine.memory, "a test")  # no process: of tensors alone
     whole = trace_one(job, GridSection(), machine, bounds)
     halves = trace_one(job, GridSection(depth=2), machine, bounds)
     room = int(1.1 * halves.memory.total)  # a peak is predicted within a tenth

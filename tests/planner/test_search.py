@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError, LayoutError, RecipeError
-from hyperslab.planner import search
+from hyperslab.planner import search, summary
 from hyperslab.planner.job import GridJob, job_of
-from hyperslab.planner.machine.links import ReadSpeed
+from hyperslab.planner.machine import ReadSpeed, load_machine
 from hyperslab.planner.search import (
     GridPlan,
+    LeastRanks,
     RooflineEstimate,
     least_ranks,
     make_plan,
@@ -20,7 +21,7 @@ from hyperslab.planner.search import (
     suggested_changes,
     trace_one,
 )
-from hyperslab.planner.summary import plan_document
+from hyperslab.planner.summary import plan_document, plan_remarks
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, recipe_file, small_job, v100
@@ -73,7 +74,7 @@ def test_the_rough_estimate_chooses_what_is_traced(
     assert len(plan.traced) == 3
     assert len(plan.traced) + len(plan.untraced) + len(plan.refused) == 20
     slowest = max(plan.first.seconds(one.grid) for one in plan.traced)
-    assert all(one.seconds >= slowest for one in plan.untraced)
+    assert all(plan.first.seconds(grid) >= slowest for grid in plan.untraced)
     traced_once.clear()  # the result depends on nothing but the arguments
     again = make_plan(job, v100(), 8, bounds())
     assert [one.grid for one in again.traced] == [one.grid for one in plan.traced]
@@ -112,40 +113,48 @@ def test_the_least_number_of_ranks(job: GridJob) -> None:
     smallest = plan.smallest
     assert smallest is not None
     limit = bounds(smallest.memory.total)
-    least = least_ranks(job, v100(), limit, plan.first)
+    least = least_ranks(plan.first, limit).found
     assert least is not None
     assert least.grid.size <= 4
     assert least.fits(smallest.memory.total)
-    assert least_ranks(job, v100(), bounds(1000), plan.first) is None
+    nothing = least_ranks(plan.first, bounds(1000))
+    assert nothing.found is None
+    assert nothing.proven  # the parameters alone are too large
 
 
-def test_the_least_number_of_ranks_is_no_more_than_fit_already(job: GridJob) -> None:
-    """However little the rough estimate promises."""
-    plan = make_plan(job, v100(), 2, bounds())
-    best = plan.best
+def test_few_ranks_that_the_rough_estimate_left_out_are_traced(job: GridJob) -> None:
+    """However little the rough estimate promises, no more ranks are said than fit already."""
+    best = make_plan(job, v100(), 2, bounds()).best
     assert best is not None
-    tight = bounds(best.memory.total)
-    careful = replace(plan.first, kept=10 * plan.first.kept)
-    unaware = least_ranks(job, v100(), tight, careful)
-    assert unaware is None or unaware.grid.size > 2
-    assert least_ranks(job, v100(), tight, careful, best) is best
+    alone = trace_one(job, GridSection(), v100(), bounds())
+    careful = roofline_estimate(job, v100(), 2)
+    careful = replace(careful, kept=10 * careful.kept)
+    tight = bounds(max(alone.memory.total, best.memory.total))
+    found = least_ranks(careful, tight, best)
+    assert found.proven
+    assert found.found is not None
+    assert found.found.grid.size == 1
+    tighter = bounds(alone.memory.total - 1)
+    found = least_ranks(careful, tighter, best)
+    assert found.found is best
+    assert found.proven
 
 
 def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:
     job = small_job(tmp_path, "model.batch_norm=true")
     plan = make_plan(job, v100(), 2, bounds())
-    tile, recompute, half = suggested_changes(plan, bounds())
+    tile, recompute, half = suggested_changes(plan)
     assert tile.override == "memory=tile"
     assert recompute.override == "memory=recompute"
     assert recompute.after.cost.flops > recompute.before.cost.flops
     assert half.override == "precision=bf16"
     both = small_job(tmp_path, "memory=recompute", "precision=bf16")
-    assert suggested_changes(make_plan(both, v100(), 2, bounds()), bounds()) == []
+    assert suggested_changes(make_plan(both, v100(), 2, bounds())) == []
 
 
 def test_the_document_holds_all_grids(job: GridJob) -> None:
     plan = make_plan(job, v100(), 8, bounds())
-    said = plan_document(plan, suggested_changes(plan, bounds()), None)
+    said = plan_document(plan, suggested_changes(plan), LeastRanks(None, proven=False))
     assert len(said["grids"]) + len(said["not_traced"]) + len(said["illegal"]) == 20
     first = said["grids"][0]
     assert said["best"] == first["grid"]
@@ -189,3 +198,17 @@ def test_a_step_waits_for_what_reading_takes_longer(tmp_path: Path) -> None:
         work = found.seconds.total - found.seconds.input
         assert found.reading == pytest.approx(seconds)
         assert found.seconds.input == pytest.approx(max(0.0, seconds - work))
+
+
+def test_a_machine_file_of_another_processor_is_named(
+    job: GridJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "processor_name", lambda: "another one")
+    measured = make_plan(job, load_machine("laptop-2core"), 1, bounds())
+    published = make_plan(job, v100(), 1, bounds())
+    said, not_said = (
+        "\n".join(plan_remarks(plan, [], LeastRanks(None, proven=False)))
+        for plan in (measured, published)
+    )
+    assert "laptop-2core was measured on AMD EPYC, and this is another one" in said
+    assert "another one" not in not_said

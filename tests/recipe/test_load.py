@@ -111,7 +111,10 @@ def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("precision=bf61", "'bf61' for 'precision': it should be one of float32, bf16\n"),
+        (
+            "precision=bf61",
+            "'bf61' for 'precision': it should be one of float32, tf32, bf16, float16\n",
+        ),
         ("precision=bf61", "nearest: 'bf16'"),
         ("data.transform=logp1", "nearest: 'log1p'"),
         ("optimizer.name=adm", "'adm' for 'optimizer.name'"),

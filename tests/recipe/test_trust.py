@@ -13,7 +13,14 @@ import yaml
 
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.recipe import trust as trust_module
-from hyperslab.recipe.instantiate import A_LOSS, A_NETWORK, AN_OPTIMIZER, Maker, RightKind
+from hyperslab.recipe.instantiate import (
+    A_LOSS,
+    A_NETWORK,
+    A_SOURCE,
+    AN_OPTIMIZER,
+    Maker,
+    RightKind,
+)
 from hyperslab.recipe.load import load_recipe, recipe_of_values, remember_code
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located, trust_of, with_memory
@@ -175,6 +182,24 @@ def test_hyperslabs_own_and_torchs_layers_losses_and_optimizers_need_no_word() -
     assert "torch.nn.DataParallel" not in trust_module.LISTED
 
 
+def test_no_recipe_says_what_a_scan_has_found(tmp_path: Path) -> None:
+    """It could say that other files were found, with numbers that are none, or links to follow."""
+    kinds = {"shape": [1, 4, 4, 4], "samples": 3}
+    assert make("hyperslab.formats.synthetic.SyntheticVolumes", kind=A_SOURCE, **kinds)
+    found = {
+        "folder": str(tmp_path),
+        "volumes": [{"key": "", "shape": [1, 4, 4, 4], "dtype": "|O"}],
+        "allowed": {"outside_files": True},
+    }
+    sources = [
+        *("arrays.source.NpyFolder", "arrays.source.Hdf5Folder", "arrays.source.ArrayFolder"),
+        *("nifti.source.NiftiFolder", "tfrecord.sc18.Sc18Folder", "tfrecord.mlperf.TfRecordFolder"),
+    ]
+    for name in sources:
+        with pytest.raises(RecipeError, match=r"reads what its arguments say; data\.path names"):
+            make(f"hyperslab.formats.{name}", kind=A_SOURCE, catalog=found)
+
+
 def test_who_has_written_a_recipe_is_told_by_where_it_lies(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     run = tmp_path / "runs" / "x"
@@ -249,6 +274,18 @@ def test_what_the_user_has_trained_with_needs_no_word(home: Path, mark: Path) ->
 def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> None:
     assert is_trusted(home)
     assert not is_trusted(home, **changes)
+
+
+def test_a_name_in_bytes_is_none(home: Path) -> None:
+    """It would be no name to the memory of what was trained, and one to whoever calls it."""
+    assert is_trusted(home)
+    with pytest.raises(RecipeError, match="the value is no YAML"):
+        load_recipe(home / "run" / "recipe.yaml", ["loss.target=!!binary bmV0"])
+    values = yaml.safe_load((home / "run" / "recipe.yaml").read_text())
+    values["loss"] = {"target": b"net_of_mine.network", "channels": 7}
+    (home / "run" / "recipe.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(RecipeError, match=r"recipe\.yaml is no YAML: .*tag:yaml\.org,2002:binary"):
+        load_recipe(home / "run" / "recipe.yaml")
 
 
 def test_a_module_elsewhere_is_another_one(

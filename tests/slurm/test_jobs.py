@@ -175,6 +175,15 @@ def test_two_steps_of_a_job_at_once_meet_apart(jobs: Jobs, tmp_path: Path) -> No
     assert len({port for _, _, port, _ in said}) == 2
 
 
+def test_the_doctor_sees_two_nodes(jobs: Jobs, tmp_path: Path) -> None:
+    words = (sys.executable, "-m", "hyperslab", "doctor", "--folder", str(tmp_path))
+    said = jobs.cluster.run("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", *words)
+    assert "ranks      4 on 2 nodes" in said
+    assert "problem" not in said
+    around = ("srun", "--nodes=2", "--ntasks=4", "--distribution=cyclic")
+    assert "--distribution=block" in jobs.cluster.run(*around, *words, code=1)
+
+
 def test_wrong_variables_and_numbers_are_one_error_of_each_rank(jobs: Jobs) -> None:
     train = ["env", "-u", "SLURM_LOCALID", f"{sys.prefix}/bin/hyperslab", "train", str(jobs.recipe)]
     said = jobs.cluster.run("srun", "--nodes=2", "--ntasks=2", *train, code=1)

@@ -195,7 +195,7 @@ def test_augmentation_by_numpy() -> None:
 def rows() -> list[list[int]]:
     grid = hs.Grid(data=3)
     found = AllGatheredInts(grid, [grid.rank, -(1 << 62)], torch.tensor(7 * grid.rank), "a test")
-    assert found.here()
+    assert found.at_once
     return found.read()
 
 

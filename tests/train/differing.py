@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.ports import unused_port
 
 RECIPE = """
 data: {synthetic: {width: 16, samples: 12}, batch_size: 4}
@@ -61,9 +62,8 @@ DIFFERENT = {
 
 def by_hand(path: Path, *options: list[str]) -> list[tuple[int, str]]:
     """Exit code and words of ranks that are started with these options, one each."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": str(len(options)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    port = str(unused_port())
+    world = {"WORLD_SIZE": str(len(options)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "hyperslab", "train", str(path), *mine],

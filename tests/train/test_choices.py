@@ -35,8 +35,9 @@ def test_the_names_of_the_schema_are_those_of_the_table(
 
 
 def test_an_unknown_name_is_not_taken_for_another() -> None:
-    with pytest.raises(RecipeError, match="'precision': use one of float32, bf16"):
-        autocast(torch.device("cpu"), "lion")
+    words = "'precision': use one of float32, tf32, bf16, float16"
+    with pytest.raises(RecipeError, match=words), autocast(torch.device("cpu"), "lion"):
+        pass
     with pytest.raises(RecipeError, match="'loss': use one of mse"):
         Objective("lion")
     with pytest.raises(RecipeError, match="'loss': use one of mse"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from hyperslab.errors import DataError
 from hyperslab.train.history import STEP_COLUMNS, HistoryFile, Reporter, epochs_columns
 
 MEASURES = ("validation_loss", "validation_mae")
@@ -41,6 +44,30 @@ def test_a_half_written_row_is_dropped(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "4,0.")
     fill(path, before=5, steps=range(4, 5))
     assert [row["loss"] for row in rows(path)] == ["0.125", "0.25", "0.375", "0.5"]
+
+
+def test_a_history_of_any_length_is_gone_on_with_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text("step,loss\n" + "".join(f"{step},0.5\n" for step in range(200_000)))
+    tracemalloc.start()
+    try:
+        HistoryFile(path, COLUMNS, before=150_000).close()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert [int(row["step"]) for row in rows(path)] == list(range(150_000))
+
+
+def test_a_history_without_lines_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    fill(path, before=1, steps=range(1, 4))
+    before = path.read_bytes()
+    os.truncate(path, 1 << 40)  # holes
+    with pytest.raises(DataError, match=r"steps\.csv is damaged: a line has more than"):
+        HistoryFile(path, COLUMNS, before=5)
+    os.truncate(path, len(before))
+    assert path.read_bytes() == before, "what was there stays"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_row_is_on_disk_at_once(tmp_path: Path) -> None:

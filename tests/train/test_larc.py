@@ -18,6 +18,7 @@ from hyperslab.models.larc import scale_by_norms
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.objective import Objective
 from hyperslab.train.optimizer import build_optimizer, build_schedule
+from hyperslab.train.step import LossScaler
 from hyperslab.train.trainer import Progress, Trainer
 from tests.ranks import run_ranks
 from tests.selection import by_rotation, in_gate
@@ -83,7 +84,8 @@ def trained(optimizer: dict[str, Any], grid: dict[str, int]) -> list[list[Floats
     built = build_optimizer(config.optimizer, model.parameters())
     schedule = build_schedule(config.optimizer, built, PER_EPOCH)
     about = DataCard(SHAPE[1:], SHAPE[1:], (), Parameters.normalised(("a", "b")))
-    state = RunState(model, built, schedule, SHAPE[0], "", about, ranks.device)
+    scaler = LossScaler(ranks, "float32")
+    state = RunState(model, built, schedule, SHAPE[0], "", about, ranks.device, scaler)
     objective = Objective("mse")
     progress = Progress(config, ranks, state, Position())
     data: Any = Nothing()

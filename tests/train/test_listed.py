@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError, RecipeError
+from hyperslab.formats import registry
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.builders import open_data, open_training
 from hyperslab.train.evaluate import evaluate
@@ -35,6 +37,18 @@ def test_a_fold_validates_and_another_one_is_another_run(tmp_path: Path, univers
     with pytest.raises(DataError, match=r"no split 'test': 4 folds"):
         evaluate(tmp_path / "run")
     evaluate(tmp_path / "run", split="validation")
+
+
+def test_folders_are_scanned_once_for_all_splits(tmp_path: Path, universes: Path) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=1)
+    with patch.object(registry, "scanned", wraps=registry.scanned) as scans:
+        names = shown(recipe, "follow_test=true")
+    assert len(names) == 3
+    assert scans.call_count == 1
+    apart = [open_data(load_recipe(recipe), Grid(), split=split) for split in ("train", "test")]
+    for data, shown_together in zip(apart, (names[0], names[2]), strict=True):
+        with data:
+            assert [data.source.names[s] for s in data.schedule.samples] == shown_together
 
 
 def test_a_list_that_changes_is_another_run(tmp_path: Path, universes: Path) -> None:

@@ -136,6 +136,40 @@ def test_a_slow_rank_changes_nothing(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+class OneWay(torch.nn.Module):
+    """Sends in one direction only: even kernels with more padding behind, before any sum."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        shapes = zip((1, 2, 2, 2, 2), (2, 2, 2, 2, 2), strict=True)
+        self.layers = torch.nn.Sequential(
+            *(torch.nn.Conv3d(i, o, (2, 1, 1), padding="same") for i, o in shapes)
+        )
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, hs.Sharded) and x.grid.rank == 0:  # it receives
+            time.sleep(self.seconds)
+        return self.layers(x)
+
+
+def train_one_way(recipe: Path, seconds: float) -> None:
+    torch.manual_seed(1)
+    train(load_recipe(recipe), given=UserObjects(model=OneWay(seconds)))
+
+
+def test_a_slow_rank_loses_none_of_the_messages_that_wait_for_it(tmp_path: Path) -> None:
+    """More are sent to it than there are places for, while it has not begun."""
+    found = []
+    for seconds in (0.0, 0.2):
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        run_ranks(2, train_one_way, write(folder, epochs=1), seconds)
+        found.append(losses(folder / "run"))
+    assert len(found[0]) == 4
+    assert found[0] == found[1]
+
+
 def uneven_loop(steps: list[int]) -> None:
     """A program's own loop, which is shorter on one rank, and is all that it does."""
     grid = hs.Grid(data=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperslab.recipe.optimizer import AdamSection, SGDSection
+from hyperslab.recipe.optimizer import AdamSection, SGDSection, TargetOptimizer
 from hyperslab.recipe.schedule import LinearSchedule, StepSchedule
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 
@@ -48,3 +48,36 @@ def test_the_numbers_reach_torch() -> None:
     sgd = build_optimizer(SGDSection(name="sgd", momentum=0.7), [torch.nn.Parameter(torch.ones(1))])
     assert isinstance(sgd, torch.optim.SGD)
     assert sgd.defaults["momentum"] == 0.7
+
+
+class OnCuda(torch.nn.Parameter):
+    """A weight that says that it is on a CUDA device."""
+
+    is_cuda = True
+
+
+TARGET = {"name": "target", "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("section", "fused"),
+    [
+        (AdamSection(), True),
+        (SGDSection(name="sgd"), True),
+        (TargetOptimizer(**TARGET, target="torch.optim.AdamW"), True),
+        (TargetOptimizer(**TARGET, target="torch.optim.AdamW", arguments={"foreach": True}), None),
+        (TargetOptimizer(**TARGET, target="torch.optim.AdamW", arguments={"fused": False}), False),
+        (TargetOptimizer(**TARGET, target="torch.optim.RMSprop"), None),
+    ],
+    ids=str,
+)
+def test_one_kernel_updates_all_weights_on_a_gpu(section, fused) -> None:  # type: ignore[no-untyped-def]
+    (group,) = section.build([OnCuda(torch.ones(3))]).param_groups
+    assert group.get("fused") is fused
+    if fused is not False:  # on the CPU, and for weights that have no such kernel
+        for weight in (
+            torch.nn.Parameter(torch.ones(3)),
+            OnCuda(torch.ones(3, dtype=torch.cfloat)),
+        ):
+            (group,) = section.build([weight]).param_groups
+            assert group.get("fused") is None

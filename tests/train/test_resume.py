@@ -14,7 +14,7 @@ from hyperslab.recipe.compare import COMPARED, SAME_RESULT, TAKES_EFFECT, change
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import CHANGES
 from hyperslab.train.trainer import Trainer
-from hyperslab.util.atomic_files import read_json_lines
+from hyperslab.util.documents import read_json_lines
 from tests.train.universes import run, write_recipe
 
 REFUSED = (

@@ -14,7 +14,7 @@ import pytest
 from hyperslab.errors import RecipeError
 from hyperslab.planner.job import job_of
 from hyperslab.recipe.load import load_recipe
-from hyperslab.studies.report.samples import first_volume
+from hyperslab.studies.report.volumes import first_volume
 from hyperslab.studies.run_folder import read_run
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.predict import predict

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+import hyperslab as hs
 from hyperslab.comm import Grid
+from hyperslab.train.objective import Objective
 from hyperslab.train.step import Verdict, Vote
+from hyperslab.train.trainer import Trainer
 from hyperslab.util.signals import STOP_SIGNALS, StopRequest
 from tests.ranks import run_ranks
 
@@ -77,3 +82,43 @@ def test_signals_are_noted_and_then_handled_as_before(number: signal.Signals) ->
         assert {n: signal.getsignal(n) for n in STOP_SIGNALS} == before
     finally:
         signal.signal(number, found)
+
+
+@pytest.mark.parametrize(
+    ("stops", "read"), [(None, [0, 1, 2, 3]), (1, [0, 1, 2]), (3, [0, 1, 2, 3])]
+)
+def test_a_vote_of_a_validation_is_read_a_batch_late(stops: int | None, read: list[int]) -> None:
+    """When the next one is under way; a signal still ends it, and all votes are read."""
+    events: list[tuple[str, int]] = []
+    left: list[int] = []
+
+    class Noted:
+        def __init__(self, number: int) -> None:
+            self.number = number
+            events.append(("starts", number))
+
+        def result(self) -> Any:
+            events.append(("read", self.number))
+            return SimpleNamespace(signal=15 if self.number == stops else 0)
+
+    def vote(_loss: object, _prediction: object) -> Noted:
+        return Noted(sum(kind == "starts" for kind, _ in events))
+
+    grid = Grid()
+    batches = [[hs.shard(torch.randn(2, 3), grid) for _ in range(2)] for _ in range(4)]
+    given: Any = SimpleNamespace(
+        model=torch.nn.Identity(),
+        objective=Objective("mse"),
+        grid=grid,
+        average=None,
+        autocast=lambda: torch.autocast("cpu", enabled=False),
+        progress=SimpleNamespace(
+            vote=vote, leave_if=left.append, read=lambda vote, _: vote.result()
+        ),
+    )
+    data: Any = SimpleNamespace(epoch=lambda _: batches)
+    Trainer.measure(given, data)
+    assert [number for kind, number in events if kind == "read"] == read
+    assert left == [0 if stops is None else 15]
+    for number in read[:-1]:
+        assert events.index(("starts", number + 1)) < events.index(("read", number))

@@ -10,15 +10,16 @@ import pytest
 
 from hyperslab.util.atomic_files import (
     append_whole,
+    created_aside,
     json_lines,
     partial_path,
-    read_json_lines,
     try_lock,
     write_csv,
     write_json,
     write_text,
     written_aside,
 )
+from hyperslab.util.documents import read_json_lines
 
 
 def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
@@ -62,6 +63,19 @@ def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     partial_path(path).write_text("half")
     write_text(path, "new")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_another_process_writes_is_left_to_it(tmp_path: Path) -> None:
+    """Else the first to end would give the name to what the second has not written yet."""
+    path = tmp_path / "a.txt"
+    with created_aside(path) as file:
+        file.write(b"first")
+        with pytest.raises(OSError, match="another process is writing it"):
+            write_text(path, "second")
+    assert path.read_text() == "first"
+    write_text(path, "second")
+    assert path.read_text() == "second"
     assert list(tmp_path.iterdir()) == [path]
 
 

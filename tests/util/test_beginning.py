@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import os, sys
 from pathlib import Path
+
+import pytest
 from hyperslab.util.startup import fill_standard_descriptors
 from hyperslab.launch.supervisor import launch
 
@@ -28,3 +32,30 @@ def test_ranks_start_where_all_streams_are_closed(tmp_path: Path) -> None:
     line = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     assert subprocess.run(line, preexec_fn=close, timeout=100).returncode == 0
     assert (tmp_path / "done").exists()
+
+
+ALLOCATOR = """
+import os, sys
+before = dict(os.environ)
+import torch, hyperslab, hyperslab.cli
+assert os.environ == before, "an import has changed the environment"
+from hyperslab.util.startup import begin_command
+begin_command()
+print({k: v for k, v in os.environ.items() if "ALLOC_CONF" in k})
+"""
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}]
+)
+def test_commands_choose_segments_that_grow(own: dict[str, str]) -> None:
+    """Unless the user has chosen, and never at an import."""
+    environment = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
+    line = [
+        sys.executable,
+        "-c",
+        ALLOCATOR if not own else ALLOCATOR.replace("hyperslab.cli", "os"),
+    ]
+    run = subprocess.run(line, env=environment | own, capture_output=True, text=True, check=False)
+    expected = own or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert run.stdout.strip() == str(expected), run.stderr

@@ -14,7 +14,17 @@ from hyperslab.errors import MachineError, RecipeError
 from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.studies.sweep.schema import load_sweep
-from hyperslab.util.documents import TooMuch, parse_long_yaml, parse_yaml, value_of_json
+from hyperslab.util.atomic_files import open_to_append
+from hyperslab.util.documents import (
+    TooMuch,
+    open_plain,
+    parse_long_yaml,
+    parse_yaml,
+    read_bytes,
+    read_json_lines,
+    read_text,
+    value_of_json,
+)
 
 LETTERS = "abcdefghijklm"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -82,6 +92,39 @@ def test_long_yaml() -> None:
             parse_long_yaml(EVIL[kind])
 
 
+def test_a_key_of_a_recipe_that_is_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("epochs: 1\ngrid: {depth: 2, width: 3, depth: 4}\n")
+    with pytest.raises(RecipeError, match=r"twice\.yaml.*has the key 'depth' twice"):
+        load_recipe(path)
+    assert parse_yaml("{1: a, '1': b}") == {1: "a", "1": "b"}
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "0", '""'])
+def test_json_that_stands_for_much(value: str) -> None:
+    text = f"[{','.join([value] * 5_000_000)}]"
+    for one in (text, text.encode()):
+        with pytest.raises(ValueError, match="more than 192 MiB"):
+            value_of_json(one)
+
+
+def test_journals_of_any_content(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(b'{"a": 1}\n[2]\n{"b"')
+    assert read_json_lines(path) == ([{"a": 1}, [2]], 13)
+    os.truncate(path, 1 << 40)  # holes
+    with pytest.raises(ValueError, match="a line has more than"):
+        read_json_lines(path)
+    path.write_bytes(b"[" + b"[]," * 999_999 + b"0]\n")
+    assert len(read_json_lines(path)[0][0]) == 1_000_000
+    with path.open("ab") as file:
+        file.write(path.read_bytes() * 2)
+    with pytest.raises(ValueError, match="would take more than"):
+        read_json_lines(path)
+    with pytest.raises(ValueError, match="are read at most"):
+        read_bytes(path, 1 << 20)
+
+
 def test_deep_json() -> None:
     with pytest.raises(ValueError, match="deep"):
         value_of_json("[" * 100_000)
@@ -97,3 +140,31 @@ def test_of_a_file_without_an_end_only_the_beginning_is_read(
     os.truncate(path, 1 << 40)
     with pytest.raises((RecipeError, MachineError), match=r"it has more than [0-9]+ characters"):
         load(path)
+
+
+def reading_json_lines(path: Path) -> object:
+    return read_json_lines(path)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [read_text, read_bytes, reading_json_lines, open_plain, open_to_append],
+    ids=lambda read: read.__name__,
+)
+def test_pipes_and_devices_are_not_waited_for(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "device", "folder"):
+        with pytest.raises(OSError, match=name):
+            read(tmp_path / name)
+
+
+def test_a_pipe_on_the_command_line_is_read() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"a: 1")
+    os.close(writer)
+    assert read_text(Path(f"/dev/fd/{reader}")) == "a: 1"
+    os.close(reader)

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from hyperslab.checkpoint.snapshot import SnapshotMemory
-from hyperslab.comm.agreement import Group, ranks_in
-from hyperslab.comm.bootstrap import GroupReference
+from hyperslab.comm.agreement import Group
+from hyperslab.comm.bootstrap import GroupReference, make_group, ranks_in
 from hyperslab.errors import CheckpointError, CommError
 
 WRITE_TIMEOUT = datetime.timedelta(hours=1)
@@ -55,7 +55,7 @@ class BackgroundWriter:
         assert self._thread is None
         self._hook = optimizer.register_step_pre_hook(self._await_copies)
         if self._group is None and ranks_in() > 1:
-            group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
+            group = make_group(backend="gloo", timeout=WRITE_TIMEOUT)
             dist.barrier(group)  # nobody must leave it while others still connect to it
             self._group = GroupReference(group)
         self._thread = threading.Thread(

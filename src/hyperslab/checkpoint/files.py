@@ -29,7 +29,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +41,7 @@ from typing import Any
 import torch
 
 from hyperslab.errors import CheckpointError, reason
-from hyperslab.util.documents import value_of_json
+from hyperslab.util.documents import open_plain, value_of_json
 
 MANIFEST = "manifest.json"
 
@@ -53,6 +52,9 @@ CHECKPOINT_FORMAT = 2
 
 MANIFEST_LIMIT = 16 << 20
 """A manifest has at most so much [B]; that of ten thousand ranks has 3 MiB."""
+
+HEADER_LIMIT = 16 << 20
+"""The header of a file of tensors has at most so much [B], enough for a hundred thousand."""
 
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
 
@@ -99,7 +101,7 @@ def verify_checksums(path: Path) -> ChecksumManifest:
     for name, expected in manifest.sha256.items():
         corrupt = f"the checkpoint {path} is corrupt: {name}"
         try:
-            with open_plain(path / name) as file:
+            with open_own(path / name) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             raise CheckpointError(f"{corrupt} is missing") from None
@@ -110,25 +112,21 @@ def verify_checksums(path: Path) -> ChecksumManifest:
     return manifest
 
 
-def open_plain(path: Path) -> io.BufferedReader:
-    """Open a file that is one: no link, no pipe, no device, of which there might be no end.
+def open_own(path: Path) -> io.BufferedReader:
+    """Open a plain file of a checkpoint.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is something else.
+        OSError: it cannot be read, or is something else.
+        ValueError: it is a link.
     """
     if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
         raise ValueError(f"{path.name} is a link\n    copy what it leads to: cp -rL OLD NEW")
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(f"{path.name} is no plain file")
-    return os.fdopen(descriptor, "rb")
+    return open_plain(path, links=False)
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """Read a plain file of no more than ``limit`` [B]; raises as `open_plain`."""
-    with open_plain(path) as file:
+    """Read a plain file of no more than ``limit`` [B]; raises as `open_own`."""
+    with open_own(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise ValueError(f"{path.name} has more than {limit >> 20} MiB")
@@ -240,8 +238,12 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        with path.open("rb") as head:
+            size = int.from_bytes(head.read(8), "little")
+        if size > HEADER_LIMIT:
+            raise ValueError(f"its header is said to have {size} bytes")
         with safe_open(path, framework="pt") as file:
-            split = set(json.loads((file.metadata() or {}).get(SPLIT_COMPLEX, "[]")))
+            split = set(value_of_json((file.metadata() or {}).get(SPLIT_COMPLEX, "[]")))
             found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         return {
             name: torch.view_as_complex(tensor) if name in split else tensor
@@ -270,6 +272,8 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tens
         }
         stored.append(plain)
     text = json.dumps(entries, separators=(",", ":")).encode()
+    if len(text) > HEADER_LIMIT - 8:  # else nobody could read it
+        raise CheckpointError(f"{len(tensors)} tensors are too many for one file")
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text, stored
 

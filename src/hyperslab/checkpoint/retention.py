@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 
+from hyperslab.checkpoint import files
 from hyperslab.checkpoint.background import BackgroundWriter
-from hyperslab.checkpoint.files import (
-    aside,
-    put_back,
-    read_checksum_manifest,
-    remove,
-    standing,
-    verify_checksums,
+from hyperslab.checkpoint.save_load import (
+    on_main,
+    read_extra_values,
+    take_snapshot,
+    write_checkpoint,
 )
-from hyperslab.checkpoint.save_load import read_extra_values, take_snapshot, write_checkpoint
-from hyperslab.comm.agreement import Group, broadcast_from_main
+from hyperslab.comm.agreement import Group
 from hyperslab.errors import CheckpointError
 from hyperslab.util.atomic_files import partial_path, written_aside
 
@@ -66,12 +64,8 @@ def save_step(
 
     def write(group: Group, problem: CheckpointError | None) -> None:
         write_checkpoint(path, problem or own, group)
-        broadcast_from_main(
-            lambda: _tidy(path, best=best, keep=keep),
-            failing=f"cannot tidy {path.parent}",
-            error=CheckpointError,
-            group=group,
-        )
+        tidying = f"cannot tidy {path.parent}"
+        on_main(lambda: _tidy(path, best=best, keep=keep), tidying, group)
 
     if behind is None:
         write(None, None)
@@ -89,17 +83,20 @@ def latest(run: str | Path) -> Path | None:
         CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
-    return broadcast_from_main(
-        lambda: _newest_intact(folder), failing=f"cannot read {folder}", error=CheckpointError
-    )
+    return on_main(lambda: _newest_intact(folder), f"cannot read {folder}")
 
 
 def epochs_done(path: Path) -> int | None:
     """Tells how many epochs were done at an intact checkpoint; None where it does not say."""
-    manifest = read_checksum_manifest(path)
+    return _position(path, "epoch")
+
+
+def _position(path: Path, key: str) -> int | None:
+    """Reads a number of the position of an intact checkpoint; None where there is no such."""
+    manifest = files.read_checksum_manifest(path)
     position = None if manifest.pickled else read_extra_values(path, manifest).get("position")
-    done = position.get("epoch") if isinstance(position, dict) else None
-    return done if type(done) is int else None
+    found = position.get(key) if isinstance(position, dict) else None
+    return found if type(found) is int else None
 
 
 def best_of(run: str | Path) -> Path | None:
@@ -111,9 +108,7 @@ def best_of(run: str | Path) -> Path | None:
         CheckpointError: there are some, but none is intact.
     """
     folder = folder_of(Path(run))
-    return broadcast_from_main(
-        lambda: _best(folder), failing=f"cannot read {folder}", error=CheckpointError
-    )
+    return on_main(lambda: _best(folder), f"cannot read {folder}")
 
 
 def steps_in(folder: Path) -> list[Path]:
@@ -139,11 +134,11 @@ def mend_best(path: Path, best_step: int | None) -> None:
     best = _path_of(folder, best_step)
 
     def mend() -> None:
-        remove(partial_path(folder / BEST))  # the run was killed while it pointed there
-        if standing(best).is_dir() and best_name(folder) != best.name:
+        files.remove(partial_path(folder / BEST))  # the run was killed while it pointed there
+        if files.standing(best).is_dir() and best_name(folder) != best.name:
             _point(folder / BEST, best.name)
 
-    broadcast_from_main(mend, failing=f"cannot tidy {folder}", error=CheckpointError)
+    on_main(mend, f"cannot tidy {folder}")
 
 
 def _path_of(folder: Path, step: int) -> Path:
@@ -162,7 +157,7 @@ def best_name(folder: Path) -> str | None:
         name = os.readlink(folder / BEST)
     except OSError:  # there is none, or it is no link
         return None
-    return name if STEP_NAME.fullmatch(name) and standing(folder / name).is_dir() else None
+    return name if STEP_NAME.fullmatch(name) and files.standing(folder / name).is_dir() else None
 
 
 def _newest_intact(folder: Path) -> Path | None:
@@ -183,7 +178,7 @@ def _best(folder: Path) -> Path | None:
     link = folder / BEST
     name = best_name(folder)
     if name is not None or (link.is_dir() and not link.is_symlink()):  # a copy, without links
-        return standing(folder / (name or BEST))
+        return files.standing(folder / (name or BEST))
     newest = _newest_intact(folder)
     if newest is None:
         return None
@@ -194,19 +189,14 @@ def _best(folder: Path) -> Path | None:
 
 def _recorded_best(newest: Path) -> Path | None:
     """Return the checkpoint that a later one knows to be the best, if it is there."""
-    manifest = read_checksum_manifest(newest)
-    if manifest.pickled:
-        return None
-    position = read_extra_values(newest, manifest).get("position")
-    step = position.get("best_step") if isinstance(position, dict) else None
-    path = _path_of(newest.parent, step) if type(step) is int else newest
-    return _intact(path, "trying the newest one")
+    step = _position(newest, "best_step")
+    return None if step is None else _intact(_path_of(newest.parent, step), "trying the newest one")
 
 
 def _intact(path: Path, otherwise: str) -> Path | None:
-    found = standing(path)
+    found = files.standing(path)
     try:
-        verify_checksums(found)
+        files.verify_checksums(found)
     except CheckpointError as error:
         log.warning("%s\n    %s", error, otherwise)
         return None
@@ -225,21 +215,21 @@ def _tidy(new: Path, *, best: bool, keep: int) -> None:
     kept = {path.name for path in earlier[:keep]} | {known}
     for path in paths:
         if path.name in kept:
-            put_back(path)
+            files.put_back(path)
         elif path.is_dir():  # never half there under its name
             hidden = path.with_name(f".{path.name}.removed")
-            remove(hidden)
+            files.remove(hidden)
             path.rename(hidden)
     for name in os.listdir(folder):
         if HIDDEN.fullmatch(name) or name == partial_path(folder / BEST).name:
-            remove(folder / name)
+            files.remove(folder / name)
 
 
 def _point(link: Path, name: str) -> None:
     if link.is_dir() and not link.is_symlink():
-        remove(aside(link))
-        link.rename(aside(link))
+        files.remove(files.aside(link))
+        link.rename(files.aside(link))
     with written_aside(link) as partial:
         partial.unlink(missing_ok=True)  # of a run that was killed
         partial.symlink_to(name)
-    remove(aside(link))
+    files.remove(files.aside(link))

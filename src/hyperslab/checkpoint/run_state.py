@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,8 +56,16 @@ class DataCard:
         return asdict(self)
 
 
+class KeepsAverages(Protocol):
+    """Averages weights over steps, so far as a checkpoint is concerned."""
+
+    values: dict[str, torch.Tensor]
+
+    def restore(self, state: Mapping[str, torch.Tensor] | None) -> None: ...
+
+
 class KeepsState(Protocol):
-    """A learning rate's schedule, so far as a checkpoint is concerned."""
+    """A learning rate's schedule, or the scale of a loss, so far as a checkpoint is concerned."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -93,9 +102,12 @@ class RunState:
     samples: str
     about: DataCard
     device: torch.device
+    scaler: KeepsState
+    average: KeepsAverages | None = None
 
     def extra(self, at: Position) -> dict[str, Any]:
         """Return what a checkpoint at this position holds besides model and optimizer."""
+        scale = self.scaler.state_dict()
         return {
             "about": self.about.state(),
             "position": asdict(at),
@@ -103,6 +115,8 @@ class RunState:
             "random": self._random_state(),
             "batch_size": self.batch_size,
             "samples": self.samples,
+            **({} if self.average is None else {"ema": self.average.values}),
+            **({"scaler": scale} if scale else {}),
         }
 
     def _random_state(self) -> dict[str, torch.Tensor]:
@@ -145,6 +159,9 @@ class RunState:
         if "about" in state:
             self._check_shown(DataCard.from_state(state["about"]), path)
         self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state.get("scaler", {}))
+        if self.average is not None:
+            self.average.restore(state.get("ema"))
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["random"]:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)

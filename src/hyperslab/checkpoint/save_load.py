@@ -16,59 +16,27 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from hyperslab.checkpoint.files import (
-    MANIFEST,
-    STATE_FILE,
-    SUFFIX,
-    ChecksumManifest,
-    check_replaceable,
-    put_back,
-    put_in_place,
-    read_limited,
-    read_tensors,
-    remove,
-    standing,
-    sync,
-    verify_checksums,
-    write_new,
-    write_tensors,
-)
-from hyperslab.checkpoint.snapshot import (
-    EXTRA_STEM,
-    INDEX_FILE,
-    MODEL_STEM,
-    OPTIMIZER_STEM,
-    STATE_LIMIT,
-    Snapshot,
-    SnapshotMemory,
-    snapshot_of,
-)
+from hyperslab.checkpoint import files, snapshot
+from hyperslab.checkpoint.files import read_tensors, write_tensors
 from hyperslab.checkpoint.state import State, Tensors, check_fits, decode_value, fill, state_of
-from hyperslab.comm.agreement import (
-    Group,
-    all_gather,
-    broadcast_from_main,
-    collective_try,
-    own_rank,
-    ranks_in,
-)
+from hyperslab.comm import agreement, bootstrap
 from hyperslab.errors import CheckpointError, reason
 from hyperslab.util.atomic_files import partial_path
 from hyperslab.util.documents import value_of_json
 
 
-def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> State:
+def read_state(path: Path, manifest: files.ChecksumManifest, *, optimizer: bool) -> State:
     """Return the weights, and if it is asked for and there what the optimizer keeps.
 
     Raises:
         CheckpointError: a file cannot be read or is no such file.
     """
     values = _read_values(path)
-    weights = _read_stem(path, manifest, MODEL_STEM)
+    weights = _read_stem(path, manifest, snapshot.MODEL_STEM)
     if not optimizer or values["optimizer"] is None:
         return State(values["model"], weights)
     kept = values["optimizer"]
@@ -80,13 +48,15 @@ def read_state(path: Path, manifest: ChecksumManifest, *, optimizer: bool) -> St
         raise _damaged_state(path, "a group of its optimizer has no weights")
     if not {"other_state", "rest"} <= kept.keys():
         raise _damaged_state(path, "its optimizer is not whole")
-    return State(values["model"], weights, kept, _read_stem(path, manifest, OPTIMIZER_STEM))
+    return State(
+        values["model"], weights, kept, _read_stem(path, manifest, snapshot.OPTIMIZER_STEM)
+    )
 
 
-def read_extra_values(path: Path, manifest: ChecksumManifest) -> dict[str, Any]:
+def read_extra_values(path: Path, manifest: files.ChecksumManifest) -> dict[str, Any]:
     """Read what was given besides; raises as `read_state`."""
     values = _read_values(path)["extra"]
-    beside = _read_stem(path, manifest, EXTRA_STEM)
+    beside = _read_stem(path, manifest, snapshot.EXTRA_STEM)
     try:
         return {key: decode_value(value, beside) for key, value in values.items()}
     except (ValueError, RecursionError) as error:
@@ -95,7 +65,7 @@ def read_extra_values(path: Path, manifest: ChecksumManifest) -> dict[str, Any]:
 
 def _read_values(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        values = value_of_json(read_limited(path / STATE_FILE, STATE_LIMIT))
+        values = value_of_json(files.read_limited(path / files.STATE_FILE, snapshot.STATE_LIMIT))
     except OSError as error:
         raise CheckpointError(f"the checkpoint {path} cannot be read: {reason(error)}") from None
     except ValueError as error:
@@ -109,11 +79,11 @@ def _read_values(path: Path) -> dict[str, dict[str, Any]]:
     return values
 
 
-def _read_stem(path: Path, manifest: ChecksumManifest, stem: str) -> Tensors:
+def _read_stem(path: Path, manifest: files.ChecksumManifest, stem: str) -> Tensors:
     """Read all tensors of the files of one kind."""
     found: Tensors = {}
     for name in sorted(manifest.sha256):
-        if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(SUFFIX)):
+        if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(files.SUFFIX)):
             continue
         tensors = read_tensors(path / name)
         if twice := found.keys() & tensors.keys():
@@ -123,11 +93,13 @@ def _read_stem(path: Path, manifest: ChecksumManifest, stem: str) -> Tensors:
 
 
 def _damaged_state(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint {path} is of nobody's making: {STATE_FILE}: {why}")
+    return CheckpointError(f"the checkpoint {path} is damaged: {files.STATE_FILE}: {why}")
 
 
 LEAST_FREE_SPACE = 16 << 20
 """A disk with less space [B] than this is why a checkpoint could not be written."""
+
+T = TypeVar("T")
 
 RankPart = tuple[str, dict[str, str]]
 """Holds the digest of a rank's tensors, and the SHA-256 of its files by their names."""
@@ -168,9 +140,14 @@ def load(
     """
     path, manifest = _verify(path)
 
-    def read() -> dict[str, Any]:
+    def read() -> tuple[State, dict[str, Any]]:
         state = read_state(path, manifest, optimizer=optimizer is not None)
-        extra = read_extra_values(path, manifest)
+        return state, read_extra_values(path, manifest)
+
+    # The files are read once, and not by every rank.
+    state, extra = agreement.tensors_from_main(read)
+
+    def put() -> dict[str, Any]:
         try:
             check_fits(state, model, optimizer)
             fill(state, model, optimizer)
@@ -181,7 +158,7 @@ def load(
             ) from error
         return extra
 
-    return collective_try(read)
+    return agreement.collective_try(put)
 
 
 def read_extra(path: str | Path) -> dict[str, Any]:
@@ -191,15 +168,15 @@ def read_extra(path: str | Path) -> dict[str, Any]:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
     path, manifest = _verify(path)
-    return collective_try(lambda: read_extra_values(path, manifest))
+    return agreement.tensors_from_main(lambda: read_extra_values(path, manifest))
 
 
 def take_snapshot(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     extra: dict[str, Any],
-    memory: SnapshotMemory | None = None,
-) -> Snapshot | CheckpointError:
+    memory: snapshot.SnapshotMemory | None = None,
+) -> snapshot.Snapshot | CheckpointError:
     """Take what this rank has to write, or why it cannot; waits for nobody. See `snapshot_of`."""
     try:
         state = state_of(model, optimizer)
@@ -208,15 +185,24 @@ def take_snapshot(
             # What only its step changes: the weights that it trains, and what it keeps.
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             late = {tensor.data_ptr() for tensor in (*weights, *state.moments.values())}
-        rank = own_rank()
-        return snapshot_of(state, extra, rank=rank, ranks=ranks_in(), memory=memory, late=late)
+        rank = bootstrap.own_rank()
+        return snapshot.snapshot_of(
+            state, extra, rank=rank, ranks=bootstrap.ranks_in(), memory=memory, late=late
+        )
     except CheckpointError as error:
         return error
     except (ValueError, RecursionError, OSError, MemoryError) as error:
         return CheckpointError(reason(error))  # of what holds itself, or for want of memory
 
 
-def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group = None) -> None:
+def on_main(make: Callable[[], T], failing: str, group: agreement.Group = None) -> T:
+    """Gives all ranks what the main rank makes; its errors become a CheckpointError of all."""
+    return agreement.broadcast_from_main(make, failing=failing, error=CheckpointError, group=group)
+
+
+def write_checkpoint(
+    path: Path, own: snapshot.Snapshot | CheckpointError, group: agreement.Group = None
+) -> None:
     """Write the parts of all ranks and make them a checkpoint; every rank of ``group`` calls it.
 
     Raises:
@@ -224,34 +210,30 @@ def write_checkpoint(path: Path, own: Snapshot | CheckpointError, group: Group =
     """
     partial = partial_path(path)
     failing = f"cannot write the checkpoint {path}"
-
-    def on_main(make: Callable[[], Any]) -> Any:
-        return broadcast_from_main(make, failing=failing, error=CheckpointError, group=group)
-
     try:
-        on_main(lambda: _prepare(partial, path))
+        on_main(lambda: _prepare(partial, path), failing, group)
         parts: list[RankPart] = []
-        for rank, part in enumerate(all_gather(_write_part(partial, own), group)):
+        for rank, part in enumerate(agreement.all_gather(_write_part(partial, own), group)):
             if isinstance(part, str):
                 raise CheckpointError(f"{failing}: {part} (rank {rank})")
             parts.append(part)
-        on_main(lambda: _finish(partial, path, own, parts))
+        on_main(lambda: _finish(partial, path, own, parts), failing, group)
     except CheckpointError as error:
-        full = on_main(lambda: _fullness(partial))
-        if own_rank() == 0:
+        full = on_main(lambda: _fullness(partial), failing, group)
+        if bootstrap.own_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         if full:
             raise CheckpointError(f"{error}\n    {full}") from error
         raise
 
 
-def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
+def _verify(path: str | Path) -> tuple[Path, files.ChecksumManifest]:
     """Return the folder, whose files are as written."""
     named = Path(path).absolute()
 
-    def verify() -> tuple[Path, ChecksumManifest]:
-        found = standing(named)
-        manifest = verify_checksums(found)
+    def verify() -> tuple[Path, files.ChecksumManifest]:
+        found = files.standing(named)
+        manifest = files.verify_checksums(found)
         if manifest.pickled:
             raise CheckpointError(
                 f"the checkpoint {found} is of an earlier version, which kept pickles: reading it "
@@ -261,11 +243,10 @@ def _verify(path: str | Path) -> tuple[Path, ChecksumManifest]:
             )
         return found, manifest
 
-    failing = f"cannot read the checkpoint {named}"
-    return broadcast_from_main(verify, failing=failing, error=CheckpointError)
+    return on_main(verify, f"cannot read the checkpoint {named}")
 
 
-def _write_part(partial: Path, own: Snapshot | CheckpointError) -> RankPart | str:
+def _write_part(partial: Path, own: snapshot.Snapshot | CheckpointError) -> RankPart | str:
     """Write this rank's files; returns why where that cannot be, for the others must hear of it."""
     if isinstance(own, CheckpointError):
         return str(own)
@@ -278,32 +259,34 @@ def _write_part(partial: Path, own: Snapshot | CheckpointError) -> RankPart | st
 
 def _prepare(partial: Path, path: Path) -> None:
     """Make an empty folder to write into; what an interrupted run has put aside is back."""
-    put_back(path)
-    check_replaceable(path)
-    remove(partial)
+    files.put_back(path)
+    files.check_replaceable(path)
+    files.remove(partial)
     partial.mkdir(parents=True)
 
 
 def _finish(
     partial: Path,
     path: Path,
-    own: Snapshot | CheckpointError,
+    own: snapshot.Snapshot | CheckpointError,
     parts: list[RankPart],
 ) -> None:
     """Complete the folder, make sure that it is on the disk, and give it its name."""
-    assert isinstance(own, Snapshot)
+    assert isinstance(own, snapshot.Snapshot)
     for rank, (digest, _) in enumerate(parts):
         if digest != own.digest:
             raise CheckpointError(
                 f"cannot write the checkpoint {path}: rank {rank} has other tensors than rank 0"
             )
     sums = {name: value for _, part in parts for name, value in part.items()}
-    for name, data in ((STATE_FILE, own.state), (INDEX_FILE, own.index)):
+    for name, data in ((files.STATE_FILE, own.state), (snapshot.INDEX_FILE, own.index)):
         if data:
-            sums[name] = write_new(partial / name, [data])
-    write_new(partial / MANIFEST, [ChecksumManifest(dict(sorted(sums.items()))).text()])
-    sync(partial)
-    put_in_place(partial, path)
+            sums[name] = files.write_new(partial / name, [data])
+    files.write_new(
+        partial / files.MANIFEST, [files.ChecksumManifest(dict(sorted(sums.items()))).text()]
+    )
+    files.sync(partial)
+    files.put_in_place(partial, path)
 
 
 def _fullness(path: Path) -> str:

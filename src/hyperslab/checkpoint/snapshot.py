@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import threading
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ import torch
 from hyperslab.checkpoint.files import SUFFIX, check_storable
 from hyperslab.checkpoint.state import State, Tensors, encode_value
 from hyperslab.errors import CheckpointError
+from hyperslab.util.documents import check_json_memory
+from hyperslab.util.page_locked import fresh_memory, page_locked
 from hyperslab.util.torch_internals import version_of
 
 TENSOR_ALIGNMENT = 64
@@ -33,9 +34,6 @@ TENSOR_ALIGNMENT = 64
 
 SMALLEST_LATE = 256 << 10
 """The smallest tensor [B] that is copied by the thread."""
-
-HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
-"""Fresh memory comes page by page, and in small ones that takes as long as four copies into it."""
 
 LateCopy = tuple[torch.Tensor, torch.Tensor, int]
 """Holds where to, of what, and how often that was changed so far."""
@@ -69,10 +67,10 @@ class SnapshotMemory:
         size = sum(map(_padded, tensors))
         if size > self.nbytes:
             self._room = torch.empty(0, dtype=torch.uint8)  # not both at a time
-            if cuda:  # page-locked, so that the device copies asynchronously
-                self._room = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            if cuda:  # so that the device copies asynchronously
+                self._room = page_locked(size)
             else:
-                self._room = _pageable(size)
+                self._room = torch.frombuffer(fresh_memory(size), dtype=torch.uint8)
         places = self._places(tensors, late)
         copies = {name: {key: next(places) for key in part} for name, part in files.items()}
         if self._late:
@@ -128,13 +126,6 @@ def _is_late(tensor: torch.Tensor, late: Set[int]) -> bool:
 
 def _padded(tensor: torch.Tensor) -> int:
     return -(-tensor.nbytes // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
-
-
-def _pageable(size: int) -> torch.Tensor:
-    room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if HUGE_PAGES is not None:
-        room.madvise(HUGE_PAGES)
-    return torch.frombuffer(room, dtype=torch.uint8)
 
 
 MODEL_STEM = "model"
@@ -267,6 +258,12 @@ def _encode_json(values: dict[str, Any]) -> bytes:
             f"what is not tensors takes {len(text) >> 20} MiB, more than {STATE_LIMIT >> 20}\n"
             "    give large tables as tensors"
         )
+    try:
+        check_json_memory(text)  # else it could not be loaded
+    except ValueError as error:
+        raise CheckpointError(
+            f"what is not tensors: {error}\n    give large tables as tensors"
+        ) from None
     return text
 
 

@@ -348,8 +348,15 @@ def _fill_optimizer(state: State, model: torch.nn.Module, optimizer: torch.optim
         for name, value in stored["state"].items()
     }
     groups = []
-    for group, current in zip(stored["param_groups"], _group_names(model, optimizer), strict=True):
+    for group, current, own in zip(
+        stored["param_groups"],
+        _group_names(model, optimizer),
+        optimizer.param_groups,
+        strict=True,
+    ):
         rest = {k: decode_value(v, state.moments) for k, v in group.items() if k != "params"}
+        # How a step is computed is this device's: torch puts its counters where that needs them.
+        rest |= {k: own[k] for k in ("fused", "foreach") if k in own and k in rest}
         groups.append({**rest, "params": [numbers[name] for name in current]})
     others = decode_value(stored["other_state"], state.moments)
     rest = decode_value(stored["rest"], state.moments)

@@ -13,70 +13,34 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
+from hyperslab.cli.early import done_words, help_page, look_first
 from hyperslab.cli.terminal import (
     DEBUG,
     begin_interrupts,
     clean_errors,
     clean_interrupts,
     leave_rank,
+    say,
 )
 from hyperslab.util.optional_libraries import current_versions
 
 COMMANDS = {
-    "simulate": (
-        "simulate_command",
-        "Make N-body universes in the public HDF5 layout; run it again to go on after a stop.",
-    ),
-    "inspect": (
-        "inspect_command",
-        "Say what a folder or a recipe's data hold, and what reading them on a grid costs.",
-    ),
-    "calibrate": (
-        "calibrate_command",
-        "Measure this machine: operators, memory, messages, sums, reads, and what work hides.",
-    ),
-    "plan": (
-        "plan_command",
-        "Rank the grids of so many ranks by the time of a step; nothing is run.",
-    ),
-    "train": (
-        "train_command",
-        "Train a network; also under torchrun and srun, where every rank runs this command.",
-    ),
-    "evaluate": (
-        "evaluate_command",
-        "Measure a network on the test split; also under torchrun and srun, on any grid.",
-    ),
-    "predict": (
-        "predict_command",
-        "Predict whole volumes, each cut over all ranks; also under torchrun and srun.",
-    ),
-    "report": (
-        "report_command",
-        "Write the figures and tables of a run as one page that needs nothing else.",
-    ),
-    "scale": (
-        "scale_command",
-        "Measure or predict how training scales: throughput, speed-up, efficiency.",
-    ),
-    "sweep": (
-        "sweep_command",
-        "Choose a learning rate for each variant, then train it with several seeds and compare.",
-    ),
-    "recipes": (
-        "recipes_commands",
-        "List the recipes that come along, or copy one.",
-    ),
-    "compile": (
-        "compile_command",
-        "Compile the kernels for this machine's processor now; a first run would wait for it.",
-    ),
-    "convert": (
-        "convert_commands",
-        "Convert a folder to another format, or liver CTs to HDF5.",
-    ),
+    "simulate": "Simulate N-body universes in the public HDF5 layout.",
+    "inspect": "Show what a folder holds and what reading it costs.",
+    "calibrate": "Measure how fast this machine is, for plans.",
+    "doctor": "Look at ranks, links, files and clocks before a job.",
+    "plan": "Predict the step time and memory of every grid.",
+    "train": "Train a network.",
+    "evaluate": "Measure a trained network on the test split.",
+    "predict": "Predict whole volumes, each cut over all ranks.",
+    "report": "Write a self-contained page of figures and tables.",
+    "scale": "Measure or predict how training scales.",
+    "sweep": "Train and compare variants of a recipe.",
+    "recipes": "List the shipped recipes, or copy one.",
+    "compile": "Compile the kernels for this processor.",
+    "convert": "Convert a folder to another format.",
 }
-"""The commands, each with what `hyperslab.cli.NAME` calls it and the first sentence of its help."""
+"""The commands, each with the first sentence of its help; it is `NAME_command` of its module."""
 
 
 class Commands(TyperGroup):
@@ -87,11 +51,25 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, (_, help_line) in COMMANDS.items():
+        for name, help_line in COMMANDS.items():
             self.add_command(TyperCommand(name, help=help_line))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.obj = [*args]  # the command line, for ranks that a command starts with the same one
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        if ctx.obj and (page := help_page(ctx.obj)):
+            typer.echo(page, nl=False)
+            raise typer.Exit
+        if ctx.obj and ctx.obj[0] == cmd_name:  # not behind --debug, which wants tracebacks
+            look_first(cmd_name, ctx.obj[1:])
+            if cmd_name == "train" and (said := done_words(ctx.obj)):
+                say(said)
+                raise typer.Exit
+        return load_command(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed = TyperGroup(
@@ -110,12 +88,12 @@ class Commands(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import a command, as the object that Typer makes of it."""
-    found = getattr(import_module(f"{__name__}.{name}"), COMMANDS[name][0])
+    found = getattr(import_module(f"{__name__}.{name}"), f"{name}_command")
     if isinstance(found, typer.Typer):
         group = get_group(found)
         group.name = name
         return group
-    alone = typer.Typer(add_completion=False)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name)(found)
     return get_command(alone)
 
@@ -126,6 +104,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # markup would swallow [mm], and break lines where the source does
 )
 
 
@@ -141,11 +120,13 @@ def show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def options(
+def before_any_command(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=show_version, is_eager=True, help="Say it and end."),
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the versions and exit."
+        ),
     ] = False,
 ) -> None:
     if debug:

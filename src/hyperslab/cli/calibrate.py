@@ -21,10 +21,9 @@ from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.errors import MachineError
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.calibrate import Calibration, Measurement, calibrate
-from hyperslab.planner.calibrate.run import operators_of_recipes
+from hyperslab.planner.calibrate import Calibration, calibrate, operators_of_recipes
 from hyperslab.planner.machine import load_machine, save_machine
-from hyperslab.planner.trace.step import Device
+from hyperslab.planner.trace import Device
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.trust import Trust
 
@@ -34,27 +33,30 @@ TIMEOUT = 600.0
 
 def calibrate_command(
     out: Annotated[
-        Path, typer.Option(help="The machine file; one that is there gets what it lacks.")
+        Path, typer.Option(help="The machine file to write; an existing one is completed.")
     ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="RECIPE",
-            help="Recipes whose operators are timed; and key=value, such as data.batch_size=2.",
+            help="Recipes whose operators are timed, and overrides such as data.batch_size=2.",
         ),
     ] = None,
     ranks: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Ranks at once; give it several times. Default: 1."),
+        typer.Option(
+            min=1, help="Number of ranks that measure at once; may be repeated. Default: 1."
+        ),
     ] = None,
     budget: Annotated[float, typer.Option(min=0.001, help="Seconds for each measurement.")] = 0.3,
     trust: TrustOption = None,
 ) -> None:
-    """Measure this machine: operators, memory, messages, sums, reads, and what work hides.
+    """Measure how fast this machine is, for plans.
 
-    Operators are those of the recipes on every grid of so many ranks; others are interpolated.
-    Files are read beside OUT. Let nothing else run meanwhile. Under torchrun and srun every rank
-    runs this command.
+    Times operators, memory, messages, sums over ranks and reads, and how much communication hides
+    behind computation. The operators are those of the recipes, on every grid of the given number of
+    ranks; plans interpolate the others. Files are read beside OUT. Keep the machine idle meanwhile.
+    Under torchrun and srun every rank runs this command.
     """
     adopt_rank()
     recipes, overrides = _split(arguments or [])
@@ -64,6 +66,7 @@ def calibrate_command(
                 raise MachineError("--ranks starts ranks, but these were started already: omit it")
             calibrate_as_rank(recipes, overrides, out=out, budget=budget, trusted=trust or ())
             return
+        # Before minutes of measuring, and once, not on every rank.
         _check(recipes, overrides, out)
         options = [
             "--out",
@@ -92,17 +95,23 @@ def calibrate_as_rank(
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
     before = broadcast_from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
+    # One rank traces for all: it takes as long as a plan, and they share the cores.
     operators = broadcast_from_main(
         lambda: operators_of_recipes(recipes, overrides, grid.size, device, trusted)
     )
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
-    measurement = Measurement(name, folder, operators, before, budget)
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
     with progress(shown) as bar:
         task = bar.add_task("calibrate", total=None)
         result = calibrate(
-            grid, measurement, lambda done, total: bar.update(task, completed=done, total=total)
+            grid,
+            name,
+            folder,
+            operators,
+            before,
+            budget=budget,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if is_main:
         save_machine(result.machine, out)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from hyperslab.cli.terminal import say
-from hyperslab.kernels.compile import cached_library, load_library
+from hyperslab.kernels.compile import load_library, ready_library
 
 
 def compile_command() -> None:
-    """Compile the kernels for this machine's processor now; a first run would wait for it."""
-    path = cached_library()
+    """Compile the kernels for this processor.
+
+    Otherwise the first run does so, unless they came with the package. HYPERSLAB_COMPILE=1 in the
+    environment compiles them in any case.
+    """
+    path = ready_library()
     load_library(path)
     say(f"kernels for this processor: {path}")

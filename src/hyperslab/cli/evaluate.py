@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from hyperslab.cli.options import (
-    BlendOption,
-    CheckpointOption,
-    OverlapOption,
-    RanksOption,
-    RunArgument,
-    TrustOption,
-    WindowOption,
-    options_of_windows,
-    windows_of_options,
-)
-from hyperslab.cli.rank import (
-    adopt_rank,
-    as_rank,
-    become_rank,
-    check_ranks,
-    exit_when_stopped,
-    is_rank,
-    launch_command,
-    telling_ranks,
-)
+from hyperslab.cli import options, rank
 from hyperslab.cli.terminal import log_to_stdout
-from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
+from hyperslab.recipe.trust import RUN_RECIPE, trust_of
+from hyperslab.studies.table import Table
 from hyperslab.train.evaluate import (
     ClassEvaluation,
     Evaluation,
@@ -44,9 +22,9 @@ from hyperslab.train.evaluate import (
     recipe_for,
 )
 from hyperslab.train.metrics import SURFACE_TOLERANCE
-from hyperslab.train.sliding_windows import WindowPolicy
 from hyperslab.util.atomic_files import check_links
 
+RELATIVE = "relative_error"
 COLUMNS = {
     "ratio": "ratio",
     "mse": "MSE",
@@ -54,7 +32,7 @@ COLUMNS = {
     "mae": "MAE",
     "r2": "R²",
     "mae_physical": "MAE phys.",
-    "relative_error": "relative",
+    RELATIVE: "relative",
 }
 OF_VOLUMES = {"averaged": "averaged", "recalibrated": "and recalibrated"}
 OF_CLASSES = {
@@ -77,18 +55,19 @@ OF_PRESENCE = {
 
 
 def evaluate_command(
-    run: RunArgument,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value; grid.depth=2 is a grid of its own.")
-    ] = None,
-    ranks: RanksOption = None,
-    checkpoint: CheckpointOption = "best",
-    split: Annotated[str, typer.Option(help="test, validation, train or all.")] = "test",
+    context: typer.Context,
+    run: options.RunArgument,
+    overrides: options.OverridesArgument = None,
+    ranks: options.RanksOption = None,
+    checkpoint: options.CheckpointOption = "best",
+    split: Annotated[
+        str, typer.Option(help="Split to measure: test, validation, train or all.")
+    ] = "test",
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Recalibrate predictions for whole volumes by lines fitted to the validation "
+            help="Recalibrate the predictions of whole volumes by lines fitted to the validation "
             "split.",
         ),
     ] = False,
@@ -96,78 +75,50 @@ def evaluate_command(
         bool,
         typer.Option(
             "--surfaces/--no-surfaces",
-            help="Of classes: measure how far apart surfaces are [mm], where voxels have a size.",
+            help="Measure distances of surfaces [mm], if voxels have a size.",
         ),
     ] = True,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Of the surface Dice [mm].")
+        float, typer.Option(min=0, help="Tolerance of the surface Dice [mm].")
     ] = SURFACE_TOLERANCE,
-    window: WindowOption = None,
-    overlap: OverlapOption = None,
-    blend: BlendOption = None,
-    trust: TrustOption = None,
+    window: options.WindowOption = None,
+    overlap: options.OverlapOption = None,
+    blend: options.BlendOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
-    """Measure a network on the test split; also under torchrun and srun, on any grid.
+    """Measure a trained network on the test split.
 
-    With --window volumes are predicted in windows that overlap, each cut over all ranks, as
+    Start ranks with --ranks, or run this command on every rank under torchrun or srun; any grid
+    gives the same result. With --window, volumes are predicted in overlapping windows, as
     `hyperslab predict --window` does.
     """
-    windows = windows_of_options(window, overlap, blend)
-    adopt_rank()
-    overrides = overrides or []
+    windows = options.windows_of_options(window, overlap, blend)
+    rank.adopt_rank()
     trusted = trust_of(run / RUN_RECIPE, trust or ())
-    with telling_ranks():
+    with rank.telling_ranks():
+        # Whole samples need no halos; windows of one sample are cut, as when they are predicted.
         axis = "depth" if windows else "data"
-        recipe = recipe_for(run, overrides, ranks=ranks, axis=axis, trust=trusted)
-        check_ranks(recipe, ranks)
-    with exit_when_stopped():
-        if is_rank(recipe):
-            evaluate_as_rank(
-                run,
-                overrides,
-                checkpoint=checkpoint,
-                split=split,
-                calibrate=calibrate,
-                surfaces=SurfacePolicy(surfaces, tolerance),
-                windows=windows,
-                trust=trusted,
-            )
+        recipe = recipe_for(run, overrides or [], ranks=ranks, axis=axis, trust=trusted)
+        rank.check_ranks(recipe, ranks)
+    with rank.exit_when_stopped():
+        if not rank.is_rank(recipe):
+            check_links(run, "logs")
+            rank.launch_again(context, recipe, run / "logs")
             return
-        options = ["--checkpoint", checkpoint, "--split", split]
-        options += ["--calibrate"] if calibrate else []
-        options += ["--tolerance", str(tolerance)] if surfaces else ["--no-surfaces"]
-        options += [*options_of_windows(windows), *trusted.options]
-        check_links(run, "logs")
-        launch_command(recipe, ["evaluate", str(run), *overrides, *options], run / "logs")
-
-
-@as_rank
-def evaluate_as_rank(
-    run: Path,
-    overrides: Sequence[str],
-    *,
-    checkpoint: str,
-    split: str,
-    calibrate: bool,
-    surfaces: SurfacePolicy,
-    windows: WindowPolicy | None,
-    trust: Trust,
-) -> None:
-    """Evaluate as one rank; the main one prints."""
-    is_main = become_rank()
-    log_to_stdout(logging.WARNING)
-    result = evaluate(
-        run,
-        checkpoint=checkpoint,
-        split=split,
-        overrides=overrides,
-        calibrate=calibrate,
-        surfaces=surfaces,
-        windows=windows,
-        trust=trust,
-    )
-    if is_main:
-        show_evaluation(result, run, Console(soft_wrap=True))
+        is_main = rank.become_rank()
+        log_to_stdout(logging.WARNING)
+        result = rank.as_rank(evaluate)(
+            run,
+            checkpoint=checkpoint,
+            split=split,
+            overrides=overrides or [],
+            calibrate=calibrate,
+            surfaces=SurfacePolicy(surfaces, tolerance),
+            windows=windows,
+            trust=trusted,
+        )
+        if is_main:
+            show_evaluation(result, run, Console(soft_wrap=True))
 
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
@@ -179,41 +130,33 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
         highlight=False,
     )
     if isinstance(result, ClassEvaluation):
-        console.print(table_of_classes(result), table_of_confusion(result), sep="")
-        if result.surfaces:
-            console.print(table_of_surfaces(result))
+        tables = list(_tables_of_classes(result))
         words = "Dice of all voxels together, and the mean of the samples' own"
         if result.surfaces:
             words += "\ndistances: means over the samples that have the class in both masks"
     else:
-        console.print(table_of(result.errors))
-        if any(kind in result.facts for kind in OF_VOLUMES):
-            console.print(table_of_volumes(result))
+        tables = list(_tables_of_parameters(result))
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
         words += f"\n{relative_errors(result.errors)}"
+    console.print(*(table.for_terminal(wrap_heads=True) for table in tables), sep="")
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
         highlight=False,
     )
 
 
-def table_of(errors: dict[str, dict[str, float]]) -> Table:
-    """Return one row a parameter: its errors."""
-    table = _empty_table("parameter", COLUMNS.values())
-    for name, row in errors.items():
-        cells = [f"{row[key]:.3g}" for key in COLUMNS if key != "relative_error"]
-        table.add_row(name, *cells, f"{row['relative_error']:.2%}")
-    return table
-
-
-def table_of_volumes(result: Evaluation) -> Table:
-    """Return one row a parameter: the ratios of predictions for whole volumes."""
+def _tables_of_parameters(result: Evaluation) -> Iterator[Table]:
+    """Make a row of each parameter: its errors, and the ratios of whole volumes."""
+    rows = [
+        [name, *(f"{row[key]:.2%}" if key == RELATIVE else f"{row[key]:.3g}" for key in COLUMNS)]
+        for name, row in result.errors.items()
+    ]
+    yield Table("", ["parameter", *COLUMNS.values()], rows)
     found = {kind: head for kind, head in OF_VOLUMES.items() if kind in result.facts}
-    table = _empty_table("ratio of volumes", found.values())
-    for name in result.errors:
-        rows = [result.facts[kind]["parameters"][name] for kind in found]
-        table.add_row(name, *(f"{row['ratio']:.3g}" for row in rows))
-    return table
+    if found:
+        of = [result.facts[kind]["parameters"] for kind in found]
+        rows = [[name, *(f"{one[name]['ratio']:.3g}" for one in of)] for name in result.errors]
+        yield Table("", ["ratio of volumes", *found.values()], rows)
 
 
 def relative_errors(errors: dict[str, dict[str, float]]) -> str:
@@ -225,42 +168,25 @@ def relative_errors(errors: dict[str, dict[str, float]]) -> str:
     return f"relative errors by SC18's formula (of the mean): {', '.join(found)}"
 
 
-def table_of_classes(result: ClassEvaluation) -> Table:
-    """Return one row a class: its scores."""
-    table = _empty_table("class", OF_CLASSES.values())
-    for name, row in result.scores.items():
-        table.add_row(name, *(f"{row[key]:.3g}" for key in OF_CLASSES))
-    return table
-
-
-def table_of_surfaces(result: ClassEvaluation) -> Table:
-    """Return one row a class but the background: distances, and where there are none."""
-    tolerance = result.facts["surfaces"]["tolerance_mm"]
-    head = {**OF_SURFACES, "surface_dice": f"surface Dice at {tolerance:g} mm"}
-    table = _empty_table("surfaces", [*head.values(), *OF_PRESENCE.values()])
-    for name in result.classes[1:]:
-        row = result.scores[name]
-        cells = [f"{row[key]:.3g}" for key in head]
-        table.add_row(name, *cells, *(f"{row[key]:.0f}" for key in OF_PRESENCE))
-    return table
-
-
-def table_of_confusion(result: ClassEvaluation) -> Table:
-    """Return one row a true class: which share of its voxels was given to each class [%]."""
-    table = _empty_table("true voxels as", result.classes)
-    for name, counts in zip(result.classes, result.confusion, strict=True):
-        table.add_row(name, *(f"{100 * n / max(counts.sum(), 1):.3g} %" for n in counts))
-    return table
-
-
-def _empty_table(first: str, others: Iterable[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for head in others:
-        table.add_column(Text(head), justify="right", min_width=_longest_word(head))
-    return table
-
-
-def _longest_word(head: str) -> int:
-    """Return the longest word: a narrow terminal breaks heads between words, and shortens none."""
-    return max(map(len, head.split()), default=0)
+def _tables_of_classes(result: ClassEvaluation) -> Iterator[Table]:
+    """Make a row of each class: scores, where its voxels went [%], distances of surfaces."""
+    scores = result.scores
+    rows = [[name, *(f"{row[key]:.3g}" for key in OF_CLASSES)] for name, row in scores.items()]
+    yield Table("", ["class", *OF_CLASSES.values()], rows)
+    rows = [
+        [name, *(f"{100 * n / max(counts.sum(), 1):.3g} %" for n in counts)]
+        for name, counts in zip(result.classes, result.confusion, strict=True)
+    ]
+    yield Table("", ["true voxels as", *result.classes], rows)
+    if result.surfaces:
+        tolerance = result.facts["surfaces"]["tolerance_mm"]
+        head = {**OF_SURFACES, "surface_dice": f"surface Dice at {tolerance:g} mm"}
+        rows = [
+            [
+                name,
+                *(f"{scores[name][key]:.3g}" for key in head),
+                *(f"{scores[name][key]:.0f}" for key in OF_PRESENCE),
+            ]
+            for name in result.classes[1:]
+        ]
+        yield Table("", ["surfaces", *head.values(), *OF_PRESENCE.values()], rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,20 +13,19 @@ import typer
 from hyperslab.cli.options import MissingChunksOption, PluginOption, TrustOption, channels_of_option
 from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES, Grid
-from hyperslab.data import Source, Subvolumes
-from hyperslab.formats.convert.verify import verify_samples
+from hyperslab.data import Source
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import MAPPED, choices, find_format, load_plugins, names, source_of
-from hyperslab.formats.source import DataMap
+from hyperslab.formats.registry import MAPPED, choices, find_format, load_plugins, names, sources_of
+from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.storage import Storage, read_cost, replica_boxes, storage_advice
-from hyperslab.formats.storage_order import Channels
-from hyperslab.formats.views import joined, padded, selected
+from hyperslab.formats.views import padded, selected
+from hyperslab.formats.writer import verify_samples
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
 
 RECIPES = (".yaml", ".yml")
-OUTSIDE = "HDF5 files may take values from files outside of the folder."
+OUTSIDE = "Allow HDF5 files to refer to files outside the folder."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
@@ -33,19 +33,26 @@ def inspect_command(
     path: Annotated[Path, typer.Argument(help="A folder that hyperslab.open takes, or a recipe.")],
     places: Annotated[
         list[str] | None,
-        typer.Argument(help="A grid, such as grid.depth=2; of a recipe, any key=value."),
+        typer.Argument(help="A grid, such as grid.depth=2; for a recipe, any override."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help=f"{choices(names())}.")] = None,
-    channels: Annotated[str | None, typer.Option(help="first or last.")] = None,
+    format: Annotated[
+        str | None, typer.Option(help=f"Format of the folder: {choices(names())}.")
+    ] = None,
+    channels: Annotated[
+        str | None, typer.Option(help="Place of the channels: first or last.")
+    ] = None,
     plugin: PluginOption = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read all of it, and compare every checksum.")
+        bool, typer.Option("--verify", help="Read everything and compare every checksum.")
     ] = False,
     outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
     missing_chunks: MissingChunksOption = False,
     trust: TrustOption = None,
 ) -> None:
-    """Say what a folder or a recipe's data hold, and what reading them on a grid costs."""
+    """Show what a folder holds and what reading it costs.
+
+    Also takes a recipe: the data are then those of the recipe.
+    """
     load_plugins(plugin or [])
     place = channels_of_option(channels)
     says = {"format": format, "channels": channels}
@@ -62,7 +69,7 @@ def inspect_command(
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)
-        source, found = _of_folder(path, format, place, allowed)
+        source, found = _opened([path], ScanOptions(place, format, allowed=allowed))
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
@@ -90,17 +97,13 @@ def _verify(source: Source, folder: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _of_folder(
-    path: Path,
-    format: str | None,
-    channels: Channels | None,
-    allowed: AccessPolicy,
-    mapping: DataMap | None = None,
-) -> tuple[Source, str]:
-    """Open the samples of a folder, and find the name of their format."""
-    found = format or (MAPPED if mapping else find_format(path)[0].name)
-    source = source_of(path, Grid(), channels, format, allowed=allowed, mapping=mapping)
-    return source, found
+def _opened(folders: Sequence[Path], options: ScanOptions) -> tuple[Source, str]:
+    """Open the samples of folders as one source, and find the names of their formats."""
+    found = [
+        options.format or (MAPPED if options.mapping else find_format(folder)[0].name)
+        for folder in folders
+    ]
+    return sources_of(folders, Grid(), options), " and ".join(dict.fromkeys(found))
 
 
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
@@ -108,21 +111,15 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     data = recipe.data
     origin = data.origin
     if isinstance(origin, Source):
-        source = origin
-        found = "synthetic"
+        source, found = origin, "synthetic"
     else:
         folders = [origin] if isinstance(origin, Path) else origin
-        parts = {
-            folder: _of_folder(folder, data.format, data.channels, data.allowed, data.mapping)
-            for folder in folders
-        }
-        source = joined({folder: part for folder, (part, _) in parts.items()})
-        found = " and ".join(dict.fromkeys(word for _, word in parts.values()))
-    source = selected(source, data.redshifts, data.targets)
-    if data.subvolume is not None:
-        source = Subvolumes(source, data.subvolume)
-    source = padded(source, data.multiple)
-    return source, found, recipe.grid.model_dump()
+        options = ScanOptions(
+            data.channels, data.format, allowed=data.allowed, mapping=data.mapping
+        )
+        source, found = _opened(folders, options)
+    source = selected(source, data.redshifts, data.targets, data.subvolume)
+    return padded(source, data.multiple), found, recipe.grid.model_dump()
 
 
 def _extents(words: list[str]) -> dict[str, int]:
@@ -198,7 +195,7 @@ def _store_costs(source: Source, extents: dict[str, int]) -> list[str]:
     return [
         f"keeping all of it on {' '.join(f'{axis}={number}' for axis, number in grid.items())}:",
         f"  a rank     {each} boxes, {_size(each * size)} of memory",
-        f"  {f'{ranks} ranks':11}{_size(each * size * ranks)}",
+        f"  {'all' if ranks == 1 else f'{ranks} ranks':11}{_size(each * size * ranks)}",
     ]
 
 

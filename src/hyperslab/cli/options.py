@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, TypeVar, get_args
 
 import typer
 
@@ -11,33 +12,31 @@ from hyperslab.errors import DataError
 from hyperslab.formats.storage_order import Channels
 from hyperslab.train.sliding_windows import WindowPolicy
 
+N = TypeVar("N", int, float)
+
 RunArgument = Annotated[Path, typer.Argument(help="The folder of a training run.")]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Overrides of the recipe, such as grid.depth=2 data.batch_size=16."),
+]
 RanksOption = Annotated[
     int | None,
-    typer.Option(min=1, help="How many to start. Default: as many as the grid, or 1."),
+    typer.Option(min=1, help="Number of ranks to start. Default: those of the grid, or 1."),
 ]
 CheckpointOption = Annotated[
-    str, typer.Option(help="best, latest, the name of one of the run's, or a path.")
+    str,
+    typer.Option(help="Checkpoint to use: best, latest, a name in the run's folder, or a path."),
 ]
-
-
 WindowOption = Annotated[
-    str | None, typer.Option(help="Predict in windows of so many voxels, D,H,W: 96,96,96.")
+    str | None, typer.Option(help="Predict in windows of D,H,W voxels, such as 96,96,96.")
 ]
 OverlapOption = Annotated[
-    float | None, typer.Option(help="Of neighbouring windows, a share. Default: 0.5.")
+    float | None, typer.Option(help="Overlap of neighbouring windows, from 0 to 1. Default: 0.5.")
 ]
 BlendOption = Annotated[
-    str | None, typer.Option(help="Where windows overlap: gaussian (the default) or constant.")
+    str | None,
+    typer.Option(help="Weights of overlapping windows: gaussian (the default) or constant."),
 ]
-
-
-def options_of_windows(windows: WindowPolicy | None) -> list[str]:
-    """Write windows as a command line says them."""
-    if windows is None:
-        return []
-    size = ",".join(map(str, windows.size))
-    return ["--window", size, "--overlap", str(windows.overlap), "--blend", windows.blend]
 
 
 def windows_of_options(
@@ -52,35 +51,46 @@ def windows_of_options(
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend are of windows: give --window D,H,W")
         return None
+    size = three("--window", window, int)
+    chosen = 0.5 if overlap is None else overlap
     try:
-        numbers = [int(number) for number in window.split(",")]
-        depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
-        chosen = 0.5 if overlap is None else overlap
-        return WindowPolicy((depth, height, width), chosen, blend or "gaussian")  # type: ignore[arg-type]
+        return WindowPolicy(size, chosen, blend or "gaussian")  # type: ignore[arg-type]
     except DataError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
+    """Read three numbers with commas between, D,H,W; one stands for all of them.
+
+    Raises:
+        BadParameter: they are not.
+    """
+    try:
+        numbers = [kind(number) for number in text.split(",")]
+        depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
     except ValueError:
-        raise typer.BadParameter(f"--window {window}: give one number or three, D,H,W") from None
+        raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W") from None
+    return depth, height, width
 
 
 MissingChunksOption = Annotated[
     bool,
     typer.Option(
         "--missing-chunks",
-        help="What HDF5 files and Zarr groups do not store is their fill value.",
+        help="Read chunks that a file does not store as its fill value.",
     ),
 ]
 TrustOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODULE",
-        help="An installed module whose classes the recipe in a run's folder may name, such as "
-        "monai.networks.nets; may be repeated. What a recipe of your own has trained here needs "
-        "none; a run that went on by --trust needs it again.",
+        help="Installed module whose classes the recipe in somebody else's run folder may name, "
+        "such as monai.networks.nets; may be repeated. Runs that you trained here need none; a run "
+        "that was continued with --trust needs it again.",
     ),
 ]
 PluginOption = Annotated[
-    list[str] | None, typer.Option(help="A module to import, which registers formats.")
+    list[str] | None, typer.Option(help="Module to import that registers formats; may be repeated.")
 ]
 
 

@@ -6,133 +6,105 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
 
-from hyperslab.cli.options import (
-    BlendOption,
-    CheckpointOption,
-    OverlapOption,
-    RanksOption,
-    RunArgument,
-    TrustOption,
-    WindowOption,
-    options_of_windows,
-    windows_of_options,
-)
-from hyperslab.cli.rank import (
-    adopt_rank,
-    as_rank,
-    become_rank,
-    check_ranks,
-    exit_when_stopped,
-    is_rank,
-    launch_command,
-    telling_ranks,
-)
+from hyperslab.cli import options, rank
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
-from hyperslab.recipe.trust import RUN_RECIPE, Trust, trust_of
+from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.train.evaluate import recipe_for
+from hyperslab.train.mask_files import MaskFormat, check_mask_format
 from hyperslab.train.predict import InputOutcome, predict
-from hyperslab.train.sliding_windows import WindowPolicy
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
 
 def predict_command(
-    run: RunArgument,
+    context: typer.Context,
+    run: options.RunArgument,
     inputs: Annotated[
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Files of volumes as the run was trained on, or folders of them; and key=value, "
-            "such as grid.depth=2.",
+            help="Volumes of the kind that the run was trained on, or folders of them, and "
+            "overrides such as grid.depth=2.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the results; made if missing.")],
-    ranks: RanksOption = None,
-    checkpoint: CheckpointOption = "best",
+    out: Annotated[Path, typer.Option(help="Folder of the results; created if missing.")],
+    ranks: options.RanksOption = None,
+    checkpoint: options.CheckpointOption = "best",
     native: Annotated[
-        bool, typer.Option("--native", help="At the files' resolution, not the training's.")
+        bool,
+        typer.Option(
+            "--native", help="Predict at the resolution of the files, not of the training."
+        ),
     ] = False,
-    window: WindowOption = None,
-    overlap: OverlapOption = None,
-    blend: BlendOption = None,
-    trust: TrustOption = None,
+    window: options.WindowOption = None,
+    overlap: options.OverlapOption = None,
+    blend: options.BlendOption = None,
+    format: Annotated[
+        str, typer.Option(help="Format of masks: nifti, hdf5 or zarr (OME-Zarr).")
+    ] = "nifti",
+    trust: options.TrustOption = None,
 ) -> None:
-    """Predict whole volumes, each cut over all ranks; also under torchrun and srun.
+    """Predict whole volumes, each cut over all ranks.
 
-    A network of classes writes OUT/NAME-mask.nii.gz on the lattice of its input, one of numbers a
-    row of OUT/parameters.csv. What cannot be read is named, the others are predicted, and the
-    command exits with 1. Run it again to go on after a stop. With --window volumes are predicted in
-    windows that overlap, each cut over all ranks, as MONAI's sliding_window_inference in serial.
+    A segmentation network writes OUT/NAME-mask.nii.gz on the voxels of its input; --format writes
+    HDF5 or OME-Zarr instead. A regression network writes a row of OUT/parameters.csv. Inputs that
+    cannot be read are named, the others are predicted, and the exit code is 1. Repeat the command
+    to continue after an interruption. With --window, volumes are predicted in overlapping windows,
+    each cut over all ranks; the result equals that of MONAI's sliding_window_inference. Start ranks
+    with --ranks, or run this command on every rank under torchrun or srun.
     """
-    windows = windows_of_options(window, overlap, blend)
-    adopt_rank()
+    windows = options.windows_of_options(window, overlap, blend)
+    check_mask_format(format)
+    rank.adopt_rank()
     files, overrides = _split(inputs)
     trusted = trust_of(run / RUN_RECIPE, trust or ())
-    with telling_ranks():
+    # What is wrong before ranks have met would leave the others waiting: they are told.
+    with rank.telling_ranks():
         recipe = recipe_for(
             run, overrides, ranks=ranks, axis="depth", replicas=False, trust=trusted
         )
-        check_ranks(recipe, ranks)
-    options = ["--out", str(out), "--checkpoint", checkpoint, *(["--native"] if native else [])]
-    options += [*options_of_windows(windows), *trusted.options]
-    with exit_when_stopped():
-        if is_rank(recipe):
-            predict_as_rank(
-                run,
-                files,
-                overrides,
-                out=out,
-                checkpoint=checkpoint,
-                native=native,
-                windows=windows,
-                trust=trusted,
-            )
+        rank.check_ranks(recipe, ranks)
+    with rank.exit_when_stopped():
+        if not rank.is_rank(recipe):
+            rank.launch_again(context, recipe, out / "logs")
             return
-        arguments = ["predict", *options, "--", str(run), *files, *overrides]
-        launch_command(recipe, arguments, out / "logs")
-
-
-@as_rank
-def predict_as_rank(
-    run: Path,
-    files: Sequence[str],
-    overrides: Sequence[str],
-    *,
-    out: Path,
-    checkpoint: str,
-    native: bool,
-    windows: WindowPolicy | None = None,
-    trust: Trust | None = None,
-) -> None:
-    """Predict as one rank; the main one shows how far it is.
-
-    Raises:
-        DataError: names the inputs that failed; the others are done.
-    """
-    is_main = become_rank()
-    log_to_stdout(logging.WARNING)
-    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
-    with progress(shown) as bar:
-        task = bar.add_task("predict", total=None)
-        outcomes = predict(
+        work = partial(
+            predict,
             run,
             files,
             out,
             checkpoint=checkpoint,
             native=native,
             windows=windows,
+            format=cast(MaskFormat, format),
             overrides=overrides,
-            trust=trust,
-            done=lambda _, total: bar.update(task, advance=1, total=total),
+            trust=trusted,
         )
+        predict_as_rank(work, out)
+
+
+@rank.as_rank
+def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
+    """Predict as one rank; the main one shows how far it is.
+
+    Raises:
+        DataError: names the inputs that failed; the others are done.
+    """
+    is_main = rank.become_rank()
+    log_to_stdout(logging.WARNING)
+    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
+    with progress(shown) as bar:
+        task = bar.add_task("predict", total=None)
+        outcomes = work(done=lambda _, total: bar.update(task, advance=1, total=total))
     if is_main:
         print(printable(_summary(outcomes, out)), flush=True)
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]

@@ -11,23 +11,19 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+import typer
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
 from hyperslab.comm.launchers import check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
-from hyperslab.launch.supervisor import (
-    ERROR_FILE_VARIABLE,
-    RESTARTS_VARIABLE,
-    end_with_parent,
-    launch,
-)
+from hyperslab.launch import supervisor
 from hyperslab.recipe.schema import GridSection, Recipe
 
 P = ParamSpec("P")
@@ -35,7 +31,7 @@ T = TypeVar("T")
 
 
 def adopt_rank() -> None:
-    """Take this process's rank from the variables of mpirun or srun, if they have started it.
+    """Take this process's rank from the variables of the srun, jsrun or mpirun that started it.
 
     Raises:
         HyperslabError: one of them, or of torchrun's, is missing or odd; names it.
@@ -50,9 +46,22 @@ def is_started() -> bool:
     return "RANK" in os.environ
 
 
+def check_alone(command: str) -> None:
+    """Refuse to be one of several ranks that something has started.
+
+    Raises:
+        LayoutError: this is one of them.
+    """
+    if is_started():
+        raise LayoutError(
+            f"hyperslab {command} starts its ranks itself, on this machine: do not start it on "
+            "several, by torchrun, mpirun or srun"
+        )
+
+
 def is_started_again() -> bool:
     """Say whether what started this rank, such as torchrun with --max-restarts, did so before."""
-    return os.environ.get(RESTARTS_VARIABLE, "0") != "0"
+    return os.environ.get(supervisor.RESTARTS_VARIABLE, "0") != "0"
 
 
 def is_rank(recipe: Recipe) -> bool:
@@ -63,17 +72,14 @@ def is_rank(recipe: Recipe) -> bool:
 def become_rank() -> bool:
     """Begin the work of a rank; returns whether it is the main one."""
     if is_started():
-        end_with_parent()
+        supervisor.end_with_parent()
     return os.environ.get("RANK", "0") == "0"
 
 
-def launch_command(recipe: Recipe, arguments: Sequence[str], logs: Path) -> None:
-    """Run ``hyperslab arguments...`` on every rank of the recipe's grid, on this machine.
-
-    Raises what `launch` does.
-    """
-    command = ["-m", "hyperslab", *arguments]
-    launch(recipe.grid.size, command, logs, limit=recipe.timeout)
+def launch_again(context: typer.Context, recipe: Recipe, logs: Path) -> None:
+    """Run this very command line on every rank of the recipe's grid; raises what `launch` does."""
+    command = ["-m", "hyperslab", *context.obj]
+    supervisor.launch(recipe.grid.size, command, logs, limit=recipe.timeout)
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    _drop_traceback(Path(os.environ[ERROR_FILE_VARIABLE]))
+                    _drop_traceback(Path(os.environ[supervisor.ERROR_FILE_VARIABLE]))
             raise
 
     recording: Any = record(work)

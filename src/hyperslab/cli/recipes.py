@@ -16,12 +16,12 @@ from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 LONGEST_LINE = 500
 """A line is at most as long where it is no terminal that shows it."""
 
-recipes_commands = typer.Typer(invoke_without_command=True)
+recipes_command = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
 
-@recipes_commands.callback()
+@recipes_command.callback()
 def list_recipes(context: typer.Context) -> None:
-    """List the recipes that come along, or copy one."""
+    """List the shipped recipes, or copy one."""
     if context.invoked_subcommand is not None:
         return
     known = shipped_recipes()
@@ -29,14 +29,16 @@ def list_recipes(context: typer.Context) -> None:
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else LONGEST_LINE
     for name, about in known.items():
         say(f"{name:{width}}  {textwrap.shorten(about, room - width - 2, placeholder=' ...')}")
-    say("\nhyperslab recipes copy NAME puts one into this folder, to be changed.")
+    say("\nhyperslab recipes copy NAME copies one into this folder, for you to change.")
 
 
-@recipes_commands.command("copy")
+@recipes_command.command("copy")
 def copy_command(
-    name: Annotated[str, typer.Argument(help="A name of the list.")],
-    folder: Annotated[Path, typer.Argument(help="Where to; made if missing.")] = Path(),
+    name: Annotated[str, typer.Argument(help="A name from the list.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to copy into; created if missing.")
+    ] = Path(),
 ) -> None:
-    """Copy a recipe; of a sweep also the recipe that it varies."""
+    """Copy a recipe; for a sweep, also copy the recipe that it varies."""
     for path in copy_recipe(name, folder):
         say(str(path))

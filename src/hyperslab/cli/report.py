@@ -14,18 +14,16 @@ if TYPE_CHECKING:
 
 
 def report_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Folders of training runs, or of a sweep of them.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or of a sweep.")],
     control: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=FOLDER: something else that predicts the test split, in the files of an "
+            help="NAME=FOLDER: another prediction of the test split, in the files of an "
             "evaluation; may be repeated."
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The page of a comparison. Default: where the runs are.")
+        Path | None, typer.Option(help="File of a comparison. Default: beside the runs.")
     ] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write the numbers of a comparison to this file.")
@@ -33,16 +31,16 @@ def report_command(
     figures: Annotated[
         str,
         typer.Option(
-            help="Write the figures as files for a paper, too: pdf, png or pdf,png. They come into "
-            "the folder report-figures beside the page."
+            help="Also write the figures as files for a paper (pdf, png or pdf,png) into the "
+            "folder report-figures beside the page."
         ),
     ] = "",
 ) -> None:
-    """Write the figures and tables of a run as one page that needs nothing else.
+    """Write a self-contained page of figures and tables.
 
-    Of several runs, or of a sweep, the page compares them: test losses by epoch and by time, true
-    against predicted, errors with intervals. Runs that differ by their seed alone are one
-    configuration. Of two runs it is the page of the first, with both timelines on one scale.
+    Several runs, or a sweep, are compared: test losses by epoch and by time, true against predicted
+    values, errors with intervals. Runs that differ only in their seed form one configuration. Two
+    runs give the page of the first one, in its folder, with both timelines on one scale.
     """
     with importing_figures():  # other commands need not wait for it
         from hyperslab.studies.report import figures_beside, write_comparison, write_report
@@ -51,10 +49,12 @@ def report_command(
     controls = [_control(words) for words in control or []]
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     if compares or controls or output is not None or json_path is not None:
+        whose = ""
         page = write_comparison(runs, controls, output=output, numbers=json_path, figures=formats)
     else:
+        whose = f" (the page of {runs[0]}, with {runs[1]} beside it)" if len(runs) == 2 else ""
         page = write_report(*runs, figures=formats)
-    typer.echo(f"{page}")
+    typer.echo(f"{page}{whose}")
     if formats:
         folder = figures_beside(page)
         names = sorted({file.stem for file in folder.iterdir() if file.suffix[1:] in formats})

@@ -10,28 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hyperslab.cli.options import TrustOption
-from hyperslab.cli.rank import exit_when_stopped, is_started
+from hyperslab.cli.options import OverridesArgument, TrustOption
+from hyperslab.cli.rank import check_alone, exit_when_stopped
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
-from hyperslab.errors import LayoutError
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.search import process_bytes
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection, Recipe, planned_device
 from hyperslab.recipe.trust import trust_of
-from hyperslab.studies.scaling.study import (
-    Predictor,
-    RefusedPoint,
-    ScalingKind,
-    ScalingPoint,
-    StudyRequest,
-    own_points,
-    points_or_refusals,
-    run_study,
-    strong_points,
-    weak_points,
-)
+from hyperslab.studies.scaling import study as scaling
 from hyperslab.util.atomic_files import check_links
 from hyperslab.util.optional_libraries import importing_figures
 
@@ -41,61 +29,63 @@ AUTO = "auto"
 
 def scale_command(
     kind: Annotated[
-        ScalingKind,
+        scaling.ScalingKind,
         typer.Argument(help="strong: the mini-batch stays; weak: it grows with the ranks."),
     ],
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, such as data.batch_size=16.")
-    ] = None,
-    ranks: Annotated[str, typer.Option(help="How many, each a point, such as 1,2,4.")] = "",
+    overrides: OverridesArgument = None,
+    ranks: Annotated[
+        str, typer.Option(help="Numbers of ranks, one for each point, such as 1,2,4.")
+    ] = "",
     axis: Annotated[
         str | None,
         typer.Option(
-            help=f"What grows in strong scaling: {', '.join(AXES)}, or auto for the plan's best "
-            "grids. Default: depth, or the recipe's auto."
+            help=f"Axis that grows in strong scaling: {', '.join(AXES)}, or auto for the plan's "
+            "best grids. Default: depth, or the recipe's auto."
         ),
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(help="A point of your own, such as depth=2,height=2; may be repeated."),
+        typer.Option(
+            help="Grid of an additional point, such as depth=2,height=2; may be repeated."
+        ),
     ] = None,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Run nothing: the ranks need not be there.")
+        bool, typer.Option("--predict", help="Run nothing and predict; the ranks need not exist.")
     ] = False,
     machine: Annotated[
         str | None,
         typer.Option(
-            help="Whose times are predicted: shipped, or a calibrated file. Default: the usual one."
+            help="Machine to predict for: a shipped name, or a calibrated file. Default: the "
+            "device's."
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(min=2, help="Of each run; the first is left out.")] = 4,
+    epochs: Annotated[
+        int, typer.Option(min=2, help="Epochs of each run; the first does not count.")
+    ] = 4,
     output: Annotated[
-        Path | None, typer.Option(help="For runs, tables, figure. Default: beside the recipe's.")
+        Path | None,
+        typer.Option(help="Folder of runs, tables and figure. Default: beside the recipe's."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Measure or predict how training scales: throughput, speed-up, efficiency.
+    """Measure or predict how training scales.
 
-    As in Oyama et al. 2020 every point is a training of 4 epochs on this machine, into a folder of
-    its own; the median step counts, without the first epoch. A point that is there already is not
-    run again. With a machine its prediction stands beside each. Synthetic data (data.path=null
-    data.synthetic.width=128) take no files.
+    As in Oyama et al. 2020, every point is a training of 4 epochs on this machine, in its own
+    folder; the result is the median step without the first epoch. Existing points are not run
+    again. With --machine, a prediction stands beside each measurement. Synthetic data
+    (data.path=null data.synthetic.width=128) need no files.
     """
     with importing_figures():  # --help need not wait for it
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
 
-    if is_started():
-        raise LayoutError(
-            "hyperslab scale starts its ranks itself, on this machine: do not start it on several, "
-            "by torchrun, mpirun or srun"
-        )
+    check_alone("scale")
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     predictor = _predictor(machine, config) if predict or machine is not None else None
     points, refused = points_of(
         kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor
     )
-    request = StudyRequest(
+    request = scaling.StudyRequest(
         kind=kind,
         name=recipe.stem,
         recipe=config,
@@ -107,7 +97,7 @@ def scale_command(
     )
     log_to_stdout(logging.INFO)
     with exit_when_stopped():
-        study = run_study(request, predictor, write_study)
+        study = scaling.run_study(request, predictor, write_study)
     console = Console(soft_wrap=True)
     console.print(short_table(study))
     for words in study_remarks(study):
@@ -115,7 +105,7 @@ def scale_command(
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
 
 
-def _default_output(recipe: Recipe, kind: ScalingKind) -> Path:
+def _default_output(recipe: Recipe, kind: scaling.ScalingKind) -> Path:
     """Return a folder beside the recipe's, or in it where that is a run's."""
     if recipe.trust.own:
         return recipe.output.with_name(f"{recipe.output.name}-{kind}")
@@ -124,39 +114,40 @@ def _default_output(recipe: Recipe, kind: ScalingKind) -> Path:
 
 
 def points_of(
-    kind: ScalingKind,
+    kind: scaling.ScalingKind,
     recipe: Recipe,
     *,
     ranks: str,
     axis: str | None,
     grids: list[str],
-    predictor: Predictor | None,
-) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
+    predictor: scaling.Predictor | None,
+) -> tuple[list[scaling.ScalingPoint], list[scaling.RefusedPoint]]:
     """Return the points that the options ask for, by ranks, and those that cannot be.
 
     A grid that is given comes before the rule.
 
     The plan's grids are those for the predictor's machine, or for the usual one of the device.
     """
-    if axis is not None and (kind is ScalingKind.WEAK or axis not in (*AXES, AUTO)):
+    if axis is not None and (kind is scaling.ScalingKind.WEAK or axis not in (*AXES, AUTO)):
         raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
-    points = own_points(kind, recipe, [parse_grid(words) for words in grids])
+    points = scaling.own_points(kind, recipe, [parse_grid(words) for words in grids])
     counts = parse_ranks(ranks) if ranks or not grids else []
     rest = [count for count in counts if count not in {point.ranks for point in points}]
+    # Weak scaling has its rule already: more replicas.
     chooses = axis == AUTO or (axis is None and recipe.grid.auto)
-    if kind is ScalingKind.WEAK:
-        rule = partial(weak_points, recipe)
-    elif chooses and rest:
+    weak = kind is scaling.ScalingKind.WEAK
+    if chooses and rest and not weak:
         rule = partial((predictor or _predictor(None, recipe)).best_points, recipe)
     else:
-        rule = partial(strong_points, recipe, axis=axis or "depth")
-    more, refused = points_or_refusals(rest, rule)
+        grows = "data" if weak else axis or "depth"
+        rule = partial(scaling.grown_points, kind, recipe, axis=grows)
+    more, refused = scaling.points_or_refusals(rest, rule)
     return sorted([*points, *more], key=lambda point: point.ranks), refused
 
 
-def _predictor(machine: str | None, recipe: Recipe) -> Predictor:
+def _predictor(machine: str | None, recipe: Recipe) -> scaling.Predictor:
     found = machine_for(machine, planned_device(recipe))
-    return Predictor(found, process_bytes() if found.device == "cpu" else 0)
+    return scaling.Predictor(found, process_bytes(found.device))
 
 
 def parse_ranks(words: str) -> list[int]:

@@ -7,27 +7,31 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.terminal import progress
+from hyperslab.cli.terminal import counting
 from hyperslab.simulate.parameters import NAMES, RANGES
 from hyperslab.simulate.universes import make_universes
 
 
 def simulate_command(
-    out: Annotated[Path, typer.Argument(help="Folder of the universes; made if missing.")],
-    count: Annotated[int, typer.Option(help="Universes in the folder, those there included.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the universes; created if missing.")],
+    count: Annotated[int, typer.Option(help="Universes in the folder, including existing ones.")],
     size: Annotated[int, typer.Option(help="Voxels per side.")],
     box_size: Annotated[
         float | None,
-        typer.Option(help="Side [Mpc/h] at H_0 = 70; it grows with H_0. Default: 2 per voxel."),
+        typer.Option(
+            help="Side of a universe [Mpc/h] at H_0 = 70; it grows with H_0. Default: 2 per voxel."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Universe i depends on this and i alone.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed; universe i depends only on the seed and i.")] = 0,
     parameters: Annotated[
-        str, typer.Option(help="Those that vary, with commas; the others stay fiducial.")
+        str,
+        typer.Option(help="Parameters that vary, separated by commas; the others stay fiducial."),
     ] = ",".join(NAMES),
     ranges: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(RANGES)} (Mathuriya et al. 2018), and NAME=lo..hi, with commas."
+            help=f"Ranges: {', '.join(RANGES)} (Mathuriya et al. 2018), and NAME=lo..hi, "
+            "separated by commas."
         ),
     ] = "wide",
     particles: Annotated[
@@ -35,9 +39,11 @@ def simulate_command(
     ] = None,
     steps: Annotated[int, typer.Option(help="Time steps of the particle mesh.")] = 10,
 ) -> None:
-    """Make N-body universes in the public HDF5 layout; run it again to go on after a stop."""
-    with progress() as bar:
-        task = bar.add_task("universes", total=count)
+    """Simulate N-body universes in the public HDF5 layout.
+
+    Repeat the command to continue after an interruption; finished universes are kept.
+    """
+    with counting("universes", count) as done:
         make_universes(
             out,
             count=count,
@@ -48,6 +54,6 @@ def simulate_command(
             particles=particles,
             steps=steps,
             ranges=ranges,
-            done=lambda path: bar.advance(task),
+            done=done,
         )
     typer.echo(f"{count} universes in {out}")

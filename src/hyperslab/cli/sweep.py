@@ -11,19 +11,12 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli.options import TrustOption
-from hyperslab.cli.rank import exit_when_stopped, is_started
+from hyperslab.cli.rank import check_alone, exit_when_stopped
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.sweep.run import (
-    SweepProgress,
-    forecast_table,
-    rates_table,
-    run_sweep,
-    runs_table,
-    scores_table,
-)
+from hyperslab.studies.sweep import run
 from hyperslab.studies.sweep.schema import load_sweep
 
 _WIDTH = 140
@@ -34,46 +27,45 @@ def sweep_command(
     sweep: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value of the recipe, for all variants, such as data.path=x."),
+        typer.Argument(help="Overrides of the recipe, for all variants, such as data.path=x."),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each run. Default: as many as the recipe's grid."),
+        typer.Option(min=1, help="Ranks of each run. Default: those of the recipe's grid."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="The folder of all runs. Default: the sweep's.")
+        Path | None, typer.Option(help="Folder of all runs. Default: the sweep's.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs, with predicted times; run nothing.")
+        bool, typer.Option("--dry-run", help="List the runs with predicted times, and run nothing.")
     ] = False,
     machine: Annotated[
-        str | None, typer.Option(help="Whose times --dry-run predicts. Default: the usual one.")
+        str | None,
+        typer.Option(help="Machine whose times --dry-run predicts. Default: the device's."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
-    """Choose a learning rate for each variant, then train it with several seeds and compare.
+    """Train and compare variants of a recipe.
 
-    Rates are compared by the validation loss of shorter runs. The same command goes on with a sweep
-    that was stopped; what is done stays. A failed run is named, and the exit code is 1.
+    First chooses a learning rate for each variant, by the validation loss of shorter runs; then
+    trains each with several seeds. Repeat the command to continue after an interruption; finished
+    runs are kept. A failed run is named, and the exit code is 1.
     """
-    if is_started():
-        raise LayoutError(
-            "hyperslab sweep starts its ranks itself, on this machine: do not start it on several, "
-            "by torchrun, mpirun or srun"
-        )
+    check_alone("sweep")
     words = overrides or []
+    # The user's own words come last, and so win.
     words = [*_uncut(words, ranks), *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if dry_run:
-        console.print(forecast_table(wanted, machine).for_terminal(wrap="a step"))
+        console.print(run.forecast_table(wanted, machine).for_terminal(wrap="a step"))
         return
     log_to_stdout(logging.INFO)
     with exit_when_stopped():
-        state = run_sweep(wanted, count, SweepProgress(wanted))
+        state = run.run_sweep(wanted, count, run.SweepProgress(wanted))
     rows = state.rows()
-    for table in (rates_table(rows), runs_table(rows), scores_table(rows)):
+    for table in (run.rates_table(rows), run.runs_table(rows), run.scores_table(rows)):
         console.print(table.for_terminal())
     console.print(
         f"all numbers are in {wanted.output}: sweep.json, sweep.csv; "

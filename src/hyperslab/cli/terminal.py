@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -135,22 +135,25 @@ def say(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
+@contextmanager
+def counting(what: str, total: int | None) -> Iterator[Callable[[object], None]]:
+    """Show how many of ``total`` are done: one more with each call of what this gives."""
+    with progress() as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda _: bar.advance(task)
+
+
 def progress(console: Console | None = None) -> Progress:
     """Show a bar on the terminal, by default on standard error; nothing where that is a file."""
+    from rich import progress as shown
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
 
     console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(
-        *columns,
-        TimeRemainingColumn(),
+    return shown.Progress(
+        shown.TextColumn("{task.description}"),
+        shown.BarColumn(),
+        shown.MofNCompleteColumn(),
+        shown.TimeRemainingColumn(),
         console=console,
         disable=console.quiet or not console.is_terminal,
     )

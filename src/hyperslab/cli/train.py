@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
-from hyperslab.cli.options import TrustOption
-from hyperslab.cli.rank import (
-    adopt_rank,
-    as_rank,
-    become_rank,
-    check_ranks,
-    exit_when_stopped,
-    is_rank,
-    is_started,
-    is_started_again,
-    telling_ranks,
-)
+from hyperslab.checkpoint.retention import epochs_done, folder_of, steps_in
+from hyperslab.cli import rank
+from hyperslab.cli.early import note_done, nothing_left
+from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
@@ -30,80 +24,97 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
 from hyperslab.train.profiler import ProfilePolicy
-from hyperslab.train.run import RECIPE, GridChoice, is_done, prepare_folder, train
+from hyperslab.train.run import RECIPE, is_done, prepare_folder, train
 from hyperslab.util.logs import show_logs
 
 log = logging.getLogger("hyperslab")
 
 
 def train_command(
+    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, such as grid.depth=2 epochs=10.")
-    ] = None,
+    overrides: OverridesArgument = None,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="How many to start; the grid must have as many places."),
+        typer.Option(min=1, help="Number of ranks to start; must equal that of the grid."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint, on any grid.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint, on any grid.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="The run's folder. Default: the recipe's.")
+        Path | None, typer.Option(help="Folder of the run. Default: the recipe's.")
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Take down what some steps do; the report shows it.")
+        bool, typer.Option("--profile", help="Profile a few steps; the report shows them.")
     ] = False,
     profile_steps: Annotated[
-        int, typer.Option(min=1, help="How many steps, after warm-up, with --profile.")
+        int, typer.Option(min=1, help="Steps to profile, after warm-up.")
     ] = ProfilePolicy().steps,
     machine: Annotated[
         str | None,
-        typer.Option(help="For grid=auto and for what a profile is compared with."),
+        typer.Option(help="Machine for grid=auto and for the prediction beside a profile."),
     ] = None,
     restarts: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Start again after a rank has died, so often, from the newest checkpoint; with "
-            "grid=auto on fewer ranks where one cannot come back.",
+            help="Restart from the newest checkpoint, at most this many times, after a rank has "
+            "died; with grid=auto on fewer ranks if one cannot come back.",
         ),
     ] = 0,
     requeue: Annotated[
         bool,
         typer.Option(
-            "--requeue", help="After SIGUSR1 or SIGUSR2 put the Slurm job into the queue again."
+            "--requeue", help="After SIGUSR1 or SIGUSR2, put the Slurm job back into the queue."
         ),
     ] = False,
     trust: TrustOption = None,
 ) -> None:
-    """Train a network; also under torchrun and srun, where every rank runs this command."""
+    """Train a network.
+
+    Start ranks with --ranks, or run this command on every rank under torchrun or srun.
+    """
     words = list(overrides or [])
-    adopt_rank()
-    if restarts and is_started():
+    rank.adopt_rank()
+    if restarts and rank.is_started():
         raise RecipeError(
             "--restarts starts ranks again, but these were started by something else: omit it\n"
             "    torchrun has --max-restarts"
         )
     choose = partial(_choose_grid, machine)
-    with telling_ranks():
+    # What is wrong before ranks have met would leave the others waiting: they are told.
+    with rank.telling_ranks():
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         config = asked
-        if asked.undecided and not is_started():
-            config = _settle(asked, ranks if asked.grid.auto else asked.grid.size, choose)
+        # Ranks that something else has started choose together, once they have met.
+        if asked.undecided and not rank.is_started():
+            count = ranks if asked.grid.auto else asked.grid.size
+            if count is None:
+                raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
+            show_logs(is_main=True)
+            config = choose(asked, count)
         if not config.grid.auto:
-            check_ranks(config, ranks)
-    if resume and not is_started() and is_done(config):
-        say(f"all {config.epochs} epochs of {config.output} are done: nothing is left to resume")
+            rank.check_ranks(config, ranks)
+    if resume and not rank.is_started() and is_done(config):
+        say(nothing_left(config.output, config.epochs))
         return
-    with exit_when_stopped(), requeue_when_stopped(requeue):
-        if is_rank(config) and not restarts:
+    with rank.exit_when_stopped(), requeue_when_stopped(requeue):
+        # With --restarts even a single rank is a process of its own, which can be started again.
+        if rank.is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
-            train_as_rank(config, resume=resume, profile=policy, choose=choose)
+            again = rank.is_started_again()
+            work = partial(
+                train, config, resume=resume, started_again=again, profile=policy, choose=choose
+            )
+            with _advising(config, machine):
+                ended = train_as_rank(work)
+            if ended is not None:
+                raise ended
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config, machine)
+            _note_end(context, config)
             return
         show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
@@ -114,47 +125,52 @@ def train_command(
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)
         training.until_done(config, restarts=restarts, resume=resume)
+        _note_end(context, config)
 
 
 def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
     """Return the recipe with the plan's best grid; other trainings need not import the planner."""
-    from hyperslab.planner.auto import GridChooser
+    from hyperslab.planner.auto import choose_grid_here
 
-    return GridChooser(machine)(recipe, ranks)
-
-
-def _settle(recipe: Recipe, ranks: int | None, choose: GridChoice) -> Recipe:
-    """Return the recipe with the grid that is best for the ranks to be started here."""
-    if ranks is None:
-        raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
-    show_logs(is_main=True)
-    return choose(recipe, ranks)
+    return choose_grid_here(recipe, ranks, machine)
 
 
-def train_as_rank(
-    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChoice
-) -> None:
-    """Train as one rank; what goes wrong is also written down for the process that started it."""
-    ended = _train(recipe, resume=resume, profile=profile, choose=choose)
-    if ended is not None:  # not inside: torch would take it for a failure
-        raise ended
+def _note_end(context: typer.Context, config: Recipe) -> None:
+    """Note a run that this process alone answers for, if all of its epochs are done."""
+    newest = next(iter(steps_in(folder_of(config.output))), None)
+    if rank.is_started() or newest is None or epochs_done(newest) != config.epochs:
+        return
+    with suppress(OSError):  # `--resume` then takes the seconds that its imports take
+        note_done(context.find_root().obj, config.output, config.epochs)
 
 
-@as_rank
-def _train(
-    recipe: Recipe, *, resume: bool, profile: ProfilePolicy | None, choose: GridChoice
-) -> Stopped | None:
-    """Train, and return the signal that ended it, if one did."""
-    is_main = become_rank()
+@contextmanager
+def _advising(recipe: Recipe, machine: str | None) -> Iterator[None]:
+    """Say, where the device's memory ran out, what the plan expected and what would fit."""
+    try:
+        yield
+    except HyperslabError as error:
+        if not isinstance(error.__cause__, torch.OutOfMemoryError) or recipe.undecided:
+            raise
+        from hyperslab.planner.auto import advice_for_memory
+
+        try:
+            advice = advice_for_memory(recipe, machine)
+        except (HyperslabError, OSError) as problem:
+            advice = f"the plan cannot say what would fit: {reason(problem)}"
+        raise HyperslabError(f"{error}\n    {advice}") from error.__cause__
+
+
+@rank.as_rank
+def train_as_rank(work: Callable[[], None]) -> Stopped | None:
+    """Train as one rank, and return the signal that ended it, if one did.
+
+    What goes wrong is also written down for what started this process; a signal is no failure.
+    """
+    is_main = rank.become_rank()
     show_logs(is_main=is_main)
     try:
-        train(
-            recipe,
-            resume=resume,
-            started_again=is_started_again(),
-            profile=profile,
-            choose=choose,
-        )
+        work()
     except Stopped as stopped:
         if is_main:
             log.info("%s", stopped)

@@ -8,6 +8,7 @@ the first failing rank's error, so that the others report the cause and not "con
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import re
@@ -19,13 +20,22 @@ from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hyperslab.comm.bootstrap import device_of_rank, start_ranks
+from hyperslab.comm.bootstrap import (
+    backend_of,
+    device_of_rank,
+    in_part,
+    own_rank,
+    rank_in_torch,
+    ranks_in,
+    start_ranks,
+    world,
+)
 from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time, name_ranks
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.util.optional_libraries import current_versions
-from hyperslab.util.torch_internals import default_store
+from hyperslab.util.torch_internals import abort_groups, default_store
 
 T = TypeVar("T")
 
@@ -64,10 +74,75 @@ def broadcast_from_main(
         except Exception as problem:
             outcome[1] = _picklable(problem)
     with keeping_contact(AGREEMENT):
-        dist.broadcast_object_list(outcome, src=0, group=group)
+        dist.broadcast_object_list(outcome, group=group or world(), group_src=0)
     if isinstance(outcome[1], Exception):
         raise outcome[1]
     return cast(T, outcome[0])
+
+
+class _Apart(pickle.Pickler):
+    """Leaves tensors out of what is pickled, and lists them."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[torch.Tensor] = []
+
+    def persistent_id(self, value: object) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        # Lazily conjugated values are no bytes to send: resolved here, where all ranks hear errors.
+        self.tensors.append(value.detach().resolve_conj().resolve_neg().contiguous())
+        return len(self.tensors) - 1
+
+
+class _Together(pickle.Unpickler):
+    """Puts tensors back into what was pickled without them."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+
+    def persistent_load(self, at: int) -> torch.Tensor:
+        return self.tensors[at]
+
+
+def tensors_from_main(make: Callable[[], T]) -> T:
+    """Return or raise on every rank what ``make`` does on the main one, which alone runs it.
+
+    As `broadcast_from_main`, for what holds tensors of the host: they travel as they are, one by
+    one, and so each rank needs no more memory than they take.
+
+    Distribution scheme: 1. the main rank makes it, and says what it is without the values of its
+    tensors; 2. all others make room; 3. tensor by tensor is broadcast.
+    """
+    if ranks_in() == 1:
+        return make()
+    held: list[tuple[T, list[torch.Tensor]]] = []  # on the main rank
+
+    def describe() -> tuple[bytes, list[tuple[torch.Size, torch.dtype]]]:
+        made = make()
+        words = io.BytesIO()
+        pickler = _Apart(words)
+        pickler.dump(made)
+        held.append((made, pickler.tensors))
+        return words.getvalue(), [(tensor.shape, tensor.dtype) for tensor in pickler.tensors]
+
+    words, forms = broadcast_from_main(describe)
+
+    def make_room() -> list[torch.Tensor]:
+        return held[0][1] if held else [torch.empty(shape, dtype=kind) for shape, kind in forms]
+
+    tensors = collective_try(make_room)
+    device = device_of_rank()
+    with keeping_contact(AGREEMENT):
+        for tensor in tensors:
+            if tensor.numel():
+                values = tensor.view(-1).view(torch.uint8)
+                there = values.to(device)  # itself, where the ranks talk by gloo
+                dist.broadcast(there, group=world(), group_src=0)
+                if there is not values:
+                    values.copy_(there)
+    return held[0][0] if held else cast(T, _Together(io.BytesIO(words), tensors).load())
 
 
 def all_gather(mine: T, group: Group = None) -> list[T]:
@@ -77,7 +152,7 @@ def all_gather(mine: T, group: Group = None) -> list[T]:
         return [mine]
     found: list[T | None] = [None] * size
     with keeping_contact(AGREEMENT):
-        dist.all_gather_object(found, mine, group=group)
+        dist.all_gather_object(found, mine, group=group or world())
     return cast(list[T], found)
 
 
@@ -90,7 +165,8 @@ def collective_try(
 ) -> T:
     """Return what ``make`` returns once every rank has it, or raise on all ranks.
 
-    A rank that just went on would wait for one that has given up. ``failing`` and ``error`` are
+    A rank that just went on would wait for one that has given up. Where nobody has, that is one
+    sum of a byte; reports are gathered after a failure alone. ``failing`` and ``error`` are
     as in `broadcast_from_main`; ``gather`` is how the ranks hear of each other, by default all of
     them.
 
@@ -106,6 +182,8 @@ def collective_try(
         raise
     except Exception as caught:
         problem = caught
+    if gather is all_gather and not any_rank(problem is not None):
+        return result
     found = gather((own_rank(), None if problem is None else _picklable(problem)))
     if problem is not None:
         raise problem
@@ -124,7 +202,7 @@ def any_rank(flag: bool, group: Group = None) -> bool:
         return flag
     found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
     with keeping_contact(AGREEMENT):
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group or world())
     return bool(found.item())
 
 
@@ -134,7 +212,7 @@ def same_on_all(number: int, what: str = AGREEMENT) -> bool:
         return True
     ends = torch.tensor([number, -number], device=device_of_rank())
     with keeping_contact(what):
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=world())
     return bool(ends[0] == -ends[1])
 
 
@@ -163,16 +241,6 @@ def start_alike(device: str, timeout: float, facts: Facts) -> bool:
     if not started:
         agree_on({**facts, "versions": current_versions()})
     return started
-
-
-def ranks_in(group: Group = None) -> int:
-    """Count the ranks; 1 without a process group."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
-
-
-def own_rank() -> int:
-    """Return the number of this one; 0 without a process group."""
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> CommError:
@@ -236,12 +304,12 @@ def failure_broadcast() -> Iterator[None]:
     Of several that fail, the first. Where none says anything, the error names those of whom nothing
     is heard. Without a process group it does nothing.
     """
-    turn = _ask_store(lambda store: store.add(f"{FAILURE_KEY} {dist.get_rank()}", 1))
+    turn = ask_store(lambda store: store.add(f"{FAILURE_KEY} {own_rank()}", 1))
     key = f"{FAILURE_KEY} of turn {turn}"  # the words of an earlier failure are not of this one
     try:
         yield
     except CommError as error:
-        heard = _ask_store(lambda store: _read_failure(store, key))
+        heard = ask_store(lambda store: _read_failure(store, key))
         if heard is None:
             raise
         raise CommError(heard if heard.startswith("rank") else f"{error}\n    {heard}") from error
@@ -249,25 +317,44 @@ def failure_broadcast() -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error) if isinstance(error, HyperslabError) else reason(error)
-        _ask_store(lambda store: _publish_failure(store, key, words))
+        ask_store(lambda store: _publish_failure(store, key, words))
+        if ranks_in() > 1 and "nccl" in backend_of():
+            # What is queued would keep the device, and the others, until torch's own limit.
+            abort_groups()
         raise
 
 
-def _ask_store(speak: Callable[[Store], T]) -> T | None:
+def failure_of_others() -> str | None:
+    """Return what another rank has said that failed inside `failure_broadcast`; None so far."""
+
+    def read(store: Store) -> str | None:
+        turn = store.add(f"{FAILURE_KEY} {own_rank()}", 0)
+        key = f"{FAILURE_KEY} of turn {turn}"
+        if not store.check([key]):
+            return None
+        rank, words = json.loads(store.get(key))
+        return None if rank == own_rank() else f"rank {rank} says: {words}"
+
+    return ask_store(read)
+
+
+def ask_store(speak: Callable[[Store], T]) -> T | None:
     """Return what a call does; None where the store has ended or does not answer."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if ranks_in() == 1:
         return None
     with suppress(CommError, RuntimeError, ValueError):
         store = default_store()
+        if in_part():  # other parts speak there, too
+            store = PrefixStore(f"part of rank {rank_in_torch(0)}", store)
         return in_time(2 * HEAR_LIMIT, lambda: speak(store), lambda: CommError("no store"))
     return None
 
 
 def _publish_failure(store: Store, key: str, words: str) -> None:
-    said = json.dumps([dist.get_rank(), words])
+    said = json.dumps([own_rank(), words])
     store.compare_set(key, "", said)
-    if dist.get_rank() == 0:  # the store may end with this process
-        others = dist.get_world_size() - 1
+    if own_rank() == 0:  # the store may end with this process
+        others = ranks_in() - 1
         Deadline(HEAR_LIMIT).poll(lambda: store.add(f"{key} heard", 0) >= others)
 
 
@@ -276,7 +363,7 @@ def _read_failure(store: Store, key: str) -> str | None:
 
     That is who was lost, or has not noticed yet that somebody was.
     """
-    me, size = dist.get_rank(), dist.get_world_size()
+    me, size = own_rank(), ranks_in()
     store.set(f"{key} lost {me}", "")
     if Deadline(HEAR_LIMIT).poll(lambda: store.check([key])):
         rank, words = json.loads(store.get(key))

@@ -1,7 +1,9 @@
-"""Starts and ends the process group of the ranks under torchrun, srun, mpirun or `--ranks`.
+"""Starts and ends the process group of the ranks under torchrun, srun, jsrun, mpirun or `--ranks`.
 
-It takes the rank's CUDA device, lets glibc keep freed memory (`keep_freed_memory`), and keeps
-process groups from outliving torch's world (`GroupReference`).
+It knows of which ranks grids are made: all of torch's, or a part of them (`world`), which its
+members alone enter (`enter_part`); ranks are numbered within it from 0 on. It takes the rank's CUDA
+device, lets glibc keep freed memory (`keep_freed_memory`), and keeps process groups from outliving
+torch's world (`GroupReference`).
 """
 
 from __future__ import annotations
@@ -10,23 +12,38 @@ import atexit
 import ctypes
 import datetime
 import importlib
+import json
 import logging
 import os
 import re
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hyperslab.comm.launchers import RankVariables, adopt_mpi, adopt_slurm, read_variables
+from hyperslab.comm.launchers import (
+    RankVariables,
+    adopt_lsf,
+    adopt_mpi,
+    adopt_slurm,
+    read_variables,
+)
 from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet
 from hyperslab.errors import CommError, HyperslabError, LayoutError
 from hyperslab.util.optional_libraries import current_versions
-from hyperslab.util.torch_internals import default_group, time_limit_of
+from hyperslab.util.torch_internals import (
+    default_group,
+    default_store,
+    number_of_groups,
+    set_number_of_groups,
+    time_limit_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +63,12 @@ NVIDIA_DEVICE_FILE = Path("/dev/nvidia0")
 
 
 def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Set the variables that torchrun would, if mpirun or srun has started this process.
+    """Set the variables that torchrun would, if srun, jsrun or mpirun has started this process.
 
     Raises:
         HyperslabError: one of theirs is missing or odd; names it.
     """
+    adopt_lsf(environ)
     adopt_mpi(environ)
     adopt_slurm(environ)
 
@@ -268,8 +286,192 @@ def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
     torch.cuda.set_device(index % count)
 
 
+@dataclass(slots=True)
+class _Part:
+    """Keeps the part that this process is in, of one default process group.
+
+    ``names``: how many groups it has made in parts, so that no name in torch's store comes twice.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    group: weakref.ref[dist.ProcessGroup] | None = None
+    names: int = 0
+
+
+_PARTS: weakref.WeakKeyDictionary[dist.ProcessGroup, _Part] = weakref.WeakKeyDictionary()
+"""Belongs to the default process group, as torch's own groups do, and ends with it."""
+
+NAMES_OF_A_PART = 1_000_000
+"""Spaces the names of the groups of parts, by first rank; torch counts its own from 0 on."""
+
+
+def world() -> dist.ProcessGroup | None:
+    """Return the process group of all ranks of which grids are made; None without one.
+
+    Raises:
+        CommError: the group of a part has ended.
+    """
+    whole = dist.group.WORLD
+    if whole is None or not _PARTS:
+        return whole
+    part = _PARTS.get(whole)
+    if part is None or part.group is None:
+        return whole
+    group = part.group()
+    if group is None:
+        raise CommError(f"the process group of ranks {list(part.ranks or ())} has ended")
+    return group
+
+
+def ranks_in(group: dist.ProcessGroup | None = None) -> int:
+    """Count the ranks of a group, or of `world`; 1 without a process group."""
+    return dist.get_world_size(group or world()) if dist.is_initialized() else 1
+
+
+def own_rank() -> int:
+    """Return the number of this one in `world`; 0 without a process group."""
+    return dist.get_rank(world()) if dist.is_initialized() else 0
+
+
+def rank_in_torch(rank: int) -> int:
+    """Return the number that `torch.distributed` has for a rank of `world`."""
+    return ranks_in_torch((rank,))[0]
+
+
+def ranks_in_torch(ranks: Sequence[int]) -> Sequence[int]:
+    """Return the numbers that `torch.distributed` has for ranks of `world`."""
+    part = _PARTS.get(dist.group.WORLD) if _PARTS and dist.group.WORLD is not None else None
+    return ranks if part is None or part.ranks is None else [part.ranks[rank] for rank in ranks]
+
+
+def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
+    """Return the numbers in `world` of a group's ranks."""
+    part = _PARTS.get(dist.group.WORLD) if _PARTS and dist.group.WORLD is not None else None
+    ranks = dist.get_process_group_ranks(group)
+    if part is None or part.ranks is None:
+        return tuple(ranks)
+    return tuple(part.ranks.index(rank) for rank in ranks)
+
+
+def in_part() -> bool:
+    """Tell whether grids are of a part of the ranks."""
+    whole = dist.group.WORLD
+    return whole is not None and whole in _PARTS and _PARTS[whole].ranks is not None
+
+
+def leave_part() -> None:
+    """Let the next grids be of all ranks."""
+    if in_part():
+        assert dist.group.WORLD is not None
+        part = _PARTS[dist.group.WORLD]
+        part.ranks = part.group = None
+
+
+def enter_part(ranks: Sequence[int], seconds: float) -> None:
+    """Let the next grids be of these ranks, ascending, which all call this; no other one need.
+
+    Raises:
+        LayoutError: one of them asks for other ranks.
+        CommError: one of them did not come within so many seconds.
+    """
+    whole = dist.group.WORLD
+    assert whole is not None
+    part = _PARTS.setdefault(whole, _Part())
+    if part.ranks == tuple(ranks) and part.group is not None and part.group() is not None:
+        return
+    leave_part()
+    part.names = _meet(ranks, part.names, seconds)
+    group = make_group(ranks)
+    part.ranks, part.group = tuple(ranks), weakref.ref(group)
+
+
+def _meet(ranks: Sequence[int], names: int, seconds: float) -> int:
+    """Wait until all of these ranks want the same; return how many names any of them has taken."""
+    store = default_store()
+    me = dist.get_rank()
+    turns = store.add(f"hyperslab turn of {me} in {list(ranks)}", 1)
+    said = {"ranks": [*ranks], "turn": turns, "names": names}
+    store.set(_wish(me), json.dumps(said))
+    deadline = Deadline(seconds)
+    most = names
+    for rank in ranks:
+        heard: dict[str, Any] = {}
+
+        def wants_the_same(rank: int = rank, heard: dict[str, Any] = heard) -> bool:
+            if store.check([_wish(rank)]):
+                heard.update(json.loads(store.get(_wish(rank))))
+            # A rank that has gone on to the next turn was here.
+            return heard.get("ranks") == [*ranks] and heard["turn"] >= turns
+
+        if not deadline.poll(wants_the_same):
+            if heard.get("ranks", [*ranks]) != [*ranks]:
+                raise LayoutError(
+                    f"rank {me} makes a grid of the ranks {[*ranks]}, but rank {rank} last made "
+                    f"one of {heard['ranks']}\n    name the same ranks on each of them"
+                )
+            raise CommError(
+                f"rank {me} waited {seconds:g} s for rank {rank} to make a grid of the ranks "
+                f"{[*ranks]}\n    each of them has to make it"
+            )
+        most = max(most, heard["names"])
+    return most
+
+
+def _wish(rank: int) -> str:
+    return f"hyperslab grid of rank {rank}"
+
+
+def make_group(ranks: Sequence[int] | None = None, **options: Any) -> dist.ProcessGroup:
+    """Make a process group of ranks of `world`, or of all of them, who all call this.
+
+    In a part no other rank of torch takes part, so the name comes from the part's own numbers,
+    which `agree_on_group_names` has made equal, and torch's stay as they are.
+    """
+    whole = dist.group.WORLD
+    assert whole is not None
+    part = _PARTS.get(whole)
+    if part is None or (part.ranks is None and ranks is None):
+        return dist.new_group(ranks, **options)
+    of_torch = [*(ranks or range(len(part.ranks or ())))]
+    if part.ranks is not None:
+        of_torch = [part.ranks[rank] for rank in of_torch]
+    before = number_of_groups()
+    part.names += 1
+    set_number_of_groups(NAMES_OF_A_PART * (1 + of_torch[0]) + part.names)
+    try:
+        return dist.new_group(of_torch, **options)
+    finally:
+        set_number_of_groups(before)
+
+
+def make_own_group(parts: Sequence[Sequence[int]], **options: Any) -> dist.ProcessGroup:
+    """Divide the ranks of `world` into groups and return this rank's; all of them call this."""
+    if in_part():
+        mine = next(part for part in parts if own_rank() in part)
+        return make_group(mine, **options)
+    group, _ = dist.new_subgroups_by_enumeration([list(part) for part in parts], **options)
+    return group
+
+
+def names_taken() -> int:
+    """Return how many groups this process has made: in parts, or all of torch's."""
+    if not in_part():
+        return number_of_groups()
+    assert dist.group.WORLD is not None
+    return _PARTS[dist.group.WORLD].names
+
+
+def take_names(count: int) -> None:
+    """Skip names that another rank has used for groups of its own."""
+    if not in_part():
+        set_number_of_groups(count)
+        return
+    assert dist.group.WORLD is not None
+    _PARTS[dist.group.WORLD].names = count
+
+
 class GroupReference:
-    """A process group that ends with torch's world, whoever still refers to it.
+    """A process group that ends with torch's world, even if something still refers to it.
 
     gloo's threads let go of tensors that they have sent, for which they need the interpreter; a
     process that ends with such threads aborts now and then. They end with the group.

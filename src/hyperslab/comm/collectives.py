@@ -8,9 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hyperslab.comm.bootstrap import ranks_of
 from hyperslab.comm.communicator import Communicator
 from hyperslab.comm.grid import AXES, Grid
 from hyperslab.comm.shared_memory import shared_channels
+from hyperslab.kernels.memory_format import accumulator
+from hyperslab.util.capture import refuse_capture
 
 
 def reduce_in_place(x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
@@ -29,7 +32,7 @@ def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None
     core that could send meanwhile.
     """
     shared = shared_channels()
-    ranks = dist.get_process_group_ranks(group)
+    ranks = ranks_of(group)
     assert shared is not None
     shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
 
@@ -53,26 +56,16 @@ def all_reduce_sum(x: torch.Tensor, group: Communicator | None, what: str) -> to
     return x if group is None else _AllReduceSum.apply(x, group, what)
 
 
-_WIDE = {
-    torch.bool: torch.int32,
-    torch.uint8: torch.int32,
-    torch.int8: torch.int32,
-    torch.int16: torch.int32,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
-"""Types that some backends do not send travel in one that holds them exactly."""
-
-
 def stack_ranks(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
     """Stack what the ranks of ``group`` have in front, in the order of ranks; differentiable.
 
     For small tensors: it is the sum of blocks that are zero but for one rank's, whose adjoint is
-    known. Whatever combines the stack in a differentiable way then has the right gradient.
+    known. Whatever combines the stack in a differentiable way then has the right gradient, in half
+    precision of sums in float32.
     """
     if group is None:
         return x.unsqueeze(0)
-    wide = x.to(_WIDE.get(x.dtype, x.dtype))
+    wide = x.to(accumulator(x.dtype))
     nothing = torch.zeros_like(wide)
     parts = [wide if rank == group.rank() else nothing for rank in range(group.size())]
     return all_reduce_sum(torch.stack(parts), group, what).to(x.dtype)
@@ -91,7 +84,9 @@ class AllGatheredInts:
 
         Raises:
             CommError: another rank died, did not answer, or is at another place of the program.
+            UnsupportedOp: a CUDA graph is being captured.
         """
+        refuse_capture(what, "run this step eagerly: the ranks look at what they hold beside it")
         row = torch.tensor(numbers, dtype=torch.int64)
         on_device = grid.device.type == "cuda"
         if on_device:
@@ -111,9 +106,10 @@ class AllGatheredInts:
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def here(self) -> bool:
-        """Tell whether `read` would not wait."""
-        return self._event is None or self._event.query()
+    @property
+    def at_once(self) -> bool:
+        """Tell whether `read` waits for no device, on any rank."""
+        return self._event is None
 
     def read(self) -> list[list[int]]:
         """Return the rows, by rank."""

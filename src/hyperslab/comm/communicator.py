@@ -9,7 +9,9 @@ behind the backward pass.
 from __future__ import annotations
 
 import resource
+import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,11 +26,20 @@ from hyperslab.comm.bootstrap import (
     backend_of,
     device_of_rank,
     group_has_ended,
+    make_group,
+    make_own_group,
+    names_taken,
+    own_rank,
+    ranks_in_torch,
+    ranks_of,
+    take_names,
     time_limit,
+    world,
 )
 from hyperslab.comm.shared_memory import shared_channels
-from hyperslab.errors import CommError
-from hyperslab.util.torch_internals import number_of_groups, set_number_of_groups, set_time_limit
+from hyperslab.errors import CommError, UnsupportedOp
+from hyperslab.util.capture import refuse_capture
+from hyperslab.util.torch_internals import begin_messages, set_time_limit
 
 PeerTensor = tuple[int, torch.Tensor]
 """Pairs a rank with what it is sent, or with the buffer for what it sends."""
@@ -72,9 +83,10 @@ class GroupCommunicator:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = GroupReference(group)
-        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.ranks = ranks_of(group)
         on_device = device_of_rank(group).type == "cuda"
         self._through_host = on_device and "nccl" not in backend_of(group)
+        self._noted = on_device and not self._through_host
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -93,22 +105,58 @@ class GroupCommunicator:
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
+        if self._noted:
+            _BEGUN.append((time.time_ns(), what))
         way = ThroughHost if self._through_host else PendingMessages
         return way(self._group(what), sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
+        wide = _SUMMED_AS.get(x.dtype)
+        if wide is not None:
+            return x.copy_(self.sum_in_place(x.to(wide), what))
+        if x.dtype not in _SENT_AS_THEY_ARE and not x.is_complex():
+            raise UnsupportedOp(
+                f"{what}: ranks cannot add up {x.dtype}, of shape {tuple(x.shape)}\n"
+                "    convert it to a type that holds the sum: x.to(torch.int64), x.float()"
+            )
         shared = shared_channels()
         if shared is not None and x.device.type == "cpu":
             shared.all_reduce(x, self.ranks, what)
             return x
+        if self._noted:
+            _BEGUN.append((time.time_ns(), what))
         group = self._group(what)
         try:
             dist.all_reduce(x, group=group)
         except RuntimeError as error:
-            me = dist.get_rank()
+            me = own_rank()
             others = [rank for rank in self.ranks if rank != me]
             raise lost_contact(me, others, what, error) from error
         return x
+
+
+_BEGUN: deque[tuple[int, str]] = deque(maxlen=4096)
+"""Notes when [ns] this process began its last messages over NCCL, and what for."""
+
+
+def messages_begun() -> list[tuple[int, str]]:
+    """Return when [ns since 1970] messages over NCCL were begun of late, and what for."""
+    return list(_BEGUN)
+
+
+def purposes_of_groups() -> dict[str, str]:
+    """Return what each communicator is for, by its name in torch."""
+    everybody = world()
+    if everybody is None:
+        return {}
+    found: dict[str, str] = {everybody.group_name: "everything else"}
+    made = _OF_WORLD.get(everybody)
+    if made is not None:
+        for purpose in ("halos", "statistics", "gradients"):
+            found[getattr(made, purpose).group.group_name] = purpose
+        for part in made.parts.values():
+            found[part.group.group_name] = "statistics of a part of the ranks"
+    return found
 
 
 class PendingMessages:
@@ -140,15 +188,11 @@ class PendingMessages:
         ]
         self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
         try:
-            ops = [
-                dist.P2POp(dist.irecv, _as_sent(arriving), peer, group)
-                for peer, _, arriving in self._far
-            ]
-            ops += [
-                dist.P2POp(dist.isend, _as_sent(buffer), peer, group)
-                for peer, buffer in self._sends
-            ]
-            self._works = dist.batch_isend_irecv(ops) if ops else []
+            pieces = [as_sent(arriving) for _, _, arriving in self._far]
+            pieces += [as_sent(buffer) for _, buffer in self._sends]
+            messages = list(zip(pieces, ranks_in_torch(self._peers), strict=True))
+            far = len(self._far)
+            self._works = begin_messages(group, messages[:far], messages[far:]) if messages else []
         except RuntimeError as error:
             raise self._lost(self._peers, error) from error
         except ValueError as error:
@@ -175,7 +219,7 @@ class PendingMessages:
         return [buffer for _, buffer in self._receives]
 
     def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
-        return lost_contact(dist.get_rank(), peers, self._what, error)
+        return lost_contact(own_rank(), peers, self._what, error)
 
 
 _SENT_AS_THEY_ARE = frozenset(
@@ -193,21 +237,35 @@ _SENT_AS_THEY_ARE = frozenset(
 )
 """Lists the types that NCCL has; raw counts of particles are int16, spectra are complex."""
 
+_SUMMED_AS = {
+    torch.bool: torch.int32,  # NCCL's sum of two is True
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+}
+"""Lists types that are added up in a wider one; complex numbers torch adds up by itself."""
 
-def _as_sent(buffer: torch.Tensor) -> torch.Tensor:
+
+def as_sent(buffer: torch.Tensor) -> torch.Tensor:
     """Return a contiguous buffer, as bytes where NCCL does not have its type."""
     if buffer.dtype in _SENT_AS_THEY_ARE:
         return buffer
     return buffer.view(-1).view(torch.uint8)
 
 
+LITTLE_HELD = 1 << 18
+"""[B] A view's whole tensor up to which a message may hold it until it has left."""
+
+
 def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
     # gloo refuses non-contiguous buffers, and a view would pin all of its tensor until it has left.
     piece = piece.resolve_conj().resolve_neg()  # it would send what lies in memory
-    own = piece.device.type == "cuda" or piece.untyped_storage().nbytes() == piece.nbytes
-    if piece.is_contiguous() and own:  # what a GPU sends is waited for by the same operator
+    if not piece.is_contiguous():
+        return piece.clone(memory_format=torch.contiguous_format)
+    if piece.device.type == "cuda":  # what a GPU sends is waited for by the same operator
         return piece
-    return piece.clone(memory_format=torch.contiguous_format)
+    held = piece.untyped_storage().nbytes()
+    return piece if held <= max(piece.nbytes, LITTLE_HELD) else piece.clone()
 
 
 class ThroughHost:
@@ -224,6 +282,7 @@ class ThroughHost:
         receives: Sequence[PeerTensor],
         what: str,
     ) -> None:
+        refuse_capture(what, "start the ranks with NCCL: gloo sends from the host's memory")
         self._buffers = [buffer for _, buffer in receives]
         arriving = [(peer, torch.empty(b.shape, dtype=b.dtype)) for peer, b in receives]
         leaving = [(peer, piece.detach().cpu()) for peer, piece in sends]
@@ -254,25 +313,25 @@ class Communicators:
 
 
 _OF_WORLD: weakref.WeakKeyDictionary[dist.ProcessGroup, Communicators] = weakref.WeakKeyDictionary()
-"""Belong to the default process group, which may have several grids, and end with it."""
+"""Belong to the process group of all ranks, which may have several grids, and end with it."""
 
 
 def communicators_of_world() -> Communicators:
-    """Return the default group's communicators, which all ranks make together at the first call.
+    """Return the communicators of all ranks, which they make together at the first call.
 
     Raises:
         CommError: a rank died or did not come within the time limit.
     """
-    world = dist.group.WORLD
-    assert world is not None
-    if world not in _OF_WORLD:
+    everybody = world()
+    assert everybody is not None
+    if everybody not in _OF_WORLD:
         _raise_file_limit()
-        _OF_WORLD[world] = Communicators(
+        _OF_WORLD[everybody] = Communicators(
             halos=_make_for_purpose("halos", urgent=True),
             statistics=_make_for_purpose("statistics"),
             gradients=_make_for_purpose("gradients"),
         )
-    return _OF_WORLD[world]
+    return _OF_WORLD[everybody]
 
 
 def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
@@ -286,9 +345,7 @@ def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
     if key not in made:
         with keeping_contact("the start of the communicator for statistics of a part of the ranks"):
             agree_on_group_names()
-            enumeration = [list(part) for part in key]
-            group, _ = dist.new_subgroups_by_enumeration(enumeration, timeout=time_limit())
-            made[key] = _connect_group(group)
+            made[key] = _connect_group(make_own_group(key, timeout=time_limit()))
     return made[key]
 
 
@@ -302,9 +359,9 @@ def agree_on_group_names() -> None:
     Raises:
         RuntimeError: it has, or a rank did not come within the time limit.
     """
-    made = torch.full((), number_of_groups(), device=device_of_rank())
-    dist.all_reduce(made, op=dist.ReduceOp.MAX)
-    set_number_of_groups(int(made.item()))
+    made = torch.full((), names_taken(), device=device_of_rank())
+    dist.all_reduce(made, op=dist.ReduceOp.MAX, group=world())
+    take_names(int(made.item()))
 
 
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
@@ -315,7 +372,7 @@ def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicato
         set_time_limit(options, time_limit())  # torch warns where it differs from the group's
     with keeping_contact(f"the start of the communicator for {purpose}"):
         agree_on_group_names()
-        return _connect_group(dist.new_group(timeout=time_limit(), pg_options=options))
+        return _connect_group(make_group(timeout=time_limit(), pg_options=options))
 
 
 def _connect_group(group: dist.ProcessGroup) -> GroupCommunicator:

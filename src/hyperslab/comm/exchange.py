@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
 from hyperslab.comm.grid import Grid, per_grid
-from hyperslab.comm.packing import Boxes, BoxTable, add, pack, packs_with_one_kernel
+from hyperslab.comm.packing import (
+    PACKED_TYPES,
+    Boxes,
+    BoxTable,
+    add,
+    pack,
+    packs_with_one_kernel,
+)
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
+from hyperslab.kernels.conv_problem import no_view
 from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.util.torch_internals import dispatch_modes_active
 
 _KEPT = 4096
 """Answers about boxes, which all steps ask again."""
@@ -64,6 +76,16 @@ class ExchangePlan(TransferPlan):
     @functools.cached_property
     def tables(self) -> dict[object, BoxTable]:
         """Keeps the layouts of sent boxes, for a kernel, by what it does with which block."""
+        return {}
+
+    @functools.cached_property
+    def largest(self) -> int:
+        """Count the elements of the larger one of the two boxes."""
+        return max(self.own.size, self.wanted.size)
+
+    @functools.cached_property
+    def gathers(self) -> dict[object, Gathers]:
+        """Keeps the indices by which small boxes are put together; see `Gathers`."""
         return {}
 
     @functools.cached_property
@@ -235,6 +257,256 @@ def _overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] |
     return None if common.empty else (common.slices(box), common.slices(at))
 
 
+def bring(
+    x: torch.Tensor, plan: ExchangePlan, box: Box, what: str, fill: float = 0.0
+) -> torch.Tensor:
+    """Return ``box`` of a cut tensor, of which ``x`` is the own box, in new memory.
+
+    It is the wanted box of the plan, or one around it or within it, ``fill`` where nobody has
+    anything. Elements travel as in `start`.
+    """
+    if _is_few(x, plan, box):
+        return join_halo(x, receive_halo(x, plan, box, what), plan, box, fill)
+    pending = start(x, plan, what)
+    out = new_box(box, plan.brought, x, fill)
+    copy_overlap(out, box, x, plan.own)
+    for t, piece in zip(plan.receives, pending.wait(), strict=True):
+        copy_overlap(out, box, piece, t.box)
+    return out
+
+
+def receive_halo(x: torch.Tensor, plan: ExchangePlan, box: Box, what: str) -> list[torch.Tensor]:
+    """Return what other ranks have of ``box``, as `join_halo` takes it.
+
+    Each rank's piece; where the boxes are small one flat tensor with all of them.
+    """
+    if plan.local:
+        return []
+    if not _is_few(x, plan, box):
+        return start(x, plan, what).wait()
+    gathers = _gathers_of(x, plan, box)
+    return [gathers.exchange(gathers.flat(x), plan, what)]
+
+
+def join_halo(
+    x: torch.Tensor,
+    halo: Sequence[torch.Tensor],
+    plan: ExchangePlan,
+    box: Box,
+    fill: float = 0.0,
+) -> torch.Tensor:
+    """Put the own box ``x`` and what was received together, as `bring` does both."""
+    if len(halo) == 1 and halo[0].dim() == 1 < box.ndim:
+        return _gathers_of(x, plan, box).join(x, halo[0], fill)
+    out = new_box(box, plan.brought, x, fill)
+    copy_overlap(out, box, x, plan.own)
+    for t, piece in zip(plan.receives, halo, strict=True):
+        copy_overlap(out, box, piece, t.box)
+    return out
+
+
+def send_home(
+    gradient: torch.Tensor, plan: ExchangePlan, box: Box, what: str, *, private: bool = False
+) -> torch.Tensor:
+    """Return the gradient of the own box from that of ``box``: the adjoint of `bring`.
+
+    ``private``: nobody else sees the memory of ``gradient``, which the result may take.
+    """
+    if _is_few(gradient, plan, box) and not plan.local:
+        return _gathers_of(gradient, plan, box).send_home(gradient, plan, what)
+    pieces = [gradient[t.box.slices(box)] for t in plan.receives]
+    pending = start_adjoint(pieces, gradient, plan, what)
+    if private and box.contains(plan.own):
+        own = gradient[plan.own.slices(box)]
+    else:
+        own = new_box(plan.own, plan.kept_parts, gradient)
+        copy_overlap(own, plan.own, gradient, box)
+    add_returned(own, pending.wait(), plan)
+    return own
+
+
+FEW_ELEMENTS = 1 << 14
+"""Limits the boxes that are put together by one index: piece by piece it takes the host longer."""
+
+
+def _is_few(x: torch.Tensor, plan: ExchangePlan, box: Box) -> bool:
+    """Tell if boxes are put together by one index; a mode that looks on sees them piece by piece.
+
+    A flat halo is told from a piece by its dims, so boxes have several.
+    """
+    return (
+        x.numel() <= FEW_ELEMENTS
+        and x.dtype in PACKED_TYPES
+        and plan.largest <= FEW_ELEMENTS
+        and len(box.lo) > 1
+        and not dispatch_modes_active()
+    )
+
+
+def _gathers_of(x: torch.Tensor, plan: ExchangePlan, box: Box) -> Gathers:
+    """Return the indices for small boxes, made once for each order of memory."""
+    last = memory_format_of(x) is not torch.contiguous_format
+    key = (box, last, x.device)
+    found = plan.gathers.get(key)
+    if found is None:
+        found = plan.gathers[key] = Gathers.of(plan, box, last, x.device)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gathers:
+    """Holds where each element of small boxes comes from, so that one operator moves all of them.
+
+    A block with 7 neighbours falls into as many pieces each way, which cost the host some 50
+    operators. Here ``sent`` and ``returned`` say what all messages together take of the own box
+    and of the other one, in the order of memory of either (channels ``last`` or not); a
+    message has its box's elements in the order of a contiguous tensor, whatever the others do.
+    ``brought`` says what the box takes of the own one, of all that arrived, and of one element of
+    filling, joined in this order; ``home``, a row for each of the pieces that meet in an
+    element, what the own gradient adds up of the box's gradient, of all that came home, and of
+    a zero.
+    """
+
+    last: bool
+    own: tuple[int, ...]
+    box: tuple[int, ...]
+    sent: torch.Tensor
+    brought: torch.Tensor
+    returned: torch.Tensor
+    home: torch.Tensor
+    sends: tuple[Peer, ...]
+    receives: tuple[Peer, ...]
+
+    @staticmethod
+    def of(plan: ExchangePlan, box: Box, last: bool, device: torch.device) -> Gathers:
+        """Return the indices, worked out on the host."""
+        own = _places(plan.own, last)
+        whole = _places(box, last)
+        sends = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.sends)
+        receives = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.receives)
+        arrived = plan.own.size + sum(peer.size for peer in receives)
+        brought = np.full(box.shape, arrived)
+        at = plan.own.size
+        for part, places in [(plan.own, own), *((t.box, None) for t in plan.receives)]:
+            if places is None:
+                places = np.arange(at, at + part.size).reshape(part.shape)
+                at += part.size
+            common = box.intersect(part)
+            if not common.empty:
+                brought[common.slices(box)] = places[common.slices(part)]
+        nothing = box.size + sum(peer.size for peer in sends)
+        terms = [np.full(plan.own.shape, nothing)]
+        common = box.intersect(plan.own)
+        if not common.empty:
+            terms[0][common.slices(plan.own)] = whole[common.slices(box)]
+        at = box.size
+        for t in plan.sends:
+            terms.append(np.full(plan.own.shape, nothing))
+            terms[-1][t.box.slices(plan.own)] = np.arange(at, at + t.box.size).reshape(t.box.shape)
+            at += t.box.size
+        # Few pieces meet in an element: what is nothing goes last, and rows of nothing go.
+        home = np.stack([_in_memory(term, last) for term in terms])
+        order = np.argsort(home == nothing, axis=0, kind="stable")
+        home = np.take_along_axis(home, order, 0)
+        home = home[: max(1, int((home != nothing).any(1).sum()))]
+        sent = [own[t.box.slices(plan.own)].ravel() for t in plan.sends]
+        returned = [whole[t.box.slices(box)].ravel() for t in plan.receives]
+
+        def index(places: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+            flat = np.concatenate([np.empty(0, np.int64), *places]).astype(np.int32)
+            with torch.inference_mode(False):
+                return torch.from_numpy(flat).to(device, non_blocking=True)
+
+        return Gathers(
+            last,
+            _shape_in_memory(plan.own.shape, last),
+            _shape_in_memory(box.shape, last),
+            index(sent),
+            index([_in_memory(brought, last)]),
+            index(returned),
+            index([*home]),
+            sends,
+            receives,
+        )
+
+    def exchange(self, own: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
+        """Return all that arrives for the box; ``own`` is `flat`."""
+        return self._exchange(own, self.sent, self.sends, self.receives, plan, what)
+
+    def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
+        """Return the box; see `join_halo`."""
+        own = self.flat(x)
+        joined = torch.cat((own, arrived, own.new_full((1,), fill)))
+        return self._shaped(joined.index_select(0, self.brought), self.box)
+
+    def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
+        """Return the gradient of the own box; see `send_home`."""
+        whole = self.flat(gradient)
+        what = f"the adjoint of {what}"
+        arrived = self._exchange(whole, self.returned, self.receives, self.sends, plan, what)
+        joined = torch.cat((whole, arrived, whole.new_zeros(1)))
+        found = joined.index_select(0, self.home)
+        size = math.prod(self.own)
+        if found.numel() > size:
+            found = found.view(-1, size).sum(0)
+        return self._shaped(found, self.own)
+
+    def _exchange(
+        self,
+        flat: torch.Tensor,
+        index: torch.Tensor,
+        to: tuple[Peer, ...],
+        of: tuple[Peer, ...],
+        plan: ExchangePlan,
+        what: str,
+    ) -> torch.Tensor:
+        """Send what ``index`` takes; return all that arrives, one message behind the other."""
+        arriving = flat.new_empty(sum(peer.size for peer in of))
+        leaving = flat.index_select(0, index)
+        sends = [
+            (peer.rank, piece)
+            for peer, piece in zip(to, leaving.split([peer.size for peer in to]), strict=True)
+        ]
+        receives = [
+            (peer.rank, piece.view(peer.shape))  # in shared memory it may have its channels last
+            for peer, piece in zip(of, arriving.split([peer.size for peer in of]), strict=True)
+        ]
+        _exchange(plan, sends, receives, what).wait()
+        return arriving
+
+    def flat(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the elements in the order of memory that the indices are for."""
+        return (x.movedim(1, -1) if self.last else x).flatten()
+
+    def _shaped(self, flat: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        y = flat.view(shape)
+        return y.movedim(-1, 1) if self.last else y
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Names a rank, and the elements and the shape of a message to it or from it."""
+
+    rank: int
+    size: int
+    shape: tuple[int, ...]
+
+
+def _shape_in_memory(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
+    return (shape[0], *shape[2:], shape[1]) if last else shape
+
+
+def _places(box: Box, last: bool) -> NDArray[np.int64]:
+    """Number a box's elements by their places in memory; the result has the box's shape."""
+    places = np.arange(box.size).reshape(_shape_in_memory(box.shape, last))
+    return np.moveaxis(places, -1, 1) if last else places
+
+
+def _in_memory(values: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
+    """Return numbers of a box's elements in the order of memory."""
+    return (np.moveaxis(values, 1, -1) if last else values).ravel()
+
+
 class _Fetch(torch.autograd.Function):
     """Maps the own box of a cut tensor to any wanted box of it.
 
@@ -248,12 +520,7 @@ class _Fetch(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.plan = plan
         ctx.what = what
-        pending = start(x, plan, what)
-        out = new_box(plan.wanted, plan.brought, x, fill)
-        copy_overlap(out, plan.wanted, x, plan.own)
-        for t, piece in zip(plan.receives, pending.wait(), strict=True):
-            copy_overlap(out, plan.wanted, piece, t.box)
-        return out
+        return no_view(bring(x, plan, plan.wanted, what, fill))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -271,12 +538,7 @@ class _GiveBack(torch.autograd.Function):
     def forward(ctx: Any, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
         ctx.plan = plan
         ctx.what = what
-        pieces = [gradient[t.box.slices(plan.wanted)] for t in plan.receives]
-        pending = start_adjoint(pieces, gradient, plan, what)
-        own = new_box(plan.own, plan.kept_parts, gradient)
-        copy_overlap(own, plan.own, gradient, plan.wanted)
-        add_returned(own, pending.wait(), plan)
-        return own
+        return no_view(send_home(gradient, plan, plan.wanted, what))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

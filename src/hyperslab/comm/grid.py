@@ -7,28 +7,52 @@ logged. `ReplicaSampler` gives all ranks that share a sample the same ones.
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import math
+import sys
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Sequence, Sized
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from hyperslab.comm.agreement import agree_on, keeping_contact, same_on_all
-from hyperslab.comm.bootstrap import keep_freed_memory, start_distributed, take_own_device
+from hyperslab.comm.agreement import agree_on, all_gather, keeping_contact, same_on_all
+from hyperslab.comm.bootstrap import (
+    enter_part,
+    in_part,
+    keep_freed_memory,
+    leave_part,
+    own_rank,
+    ranks_in,
+    start_distributed,
+    take_own_device,
+    time_limit,
+    world,
+)
 from hyperslab.comm.communicator import (
     Communicator,
     GroupCommunicator,
     communicator_of_part,
     communicators_of_world,
 )
+from hyperslab.comm.rendezvous import in_time
 from hyperslab.comm.shared_memory import connect_ranks
-from hyperslab.errors import LayoutError
+from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cut, Partition
+from hyperslab.kernels.registry import (
+    TRITON_NEEDS,
+    refuse_triton,
+    triton_runs,
+    why_triton_fails,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 G = TypeVar("G")
 P = ParamSpec("P")
@@ -119,6 +143,11 @@ class Grid:
     has (NCCL for CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout``
     [s], by default torch's limit; an existing process group is used as it is, with its own limit.
 
+    ``ranks`` are those of `torch.distributed` that the grid has, ascending: by default all of them,
+    else a part, which alone makes the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
+    says the same; its dims that are named as axes give their extents, unless the axes are given.
+    A process belongs to one part at a time: its grids alive have the same ranks.
+
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
         RecipeError: the ranks ask for different grids, or have different versions.
@@ -129,6 +158,12 @@ class Grid:
     has_values = True
     """Tells whether its tensors have values: those of a step that is only traced have none."""
 
+    gathers = 0
+    """Counts `Sharded.full` while metrics are looked for."""
+
+    groups_handed_out = False
+    """Tells whether the program has asked for a `process_group`, to add up over ranks itself."""
+
     def __init__(
         self,
         *,
@@ -136,8 +171,14 @@ class Grid:
         depth: int = 1,
         height: int = 1,
         width: int = 1,
+        ranks: Sequence[int] | None = None,
+        mesh: DeviceMesh | None = None,
         timeout: float | None = None,
     ) -> None:
+        if mesh is not None:
+            if ranks is not None:
+                raise LayoutError("a grid is of a mesh's ranks or of those of ranks=, not of both")
+            (data, depth, height, width), ranks = _read_mesh(mesh, (data, depth, height, width))
         self.data = data
         self.depth = depth
         self.height = height
@@ -146,17 +187,9 @@ class Grid:
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
         start_distributed(timeout, {"grid": self.extents})
-        agree_on({"grid": self.extents}, GRID_START)
-        distributed = dist.is_initialized()
-        self.size = dist.get_world_size() if distributed else 1
-        self.rank = dist.get_rank() if distributed else 0
-        if math.prod(self.extents.values()) != self.size:
-            raise LayoutError(
-                f"{self} has {math.prod(self.extents.values())} places but there are "
-                f"{self.size} ranks\n    start as many ranks as the grid has places "
-                f"(torchrun --nproc-per-node {math.prod(self.extents.values())} ...), "
-                "or change the grid"
-            )
+        self._take_ranks(ranks)
+        self.size = ranks_in()
+        self.rank = own_rank()
         device = take_own_device()
         with keeping_contact(GRID_START):
             connect_ranks()
@@ -164,8 +197,65 @@ class Grid:
         self.device = device
         self.coords = self.coords_of(self.rank)
         self._groups: dict[tuple[str, ...], Communicator | None] = {}
+        group = world()
+        _ALIVE[self] = None if group is None else weakref.ref(group)
         if self.device.type == "cpu":
             keep_freed_memory()
+        else:
+            self._try_triton()
+
+    def _try_triton(self) -> None:
+        """Let the Triton kernels run on all ranks or on none: their results are not bit-equal.
+
+        Distribution scheme: 1. every rank runs a small one, once a process; 2. all hear what went
+        wrong on any of them.
+        """
+        failures = all_gather(why_triton_fails(self.device))
+        rank, why = next(((r, words) for r, words in enumerate(failures) if words), (0, None))
+        if why is not None and triton_runs():
+            refuse_triton()
+            log_once(
+                self,
+                f"the fused kernels for GPUs do not run on rank {rank}: {why}\n    torch's own "
+                f"operators compute in their place on all ranks, more slowly. {TRITON_NEEDS}",
+            )
+
+    def _take_ranks(self, ranks: Sequence[int] | None) -> None:
+        """Enter the part of these ranks, or of all, as many as there are places.
+
+        Raises:
+            LayoutError: the ranks are not as many, not ascending, without this one, or others than
+                those of a grid that is alive.
+        """
+        places = math.prod(self.extents.values())
+        everybody = dist.get_world_size() if dist.is_initialized() else 1
+        wanted = list(range(everybody) if ranks is None else map(int, ranks))
+        me = dist.get_rank() if dist.is_initialized() else 0
+        if len(wanted) != places:
+            wrong = LayoutError(
+                f"{self} has {places} places but there are {len(wanted)} ranks\n    start as many "
+                f"ranks as the grid has places (torchrun --nproc-per-node {places} ...), "
+                "or change the grid, or name the ranks that it has: ranks=range("
+                f"{places})"
+            )
+            if ranks is None:  # where all ask, a rank that asks for another grid is named
+                _ask_for_a_while(self.extents)
+            raise wrong
+        if wanted != sorted({*wanted}) or wanted[0] < 0 or wanted[-1] >= everybody:
+            raise LayoutError(
+                f"ranks={wanted}: a grid takes ascending numbers of torch's {everybody} ranks\n"
+                "    a mesh has them if its dims come in the order data, depth, height, width"
+            )
+        if me not in wanted:
+            raise LayoutError(f"rank {me} makes a grid of ranks {wanted}, and is none of them")
+        whole = len(wanted) == everybody
+        if in_part() or not whole:
+            _refuse_other_parts(wanted, whole=whole)
+        if not whole:
+            enter_part(wanted, time_limit().total_seconds())
+        else:
+            leave_part()
+        agree_on({"grid": self.extents}, GRID_START)
 
     def __repr__(self) -> str:
         return f"Grid({', '.join(f'{axis}={n}' for axis, n in self.extents.items())})"
@@ -307,10 +397,25 @@ class Grid:
         ranks = np.moveaxis(ranks, [AXES.index(axis) for axis in axes], last)
         return communicator_of_part(ranks.reshape(-1, count).tolist())
 
-    def warn(self, message: str) -> None:
+    def process_group(self, *axes: str) -> dist.ProcessGroup | None:
+        """Return torch's group of the ranks that differ along these axes only.
+
+        For libraries that add up over ranks themselves. Without axes it is this rank alone: losses
+        and `Sharded.full` are of the whole mini-batch on every rank, so nothing is left to add up.
+        ``"data"`` is for what a replica has of its own samples. All ranks ask alike.
+        """
+        self.groups_handed_out = True
+        if not dist.is_initialized():
+            return None
+        wanted = self.group(axes)
+        if wanted is None and self.size > 1:
+            wanted = communicator_of_part([[rank] for rank in range(self.size)])
+        return world() if wanted is None else cast(GroupCommunicator, wanted).group
+
+    def log(self, message: str, level: int) -> None:
         """Log a message on the main rank."""
         if self.is_main:
-            log.warning(message)
+            log.log(level, message)
 
     def same_on_all(self, number: int) -> bool:
         """Tell whether all ranks have the same number, such as the checksum of something larger."""
@@ -319,10 +424,103 @@ class Grid:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(world())
+
+
+def warn_of_metrics(grid: Grid) -> None:
+    """Log once if there is a metric of torchmetrics that adds up over ranks.
+
+    Called at each gather of a whole tensor, it looks through memory at the first, second, fourth,
+    ... of them: torchmetrics keeps no list of what is alive.
+    """
+    grid.gathers += 1
+    if grid.groups_handed_out or grid.gathers & (grid.gathers - 1):
+        return
+    kind = sys.modules["torchmetrics"].Metric
+    # Not all objects of this process: to refer to a tuple that another thread is making breaks it.
+    for thing in gc.get_referrers(*_classes_below(kind)):
+        if issubclass(type(thing), kind) and thing.process_group is None and thing.sync_on_compute:
+            log_once(
+                grid,
+                f"{type(thing).__name__} of torchmetrics adds up over all ranks, and each has the "
+                "whole of x.full(), so sums count every voxel once a rank: make it with "
+                "process_group=grid.process_group()",
+            )
+            return
+
+
+def _classes_below(kind: type[object]) -> Iterator[type[object]]:
+    """Yield a class and all that are derived from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from _classes_below(derived)
+
+
+_ALIVE: weakref.WeakKeyDictionary[Grid, weakref.ref[dist.ProcessGroup] | None]
+_ALIVE = weakref.WeakKeyDictionary()
+"""Has the group of each grid, for a process whose grids are of other ranks than before."""
+
+ASK_LIMIT = 10.0
+"""Limits how long [s] a rank whose grid has too few places hears what the others ask for."""
+
+
+def _ask_for_a_while(extents: dict[str, int]) -> None:
+    """Raises:
+    RecipeError: the other ranks, who are there, ask for another grid.
+    """
+    with suppress(CommError):
+        in_time(
+            ASK_LIMIT,
+            lambda: agree_on({"grid": extents}, GRID_START),
+            lambda: CommError("the others make no grid of all ranks"),
+        )
+
+
+def _refuse_other_parts(ranks: Sequence[int], *, whole: bool) -> None:
+    """Raises:
+    LayoutError: a grid of other ranks is alive.
+    """
+    gc.collect()  # a grid ends with the cycles that it is in
+    for grid, reference in list(_ALIVE.items()):
+        group = None if reference is None else reference()
+        if group is None or group not in (world(), dist.group.WORLD):
+            continue  # of torch's ranks before these
+        theirs = dist.get_process_group_ranks(group)
+        if theirs != list(ranks):
+            raise LayoutError(
+                f"this process has {grid} of the ranks {theirs}, and now makes a grid of "
+                f"{'all ranks' if whole else list(ranks)}\n    let go of the first one, with its "
+                "tensors and networks (del), or make all grids of the same ranks"
+            )
+
+
+def _read_mesh(
+    mesh: DeviceMesh, extents: tuple[int, int, int, int]
+) -> tuple[tuple[int, int, int, int], list[int]]:
+    """Return the extents and the ranks of a mesh.
+
+    Raises:
+        LayoutError: no extents are given and its dims are not named as axes.
+    """
+    ranks = mesh.mesh.flatten().tolist()
+    if extents != (1, 1, 1, 1):
+        return extents, ranks
+    names = mesh.mesh_dim_names or ()
+    if not names or not {*names} <= {*AXES}:
+        raise LayoutError(
+            f"a mesh with the dims {names or 'without names'} does not say how volumes are cut\n"
+            f"    name them {', '.join(AXES)}, take a part that is (mesh['data', 'depth']), or "
+            "give the extents too: Grid(mesh=mesh, depth=2)"
+        )
+    sizes = dict(zip(names, mesh.mesh.shape, strict=True))
+    found = [sizes.get(axis, 1) for axis in AXES]
+    return (found[0], found[1], found[2], found[3]), ranks
 
 
 @per_grid
-def log_once(grid: Grid, message: str) -> None:
-    """Log a message once per grid, on the main rank."""
-    grid.warn(message)
+def log_once(grid: Grid, message: str, level: int = logging.WARNING) -> None:
+    """Log a message once per grid, on the main rank.
+
+    ``logging.INFO`` is for what a user may like to know; a warning costs him something.
+    """
+    grid.log(message, level)

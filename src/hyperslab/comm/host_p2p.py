@@ -19,7 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hyperslab.comm.agreement import all_gather, any_rank, lost_contact
-from hyperslab.comm.bootstrap import time_limit
+from hyperslab.comm.bootstrap import make_own_group, rank_in_torch, time_limit
 from hyperslab.comm.communicator import agree_on_group_names
 from hyperslab.comm.grid import Grid
 from hyperslab.errors import CommError
@@ -51,9 +51,16 @@ class HostP2P:
     another: they wait until the process group's time limit.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, *, same_position: bool = False) -> None:
+        """Connects all ranks, or with ``same_position`` those that only ``data`` tells apart.
+
+        A box travels between ranks of one position unless it is turned, so that a rank then has a
+        connection for each replica and not for each rank.
+        """
         self.rank = grid.rank
         self.size = grid.size
+        positions = grid.size // grid.data if same_position else 1
+        self.peers = range(grid.rank % positions, grid.size, positions)
         self.received_bytes = 0
         self._sent: list[list[SentMessage]] = [[], []]  # before the last `settle`, and since
         self._abandoned = threading.Event()
@@ -61,7 +68,8 @@ class HostP2P:
             agree_on_group_names()
             # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
             # leaves after an error must not.
-            self.group = dist.new_group(backend="gloo", timeout=time_limit())
+            every = [list(range(first, grid.size, positions)) for first in range(positions)]
+            self.group = make_own_group(every, backend="gloo", timeout=time_limit())
             dist.barrier(self.group)  # nobody must leave it while others still connect to it
         self._forget = weakref.finalize(self, _end_group, self.group, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
@@ -70,7 +78,7 @@ class HostP2P:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
         log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
         with self.naming(peer):
-            work = dist.isend(as_bytes(values), peer, group=self.group, tag=tag)
+            work = dist.isend(as_bytes(values), rank_in_torch(peer), group=self.group, tag=tag)
         assert work is not None
         self._sent[1].append((peer, work, values))
 
@@ -81,7 +89,7 @@ class HostP2P:
             CommError, there too: the other rank died or did not answer in time.
         """
         with self.naming(peer):
-            work = dist.irecv(as_bytes(out), peer, group=self.group, tag=tag)
+            work = dist.irecv(as_bytes(out), rank_in_torch(peer), group=self.group, tag=tag)
         assert work is not None
         self.received_bytes += out.nbytes
 
@@ -102,12 +110,12 @@ class HostP2P:
         self._sent[:] = [self._sent[1], []]
 
     def any(self, flag: bool) -> bool:
-        """Tell whether any rank has it set; all ranks call this."""
+        """Tell whether any of these ranks has it set; all of them call this."""
         with self.naming(None):
             return any_rank(flag, self.group)
 
     def gather(self, mine: T) -> list[T]:
-        """Return what every rank has, by rank; all ranks call this."""
+        """Return what each of these ranks has, by rank; all of them call this."""
         with self.naming(None):
             return all_gather(mine, self.group)
 
@@ -130,16 +138,17 @@ class HostP2P:
             _end_group(self.group, [])
 
     def abandon(self) -> None:
-        """Let go at once: whoever waits, here or on another rank, gets an error.
+        """Let go at once: all who wait, here or on another rank, get an error.
 
         gloo cannot be told to; but it closes a connection of which a message does not come in time.
         """
         self._abandoned.set()
-        for peer in range(self.size):
+        for peer in self.peers:
             if peer != self.rank:
                 with suppress(RuntimeError, ValueError):
                     tag = tag_of("the end")
-                    work = dist.irecv(torch.empty(1), peer, group=self.group, tag=tag)
+                    source = rank_in_torch(peer)
+                    work = dist.irecv(torch.empty(1), source, group=self.group, tag=tag)
                     assert work is not None
                     work.wait(_timeout(0))
 

@@ -1,7 +1,8 @@
-"""Reads a rank's place from the environment that torchrun, srun or mpirun has set.
+"""Reads a rank's place from the environment that torchrun, srun, jsrun or mpirun has set.
 
-`read_variables` reads torchrun's variables and those of hyperslab's own launcher. `adopt_slurm`
-and `adopt_mpi` set these for ranks that Slurm's `srun` or `mpirun` has started.
+`read_variables` reads torchrun's variables and those of hyperslab's own launcher. `adopt_slurm`,
+`adopt_lsf` and `adopt_mpi` set these for ranks that Slurm's `srun`, LSF's `jsrun` or `mpirun` has
+started.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ LAUNCHER_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
     "SLURM_JOB_ID",
+    "LSB_JOBID",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
 )
@@ -121,10 +123,10 @@ def _bad(
     return HyperslabError(f"{name}={environ[name]!r} {problem}\n{remedy}")
 
 
-SLURM_PORTS = range(20000, 30000)
-"""Below those that Linux gives to whoever asks for any."""
+JOB_PORTS = range(20000, 30000)
+"""Below those that Linux gives to programs that ask for any."""
 
-SLURM_STEP_STRIDE = 97
+STEP_STRIDE = 97
 """Between the ports of a job's steps: next to each other they would be those of the next jobs."""
 
 
@@ -152,17 +154,17 @@ def adopt_slurm(environ: MutableMapping[str, str]) -> None:
         raise HyperslabError(f"SLURM_STEP_NODELIST={nodes!r} names no machine")
     environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(local))
     environ.setdefault("MASTER_ADDR", address)
-    environ.setdefault("MASTER_PORT", str(slurm_port(job, step)))
+    environ.setdefault("MASTER_PORT", str(job_port(job, step)))
     environ.setdefault(RUN_VARIABLE, f"Slurm job {job} step {step}")
 
 
-def slurm_port(job: int, step: int) -> int:
+def job_port(job: int, step: int) -> int:
     """Return where the ranks of a step meet.
 
-    >>> slurm_port(123456, 0), slurm_port(123456, 1), slurm_port(123457, 0)
+    >>> job_port(123456, 0), job_port(123456, 1), job_port(123457, 0)
     (23456, 23553, 23457)
     """
-    return SLURM_PORTS[(job + SLURM_STEP_STRIDE * step) % len(SLURM_PORTS)]
+    return JOB_PORTS[(job + STEP_STRIDE * step) % len(JOB_PORTS)]
 
 
 def first_slurm_host(nodes: str) -> str:
@@ -174,6 +176,57 @@ def first_slurm_host(nodes: str) -> str:
     match = re.match(r"([^,\[]*)(?:\[([^-,\]]*)[^\]]*\])?([^,]*)", nodes)
     assert match is not None
     return "".join(part or "" for part in match.groups())
+
+
+JSRUN_RANK_VARIABLES = (
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "JSM_NAMESPACE_LOCAL_RANK",
+)
+"""Rank, number of ranks and rank on the machine, which LSF's job step manager sets."""
+
+
+def adopt_lsf(environ: MutableMapping[str, str]) -> None:
+    """Under LSF's ``jsrun`` with several tasks, set the variables that torchrun would.
+
+    The ranks meet at the job's first compute node, at a port that the job gives. Spectrum MPI sets
+    Open MPI's variables beside those of ``jsrun``: call this before `adopt_mpi`, which would need
+    mpi4py.
+
+    Raises:
+        HyperslabError: one of LSF's variables is missing or odd, or its file of hosts cannot be
+            read; names it.
+    """
+    if "RANK" in environ or not any(name in environ for name in JSRUN_RANK_VARIABLES):
+        return
+    rank, size, local = (_number(environ, name) for name in JSRUN_RANK_VARIABLES)
+    if size == 1:
+        return
+    job = _number(environ, "LSB_JOBID")
+    if "MASTER_ADDR" not in environ:
+        environ["MASTER_ADDR"] = _first_lsf_host(environ)
+    environ.setdefault("MASTER_PORT", str(job_port(job, 0)))
+    environ.setdefault(RUN_VARIABLE, f"LSF job {job}")
+    environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
+
+
+def _first_lsf_host(environ: Mapping[str, str]) -> str:
+    """Return the first host behind the launch node, which LSF lists first and runs no task on."""
+    if "LSB_DJOB_RANKFILE" in environ:
+        name = "LSB_DJOB_RANKFILE"
+        try:
+            with open(environ[name], encoding="utf-8") as file:
+                hosts = file.read(1 << 24).split()
+        except (OSError, UnicodeDecodeError) as error:
+            remedy = "    set MASTER_ADDR to the first compute node's name"
+            raise _bad(environ, name, f"cannot be read: {error}", remedy) from error
+    else:
+        name = "LSB_HOSTS"
+        hosts = _text(environ, name).split()
+    if not hosts:
+        raise _bad(environ, name, "names no machine")
+    # One host alone is where the tasks are, too.
+    return next((host for host in hosts if host != hosts[0]), hosts[0])
 
 
 MPI_RANK_VARIABLES = (

@@ -8,16 +8,15 @@ handled by torch; that is the reference, too.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
 from hyperslab.geometry import Box
+from hyperslab.kernels.registry import triton_runs
 
 ALIGNED_ELEMENTS = 64  # elements: every box begins on a boundary of at least 128 bytes
 MOST_PACKED_DIMS = 5
@@ -100,7 +99,7 @@ def packs_with_one_kernel(block: torch.Tensor, boxes: Boxes) -> bool:
         and len(boxes.parts) > 1
         and block.dtype in PACKED_TYPES
         and block.dim() <= MOST_PACKED_DIMS
-        and _has_triton()
+        and triton_runs()
     )
 
 
@@ -121,11 +120,6 @@ def add(block: torch.Tensor, pieces: Sequence[torch.Tensor], table: BoxTable) ->
     from hyperslab.comm.packing_triton import add_boxes
 
     add_boxes(block, pieces[0], table.rows, table.largest, table.pieces)
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:

@@ -361,8 +361,9 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tup
         if device and len(ranks) > 1:
             return "shared", (
                 f"{name_ranks(ranks)} have the same CUDA device, {device}\n"
-                "    give each one of its own (srun --gpus-per-task=1), or let every rank see all\n"
-                "    devices of its machine; to test several on one: device=cuda-shared in a recipe"
+                "    let every rank see all devices of its machine (srun --gpus-per-node=4),\n"
+                "    or give each one of its own; to test several on one: device=cuda-shared in "
+                "a recipe"
             )
     return "differ", compare_facts([one["facts"] for one in found], [one["host"] for one in found])
 

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.comm.agreement import lost_contact
-from hyperslab.comm.bootstrap import backend_of
+from hyperslab.comm.bootstrap import backend_of, own_rank, ranks_in, world
 from hyperslab.errors import CommError
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.util.free_memory import free_memory
@@ -46,17 +46,17 @@ MOST_OF_FREE_MEMORY = 0.5  # of the memory that is free: what ranks share is at 
 
 
 def share_file(nbytes: int, open_file: Callable[[Path], T]) -> T | None:
-    """Return what every rank of the default group makes of one file of a size; all call this.
+    """Return what every rank makes of one file of a size; all call this.
 
     None where the ranks are on several machines, where the system has no shared memory, or where
     there is too little. The file is memory that never has a name, so nothing is left of it
     wherever a process ends: the others open it by the descriptor of rank 0, which keeps it until
     all have.
     """
-    held = _reserve_file(nbytes) if dist.get_rank() == 0 else None
+    held = _reserve_file(nbytes) if own_rank() == 0 else None
     try:
         message = [None if held is None else (held, os.getpid(), os.readlink(_descriptor(held)))]
-        dist.broadcast_object_list(message, src=0)
+        dist.broadcast_object_list(message, group=world(), group_src=0)
         if message[0] is None:
             return None
         descriptor, process, name = message[0]
@@ -93,12 +93,12 @@ def _reserve_file(size: int) -> int | None:
 
 def _all_ranks(flag: bool) -> bool:
     everywhere = torch.tensor(int(flag), device="cpu")
-    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+    dist.all_reduce(everywhere, op=dist.ReduceOp.MIN, group=world())
     return bool(everywhere.item())
 
 
 def shared_buffers(nbytes: int) -> list[torch.Tensor] | None:
-    """Return memory of ``nbytes`` of each rank of the default group, by rank; all ranks call this.
+    """Return memory of ``nbytes`` of each rank, by rank; all ranks call this.
 
     It begins as zeros and lasts as long as a tensor in it. None as `share_file`.
     """
@@ -108,7 +108,7 @@ def shared_buffers(nbytes: int) -> list[torch.Tensor] | None:
             return torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
 
     each = -(-max(nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-    whole = share_file(each * dist.get_world_size(), map_file)
+    whole = share_file(each * ranks_in(), map_file)
     if whole is None:
         return None
     with torch.inference_mode(False):  # or they could not be written to outside that mode
@@ -137,9 +137,9 @@ class Segment:
     """
 
     def __init__(self, path: Path, numbers: int, limit: float) -> None:
-        self.rank = dist.get_rank()
+        self.rank = own_rank()
         self.limit = limit
-        pairs = itertools.permutations(range(dist.get_world_size()), 2)
+        pairs = itertools.permutations(range(ranks_in()), 2)
         self.pairs = {pair: number for number, pair in enumerate(pairs)}
         self._file = path.open("r+b", buffering=0)
         memory = mmap.mmap(self._file.fileno(), 0)
@@ -154,7 +154,7 @@ class Segment:
         self.data = whole[end:]
         self._libc = ctypes.CDLL(None, use_errno=True)
         # With fewer cores than ranks, one that spins keeps another from running.
-        enough = len(os.sched_getaffinity(0)) >= dist.get_world_size()
+        enough = len(os.sched_getaffinity(0)) >= ranks_in()
         self._spins = SPINS if enough else 1
 
     def prepare(self) -> None:
@@ -505,24 +505,24 @@ _OF_GROUP: weakref.WeakKeyDictionary[dist.ProcessGroup, SharedChannels | None] =
 
 
 def connect_ranks() -> None:
-    """Let the ranks of the default process group share memory if they can; all ranks call this.
+    """Let the ranks of a process group share memory if they can; all ranks call this.
 
     From then on all of them must exchange messages in the same order.
     """
-    group = dist.group.WORLD if dist.is_initialized() else None
+    group = world()
     if group is not None and group not in _OF_GROUP:
-        can = sys.platform == "linux" and backend_of() == "gloo" and dist.get_world_size() > 1
+        can = sys.platform == "linux" and backend_of() == "gloo" and ranks_in() > 1
         _OF_GROUP[group] = _make_channels(group) if can else None
 
 
 def shared_channels() -> SharedChannels | None:
-    """Return what `connect_ranks` made for the default process group."""
-    group = dist.group.WORLD
+    """Return what `connect_ranks` made for the ranks of which grids are made."""
+    group = world()
     return None if group is None else _OF_GROUP.get(group)
 
 
 def _make_channels(group: dist.ProcessGroup) -> SharedChannels | None:
-    size = dist.get_world_size()
+    size = ranks_in()
     pairs = size * (size - 1)
     numbers = size + pairs * SLOTS  # the sizes of what is summed, then those of messages
     lines = pairs * len(FIRST_SEMAPHORE_VALUES) + numbers

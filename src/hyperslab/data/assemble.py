@@ -24,10 +24,11 @@ from hyperslab.data.sampler import Schedule
 from hyperslab.data.store import BatchPlanner, SampleBox, SlotPlan, Store
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError
-from hyperslab.formats.files import as_stored, check_finite, check_shape, reading
+from hyperslab.formats.files import check_finite, read_box, reading
 from hyperslab.formats.source import Array, Source
 from hyperslab.formats.targets import check_classes
 from hyperslab.geometry import Box, Partition
+from hyperslab.util.page_locked import PageLockedBuffers
 
 
 class Reader:
@@ -51,8 +52,9 @@ class Reader:
             DataError: a file cannot be read or holds values that cannot be right.
         """
         dtype = np.dtype(self.source.dtype)
-        values, where = self._box(self.source.read, sample, box, box.size * dtype.itemsize)
-        values = as_stored(values, dtype, where)
+        self._count(box.size * dtype.itemsize)
+        name = self.source.where(sample)
+        values, where = read_box(self.source.read, sample, box, name, dtype)
         check_values(values, self.transform, where)
         return values
 
@@ -61,12 +63,12 @@ class Reader:
 
         Errors as `values`.
         """
+        name = self.source.where(sample)
         if self.source.classes:
-            size = box.size * self.source.label_bytes
-            labels, where = self._box(self.source.labels, sample, box, size)
+            self._count(box.size * self.source.label_bytes)
+            labels, where = read_box(self.source.labels, sample, box, name)
             check_classes(labels, self.source.classes, where)
             return labels
-        name = self.source.where(sample)
         with reading(name):
             target = np.asarray(self.source.target(sample), np.float64)
         names = self.source.parameters.names
@@ -77,18 +79,9 @@ class Reader:
             )
         return target
 
-    def _box(
-        self, read: Callable[[int, Box], Array], sample: int, box: Box, nbytes: int
-    ) -> tuple[Array, str]:
-        """Returns what ``read`` returns, and where it is from, for errors."""
+    def _count(self, nbytes: int) -> None:
         with self._counting:
             self.bytes_read += nbytes
-        name = self.source.where(sample)
-        with reading(name):
-            found = np.asarray(read(sample, box))
-        where = f"{name}: {box}"
-        check_shape(found, box.shape, where)
-        return found, where
 
 
 def check_values(values: Array, transform: Transform, where: str) -> None:
@@ -402,6 +395,11 @@ class BatchAssembler:
         assert plan.transfer.wanted is not None
         return self.reader.read(plan.sample, plan.transfer.wanted)
 
+    @functools.cached_property
+    def buffers(self) -> PageLockedBuffers:
+        """Returns what page-locked batches are lent from, made where the first one is."""
+        return PageLockedBuffers()
+
     @property
     def _pinned(self) -> bool:
         return self.planner.boxes.grid.device.type == "cuda"
@@ -409,15 +407,17 @@ class BatchAssembler:
     def _empty_batch(self, samples: list[int], count: int) -> LocalBatch:
         """Room for the ``count`` samples of a mini-batch that this rank computes."""
         shape = self.planner.boxes.maps[samples[0]].own.shape
-        values = torch.empty(
-            (count, *shape), dtype=_torch_dtype(self.reader.source.dtype), pin_memory=self._pinned
-        )
-        targets = torch.empty(
+        values = self._empty((count, *shape), self.reader.source.dtype, pinned=self._pinned)
+        targets = self._empty(
             (count, *self.kind.shape(shape[1:])),
-            dtype=_torch_dtype(self.kind.dtype),
-            pin_memory=self._pinned and self.kind.count is None,
+            self.kind.dtype,
+            pinned=self._pinned and self.kind.count is None,
         )
         return self._batch(values, targets, samples, kept=False)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, pinned: bool) -> torch.Tensor:
+        kind = _torch_dtype(dtype)
+        return self.buffers.lend(shape, kind) if pinned else torch.empty(shape, dtype=kind)
 
     def _batch(
         self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool

@@ -25,6 +25,7 @@ from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
+from hyperslab.util.page_locked import PageLockedBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,13 @@ class PrefetchPolicy:
                 f"prefetch={self.depth}, prefetch_bytes={self.bytes}: both need to be >= 0"
             )
 
-    def batches(self, size: int) -> int:
-        """Returns the mini-batches of ``size`` [B] that are read ahead."""
-        return min(self.depth, self.bytes // size)
+    def batches(self, size: int, device: str) -> int:
+        """Returns the mini-batches of ``size`` [B] that are read ahead for a kind of device.
+
+        A GPU would wait for each that is not, so there it is one at least, unless none is wanted.
+        """
+        least = int(device == "cuda" and self.bytes > 0)
+        return min(self.depth, max(self.bytes // size, least))
 
 
 Step = tuple[int, int]
@@ -186,9 +191,15 @@ class DeviceCopy:
     On other devices local batches stay where they are.
     """
 
-    def __init__(self, device: torch.device, load: Callable[[int, int], LocalBatch | None]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        load: Callable[[int, int], LocalBatch | None],
+        buffers: Callable[[], PageLockedBuffers],
+    ) -> None:
         self.device = device
         self.load = load
+        self.buffers = buffers
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def start(self, epoch: int, step: int) -> LocalBatch | None:
@@ -204,6 +215,8 @@ class DeviceCopy:
             pinned = batch.targets.pin_memory()  # no copy if it is already
             targets = pinned.to(self.device, non_blocking=True)
             event = self.stream.record_event()
+        for lent in (batch.values, batch.targets):
+            self.buffers().copying(lent, event)
         return replace(batch, values=values, targets=targets, arrived=event)
 
     def finish(self, batch: LocalBatch) -> None:
@@ -260,7 +273,7 @@ class Dataset:
         self._target_dtype = torch.promote_types(dtype, torch.float32)
         if self.classes:
             self._target_dtype = torch.int64
-        self._copy = DeviceCopy(self.grid.device, assembler.load)
+        self._copy = DeviceCopy(self.grid.device, assembler.load, lambda: assembler.buffers)
         self._prefetcher = Prefetcher(
             self._copy.start,
             steps=self.steps,

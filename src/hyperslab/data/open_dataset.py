@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
+from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try, same_on_all
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
@@ -42,7 +42,7 @@ from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.source import DataMap, ScanOptions, Source
-from hyperslab.formats.views import Padded, Selected, Subvolumes
+from hyperslab.formats.views import Padded, selected
 
 Mode = Literal["direct", "store", "preload"]
 
@@ -164,7 +164,7 @@ def open(
         on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
             ranks and from then on, and says so.
         outside_files: HDF5 files and Zarr groups may take values from files outside of the folder,
-            by external links, external storage or as virtual data sets. Whoever wrote them then
+            by external links, external storage or as virtual data sets. Their author then
             says which files of yours are read.
         missing_chunks: what an HDF5 file or a Zarr group does not store is its fill value. Many
             programs leave out chunks of zeros; but a chunk that was lost looks the same.
@@ -199,10 +199,8 @@ def open(
         if refuse is not None:
             kept = len(source.names)
             broadcast_from_main(lambda: refuse.check(kept))
-    if redshifts is not None or targets is not None:
-        source = Selected(source, redshifts=redshifts, targets=targets)
-    if subvolume is not None:
-        source = Subvolumes(source, subvolume)
+    if (redshifts, targets, subvolume) != (None, None, None):
+        source = selected(source, redshifts, targets, subvolume)
     chosen = transform_of(source.classes, transform, window)
     if multiple is not None:
         source = Padded(source, multiple, chosen.lowest)
@@ -269,12 +267,13 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> in
         return 0
     replicas = 1 if count < grid.data else grid.data
     size = -(-count // replicas) * sample_bytes(source, grid)  # [B] that a rank holds at most
-    depth = policy.batches(size)
+    depth = policy.batches(size, grid.device.type)
     if depth < policy.depth:
         log_once(
             grid,
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
             f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
+            logging.INFO,
         )
     return depth
 
@@ -305,6 +304,8 @@ class Refused:
 def _check_alike(**arguments: object) -> None:
     """Refuses a seed of each rank's own, say: it would mix boxes of different samples."""
     sums = {name: zlib.crc32(repr(value).encode()) for name, value in arguments.items()}
+    if same_on_all(zlib.crc32(repr(sums).encode())):
+        return
     found = all_gather(sums)
     differ = [name for name in sums if len({theirs[name] for theirs in found}) > 1]
     if differ:
@@ -340,7 +341,10 @@ def build_assembler(
     store = make() if policy.folder is None else collective_try(make)
     stores_in_use(grid).add(store)
     travels = policy.mode != "direct" and (grid.data > 1 or augment)
-    transport = HostP2P(grid) if grid.size > 1 and (travels or skip) else None
+    transport = None
+    if grid.size > 1 and (travels or skip):
+        # Turned boxes come from other positions, and what is skipped all ranks agree on.
+        transport = HostP2P(grid, same_position=not (augment or skip))
     augmenter = Augmenter(schedule.seed, turns=not source.classes)
     assembler = BatchAssembler(
         schedule,
@@ -357,7 +361,7 @@ def build_assembler(
         collective_try(assembler.fill)
         seconds = time.perf_counter() - begin
         read = _gib(assembler.reader.bytes_read)
-        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")
+        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s", logging.INFO)
     return assembler
 
 
@@ -413,7 +417,9 @@ def _ownership(
     if policy.folder is not None:
         capacity += disk_budget(policy.folder, grid) // (size + Store.slack)
     ownership = Ownership.deal(schedule, grid.data, capacity)
-    log_once(grid, _words(ownership, len(schedule.samples), in_memory, size, budget))
+    all_kept = sum(map(len, ownership.kept)) == len(schedule.samples)
+    words = _words(ownership, len(schedule.samples), in_memory, size, budget)
+    log_once(grid, words, logging.INFO if all_kept else logging.WARNING)
     return ownership, in_memory
 
 

@@ -5,7 +5,7 @@ how much that may be: by default each rank's part of half of the free memory. `O
 which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
 says what this rank keeps, sends and receives for each slot of a mini-batch. Without augmentation
 a box only ever travels between ranks of the same position of two replicas. With it, a rank wants
-the stored box that becomes its own one, whoever keeps parts of that.
+the stored box that becomes its own one, from all ranks that keep parts of that.
 """
 
 from __future__ import annotations
@@ -102,11 +102,7 @@ class Store:
 
 
 def _reserve(folder: Path, size: int) -> mmap.mmap:
-    """A file of so many bytes, all of which the disk has: a full one would end the process later.
-
-    Raises:
-        DataError: the folder cannot be written, or has too little space.
-    """
+    """Maps a new file, all of whose bytes the disk has: a full one would end the process later."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

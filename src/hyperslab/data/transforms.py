@@ -64,7 +64,10 @@ class Log1p(Transform):
 
     name = "log1p"
     above = -1.0
-    why = 'of which log1p is not a number; use transform="mean" or a window'
+    why = (
+        "of which log1p is not a number; data.transform: null (transform=None) takes values as "
+        "they are, or give a window"
+    )
 
     def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return x.log1p_() if fresh else x.log1p()

@@ -3,8 +3,8 @@
 `list_files` and `walk_folder` find files, `sift` leaves out those that cannot be read, and
 `naming` turns errors of libraries into errors that name the file. A `FileAccess` says how far
 files may refer to others, a `Stamp` notices that one has changed since its folder was
-scanned, and `lock_folder` lets one process fill a folder at a time. `check_shape`,
-`as_stored` and `check_finite` look at values that were read.
+scanned, and `lock_folder` lets one process fill a folder at a time. `read_box` and
+`check_finite` look at values that were read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, HyperslabError, reason
+from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import try_lock
 
 ErrorKinds = tuple[type[Exception], ...]
@@ -78,29 +79,34 @@ def reading(where: str) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read: {error}") from error
 
 
-def check_shape(values: NDArray[Any], shape: tuple[int, ...], where: str) -> None:
-    """Accepts what was read as ``where`` if it has the shape of that.
+def read_box(
+    read: Callable[[int, Box], NDArray[Any]],
+    sample: int,
+    box: Box,
+    name: str,
+    dtype: np.dtype[Any] | None = None,
+) -> tuple[NDArray[Any], str]:
+    """Returns what ``read`` reads of a sample called ``name``, and where it is from, for errors.
+
+    With ``dtype``, the storage type, it is converted to that: boxes of one type have one size. An
+    error of the system is one of the sample here, not of a disk that is written to.
 
     Raises:
-        DataError: it has another one.
+        DataError: it cannot be read, is not as much as the box has, or has whole numbers that the
+            storage type does not hold.
     """
-    if values.shape != shape:
-        raise DataError(f"{where} was read as {values.shape}")
-
-
-def as_stored(values: NDArray[Any], dtype: np.dtype[Any], where: str) -> NDArray[Any]:
-    """Converts values to the storage type, for boxes of one type have one size.
-
-    Raises:
-        DataError: whole numbers that the storage type does not hold.
-    """
-    if values.dtype == dtype:
-        return values
+    with reading(name):
+        found = np.asarray(read(sample, box))
+    where = f"{name}: {box}"
+    if found.shape != box.shape:
+        raise DataError(f"{where} was read as {found.shape}")
+    if dtype is None or found.dtype == dtype:
+        return found, where
     with np.errstate(invalid="ignore", over="ignore"):
-        stored = values.astype(dtype)
-    if dtype.kind in "iu" and (stored != values).any():
-        raise DataError(f"{where} was read as {values.dtype} with values that are no {dtype}")
-    return stored
+        stored = found.astype(dtype)
+    if dtype.kind in "iu" and (stored != found).any():
+        raise DataError(f"{where} was read as {found.dtype} with values that are no {dtype}")
+    return stored, where
 
 
 def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
@@ -140,7 +146,23 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
             raise DataError(f"{path}: {_kind_of_entry(path)}; mend it or take it away")
     if not files:
         raise DataError(f"{folder}: no file *{' or *'.join(suffixes)} in it or below")
+    check_names(folder, files)
     return tuple(files)
+
+
+def check_names(folder: Path, names: Sequence[str]) -> None:
+    """Accepts names that can be written into tables and records.
+
+    Raises:
+        DataError: one is not UTF-8.
+    """
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{folder / name}: its name is not UTF-8; give it another one"
+            ) from None
 
 
 def check_folder(folder: Path) -> None:
@@ -229,7 +251,7 @@ STRICT = AccessPolicy()
 class FileAccess:
     """Files may name others that lie in ``folder``, the data path; or as it is ``allowed``.
 
-    What a file says is whoever's who wrote it, and could have any file that this user can read
+    What a file says is its author's, and could have any file that this user can read
     taken for a volume. Links of the file system that lie in the folder itself are followed: they
     are its owner's, and data sets are often put together of them.
     """
@@ -413,15 +435,29 @@ def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
                 raise DataError(f"{path}: unpacks to more than its header says; at least {left} B")
 
 
-@contextmanager
-def lock_folder(folder: Path, what: str) -> Iterator[None]:
-    """Keeps others out of a folder meanwhile; the system lets go when the process ends.
-
-    The folder itself is locked: it holds volumes and nothing else.
+def make_folder(folder: Path) -> None:
+    """Makes a folder where there is none.
 
     Raises:
-        DataError: another process fills it, ``what`` says how; or it cannot be opened.
+        DataError: it cannot be made.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+@contextmanager
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
+    """Keeps others out of a folder meanwhile; it is made where there is none.
+
+    The folder itself is locked: it holds volumes and nothing else. The system lets go when the
+    process ends.
+
+    Raises:
+        DataError: another process fills it, ``what`` says how; or it cannot be made or opened.
+    """
+    make_folder(folder)
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import DataError
-from hyperslab.util.atomic_files import read_json_lines
+from hyperslab.util.documents import read_json_lines
 
 MANIFEST_FILE = "conversion.jsonl"
 
@@ -44,11 +44,7 @@ def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
 
 
 def _check_line(number: int, entry: Any, *, first: bool) -> None:
-    """Accepts a line that has what is looked up in it, by the right type.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Accepts a line that has what is looked up in it, by the right type."""
     if not isinstance(entry, dict):
         raise ValueError(f"line {number} is no object")
     if first:

@@ -1,53 +1,35 @@
-"""Imports the optional libraries of single formats: zarr, nibabel, SimpleITK, MONAI, mpi4py."""
+"""Imports the optional libraries of single formats: zarr, nibabel, SimpleITK, MONAI, mpi4py.
+
+Each function returns a module, or raises a `HyperslabError` that says which extra is not installed.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from hyperslab.errors import HyperslabError
 from hyperslab.util.optional_libraries import how_to_install, importing
 
 
-def zarr() -> ModuleType:
-    """Returns the module ``zarr``.
-
-    Raises:
-        HyperslabError: the extra ``zarr`` is not installed.
-    """
+def zarr() -> Any:
     with importing("zarr", "Zarr"):
         import zarr
     return zarr
 
 
-def nibabel() -> ModuleType:
-    """Returns the module ``nibabel``.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
+def nibabel() -> Any:
     with importing("medical", "NIfTI"):
         import nibabel
     return nibabel
 
 
 def simple_itk() -> Any:
-    """Returns the module ``SimpleITK``.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
     with importing("medical", "resampling"):
         import SimpleITK
     return SimpleITK
 
 
-def monai_data() -> ModuleType:
-    """Returns the module ``monai.data.utils``.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
+def monai_data() -> Any:
     with importing("medical", "a sliding window"):
         import monai.data.utils
     return monai.data.utils

@@ -6,6 +6,7 @@ Formats of users are registered by modules that `load_plugins` imports.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections import Counter
@@ -182,9 +183,7 @@ def source_of(
         DataError: the folder is missing or holds no known file, or files of two formats side by
             side; or as the format's own source.
     """
-    return _opened(
-        Path(path), grid, ScanOptions(channels, format, refuse, allowed, mapping), driver
-    )
+    return sources_of([path], grid, ScanOptions(channels, format, refuse, allowed, mapping), driver)
 
 
 def sources_of(
@@ -211,7 +210,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):
-        log_once(grid, words)
+        log_once(grid, words, logging.INFO)
     if driver is not None:
         source = source.read_together(driver, grid)
     source.volumes = volumes

@@ -7,6 +7,7 @@ shows the samples of other sources in another way.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, Refuse
@@ -204,17 +205,17 @@ class Source(ABC):
         path: str | Path,
         grid: Grid,
         channels: Channels | None = None,
-        refuse: Refuse | None = None,
     ) -> Source:
         """Opens a folder as the main rank sees it. All ranks call this.
-
-        With ``refuse`` files that are not what they should be are left out.
 
         Raises:
             DataError: a file is not what it should be.
         """
-        options = ScanOptions(channels, refuse=refuse)
-        return broadcast_from_main(lambda: cls.open_folder(Path(path), options))
+        options = ScanOptions(channels)
+        source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
+        if source.remark:
+            log_once(grid, source.remark, logging.INFO)
+        return source
 
     @cached_property
     def parameters(self) -> Parameters:

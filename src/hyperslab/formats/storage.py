@@ -72,7 +72,10 @@ def read_strided(
 
     Raises:
         EOFError: the file ends too early.
+        ValueError: it is said to hold Python's objects, whose bytes would be taken for addresses.
     """
+    if dtype.hasobject:
+        raise ValueError("it holds Python's objects, not numbers")
     strides = _strides(stored, dtype.itemsize)
     outer, span = plan_strided_read(stored, dtype.itemsize, box)
     places = np.array([start + sum(np.multiply(box.lo, strides).tolist())])

@@ -222,12 +222,18 @@ class Selected(SourceView):
 
 
 def selected(
-    source: Source, redshifts: Sequence[float] | None, targets: Sequence[str] | None
+    source: Source,
+    redshifts: Sequence[float] | None,
+    targets: Sequence[str] | None,
+    width: int | None = None,
 ) -> Source:
-    """The source itself where all of it is wanted, else a `Selected` of it; raises as that does."""
-    if redshifts is None and targets is None:
-        return source
-    return Selected(source, redshifts=redshifts, targets=targets)
+    """Shows what is asked for: some channels and targets, and sub-volumes of a width; or all of it.
+
+    Raises as `Selected` and `Subvolumes`.
+    """
+    if redshifts is not None or targets is not None:
+        source = Selected(source, redshifts=redshifts, targets=targets)
+    return source if width is None else Subvolumes(source, width)
 
 
 def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:

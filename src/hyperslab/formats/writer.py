@@ -1,4 +1,4 @@
-"""Defines `Writer`, the interface of formats that samples are written in, and their checksums.
+"""Defines `Writer`, in which a format writes samples; makes and verifies their checksums.
 
 A sample passes in slabs along depth, each a multiple of a chunk thick, so that no process holds
 a whole volume, and its checksum is taken as they pass.
@@ -23,8 +23,9 @@ from typing import IO, ClassVar
 import google_crc32c
 import numpy as np
 
-from hyperslab.formats.files import as_stored, check_finite, check_shape, reading
-from hyperslab.formats.manifest import Entry
+from hyperslab.errors import DataError
+from hyperslab.formats.files import check_finite, read_box
+from hyperslab.formats.manifest import Entry, read_manifest
 from hyperslab.formats.source import Array, Extras, Source
 from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.storage_order import Channels
@@ -81,26 +82,19 @@ def sample_slabs(
     for lo in range(0, depth, step):
         first = (0, lo, 0, 0)[1 - len(front) :]
         box = Box(first, (*front, min(lo + step, depth), height, width))
-        slab = read(box) if read else _read(source, sample, box, labels)
-        where = f"{source.where(sample)}: {box}"
+        name = source.where(sample)
+        if read is not None:
+            slab, where = read(box), f"{name}: {box}"
+        elif labels:
+            slab, where = read_box(source.labels, sample, box, name)
+        else:
+            slab, where = read_box(source.read, sample, box, name, np.dtype(source.dtype))
         if labels:
             check_classes(slab, source.classes, where)
         else:
             check_finite(slab, where)
         tally.add(slab if labels else np.moveaxis(slab, 0, -1))
         yield lo, slab
-
-
-def _read(source: Source, sample: int, box: Box, labels: bool) -> Array:
-    """Returns what is in a box as the source gives it, checked.
-
-    An error of the system is one of the sample here, not of the disk that is written to.
-    """
-    with reading(source.where(sample)):
-        values = np.asarray((source.labels if labels else source.read)(sample, box))
-    where = f"{source.where(sample)}: {box}"
-    check_shape(values, box.shape, where)
-    return values if labels else as_stored(values, np.dtype(source.dtype), where)
 
 
 def checksums(
@@ -123,6 +117,53 @@ def checksums(
                 pass
             found[key] = str(tally)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A sample that was read whole; ``problem``: what is wrong with it, empty if nothing is.
+
+    ``recorded``: its values were also compared with the journal of the conversion that made it.
+    """
+
+    name: str
+    problem: str = ""
+    recorded: bool = False
+
+
+def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
+    """Each sample, read whole; sums of chunks, records and gzip are compared by who reads them.
+
+    ``folder``: of the samples, where a conversion may have left their checksums.
+
+    Raises:
+        DataError: its journal cannot be read.
+    """
+    entries = [] if folder is None else read_manifest(folder)[1]
+    recorded = {entry["name"]: entry for entry in entries}
+    for sample, name in enumerate(source.names):
+        entry = recorded.get(name)
+        try:
+            _verify_sample(source, sample, entry)
+        except (DataError, OSError) as error:
+            yield Verified(name, str(error))
+        else:
+            yield Verified(name, recorded=entry is not None and "crc32c" in entry)
+
+
+def _verify_sample(source: Source, sample: int, entry: Entry | None) -> None:
+    # In one slab, where a sum is over all of it.
+    shape = source.shape_of(sample)
+    step = shape[1] if source.summed_whole else slab_thickness(shape, source.dtype.itemsize)
+    found = checksums(source, sample, step)
+    if not source.classes:
+        source.target(sample)
+    for key, value in found.items():
+        if entry is not None and entry.get(key, value) != value:
+            raise DataError(
+                f"{source.where(sample)}: is damaged: its values are not those that were converted "
+                f"({key} was {entry[key]}, now {value})\n    delete it and convert it again"
+            )
 
 
 GZIP_LEVEL = 6

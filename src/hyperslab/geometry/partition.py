@@ -18,7 +18,8 @@ class Cut:
     """Describes one dim that one axis of the grid cuts into shards.
 
     Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent. ``merged``: the
-    extents of the dims that a reshape merged into this one, of which the first one is cut.
+    extents of the dims that a reshape merged into this one, of which the first one is cut; its own
+    extent alone if a reshape has split it off.
 
     >>> Cut.balanced("depth", 7, 3).bounds
     (0, 3, 5, 7)

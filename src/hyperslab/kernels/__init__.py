@@ -6,7 +6,9 @@ sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
 """
 
 from hyperslab.kernels import (
+    depthwise,
     direct_bf16,
+    dropout,
     epilogue,
     max_pool,
     normalization,
@@ -17,7 +19,9 @@ from hyperslab.kernels import (
 
 # Importing these modules declares their operators to torch.
 __all__ = [
+    "depthwise",
     "direct_bf16",
+    "dropout",
     "epilogue",
     "max_pool",
     "normalization",

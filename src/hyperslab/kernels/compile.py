@@ -1,13 +1,14 @@
 """Compiles the C sources in `csrc` at their first use, keeps the library, calls it by ctypes.
 
-In reading order: the system's compiler and its flags; the library in the user's cache folder,
+Nothing is compiled where the package was installed with a library that suits the processor, see
+`built_in`. In reading order: the system's compiler; the library in the user's cache folder,
 made once, whole, by its owner; its functions, loaded once a process and run in parts on several
 threads; and what is packed for them.
 
 The sources in C11 work on rows of numbers, ``statistics.c`` on those of channels; they know
 neither torch nor Python. Operators fall back to their plain reference for tensors that the C
 code does not take, and for all of them where nothing can be compiled; rank 0 logs the reason
-once. ``HYPERSLAB_COMPILE=0`` in the environment asks for the references.
+once. In the environment ``HYPERSLAB_COMPILE=0`` asks for the references, ``1`` for a compiler.
 
 [Note: guest] The compiler is a guest on the machine. One process compiles at a time; the others
 wait for it, and for no longer than `LONGEST_WAIT`. Whatever a compiler starts ends with the
@@ -23,7 +24,6 @@ import errno
 import fcntl
 import functools
 import glob
-import hashlib
 import logging
 import os
 import platform
@@ -38,6 +38,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,26 +48,25 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.errors import HyperslabError, reason
-from hyperslab.util.private_folders import make_private, user_folder
-
-COMPILERS = ("cc", "gcc", "clang")
-"""Tried after ``$CC``, in this order."""
-
-FLAGS = (
-    "-std=gnu11",
-    "-O3",
-    "-shared",
-    "-fPIC",
-    "-ffp-contract=off",  # equal to the reference, which rounds the product
-    "-fno-math-errno",
-    "-fno-trapping-math",  # values are as without it; only exception flags are not
+from hyperslab.kernels.built_in import (
+    COMPILERS,
+    DIGEST,
+    FLAGS,
+    SOURCES,
+    add_digest,
+    built_in_library,
+    is_whole,
 )
+from hyperslab.util.private_folders import make_private, user_folder
 
 FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
 """Tried in this order: older compilers for ARM know the second only."""
 
 TIME_LIMIT = 120.0
 """[s] One run of the compiler may take as long."""
+
+SAID_EVERY = 2.0
+"""[s] How often the compiler's progress is logged."""
 
 LONGEST_WAIT = 2 * TIME_LIMIT
 """[s] A process may wait as long for others that compile."""
@@ -100,19 +100,40 @@ class Compiler:
     version: str
 
     def compile(self, sources: Sequence[Path], target: Path) -> None:
-        """Makes a shared library of the sources.
+        """Makes a shared library of the sources, as many of them at once as there are cores.
 
         Raises:
             CannotCompile: it failed or took too long.
         """
-        words = ""
+        complaints = []
         for flag in FOR_THIS_PROCESSOR:
-            command = [*self.command, *FLAGS, flag, *map(str, sources), "-o", str(target)]
-            done = run_guarded(command)
-            if done.returncode == 0:
+            complaint = self._compile_at_once(sources, target, flag)
+            if complaint is None:
                 return
-            words = words or done.stderr.strip().partition("\n")[0]
-        raise CannotCompile(f"{shlex.join(self.command)} failed: {words}")
+            complaints.append(complaint)
+        raise CannotCompile(f"{shlex.join(self.command)} failed: {complaints[0]}")
+
+    def _compile_at_once(self, sources: Sequence[Path], target: Path, flag: str) -> str | None:
+        """Return what a compiler complained of first, if one did."""
+
+        def run(source: Path) -> subprocess.CompletedProcess[str]:
+            made = str(target.parent / f"{source.stem}.o")
+            return run_guarded([*self.command, *FLAGS, flag, "-c", str(source), "-o", made])
+
+        longest_first = sorted(sources, key=lambda source: -source.stat().st_size)
+        done = []
+        said = time.monotonic()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for task in as_completed([pool.submit(run, source) for source in longest_first]):
+                done.append(task.result())
+                if time.monotonic() - said > SAID_EVERY and _is_first():
+                    said = time.monotonic()
+                    log.info("compiling kernels: %d of %d files", len(done), len(sources))
+        if all(one.returncode == 0 for one in done):
+            objects = [str(target.parent / f"{source.stem}.o") for source in sources]
+            done = [run_guarded([*self.command, *FLAGS, flag, *objects, "-o", str(target)])]
+        failed = [one.stderr.strip().partition("\n")[0] for one in done if one.returncode != 0]
+        return failed[0] if failed else None
 
 
 def find_compiler() -> Compiler:
@@ -141,7 +162,10 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     Raises:
         CannotCompile: it cannot be started, or took longer than `TIME_LIMIT`.
     """
-    theirs, ours = os.pipe()
+    try:
+        theirs, ours = os.pipe()
+    except OSError as error:
+        raise CannotCompile(f"{command[0]}: {reason(error)}") from error
     _guards.add(ours)
     try:
         with subprocess.Popen(
@@ -192,10 +216,6 @@ def processor() -> str:
     return "\n".join([platform.machine(), *(line for line in lines if line.startswith(told))])
 
 
-SOURCES = Path(__file__).parent / "csrc"
-DIGEST = hashlib.sha256
-
-
 def cached_library() -> Path:
     """Returns the library for this compiler and processor, compiled if it is not there.
 
@@ -210,7 +230,7 @@ def cached_library() -> Path:
         path = folder / f"{_library_key(compiler)}.so"
         if not _is_whole(path):
             level = logging.INFO if _is_first() else logging.DEBUG
-            log.log(level, "compiling kernels for this processor, once: %s", path)
+            log.log(level, "compiling kernels, about 10 s, once on this machine: %s", path)
             begin = time.monotonic()
             with _turn_to_compile(path):
                 if not _is_whole(path):
@@ -230,12 +250,10 @@ def _library_key(compiler: Compiler) -> str:
 def _is_whole(path: Path) -> bool:
     try:
         state = path.lstat()
-        data = path.read_bytes()
     except FileNotFoundError:
         return False
-    size = DIGEST().digest_size
     own = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
-    return own and DIGEST(data[:-size]).digest() == data[-size:]
+    return own and is_whole(path)
 
 
 @contextmanager
@@ -251,7 +269,7 @@ def _turn_to_compile(path: Path) -> Iterator[None]:
     with (path.parent / f"{machine}.lock").open("a+", errors="replace") as file:
         before = _content(file)
         if _lock(file):
-            # The lock was free or its owner is gone, and with it whoever wrote there.
+            # The lock was free or its owner is gone, and with it the one that wrote there.
             for left in path.parent.glob(f"{glob.escape(machine)}=*"):
                 shutil.rmtree(left, ignore_errors=True)
         said = _content(file)
@@ -290,8 +308,7 @@ def _compile_library(compiler: Compiler, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
         made = Path(folder) / path.name
         compiler.compile(sorted(SOURCES.glob("*.c")), made)
-        with made.open("ab") as file:
-            file.write(DIGEST(made.read_bytes()).digest())
+        add_digest(made)
         load_library(made)
         made.replace(path)
 
@@ -299,7 +316,7 @@ def _compile_library(compiler: Compiler, path: Path) -> None:
 log = logging.getLogger(__name__)
 
 SWITCH = "HYPERSLAB_COMPILE"
-"""Set to 0 in the environment, it asks for the plain references in place of compiled kernels."""
+"""Asks in the environment: 0 for the plain references, 1 to compile for this very processor."""
 
 WORTH_A_THREAD = 1 << 17
 """Elements for which a thread is started."""
@@ -332,6 +349,8 @@ class Library:
     direct_gradient: CompiledFunction
     winograd_is_known: CompiledFunction
     winograd_gradient: CompiledFunction
+    depthwise_is_known: CompiledFunction
+    depthwise_gradient: CompiledFunction
     normalisation: CompiledFunction
     parameter_gradients: CompiledFunction
     through_statistics: CompiledFunction
@@ -344,12 +363,29 @@ def library() -> Library | None:
         log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
         return None
     try:
-        return load_library(cached_library())
+        return load_library(ready_library())
     except CannotCompile as error:
         level = logging.WARNING if _speaks_for_machine() else logging.DEBUG
         words = "%s: fused kernels run as torch's single operators, slower: %s"
         log.log(level, words, platform.node(), error)
         return None
+
+
+def ready_library() -> Path:
+    """Returns the library that was installed with the package, or else `cached_library`.
+
+    Raises:
+        CannotCompile: as that.
+    """
+    installed = None if os.environ.get(SWITCH) == "1" else built_in_library()
+    if installed is not None:
+        try:
+            load_library(installed)
+        except CannotCompile as error:  # it was built with a newer C library
+            log.info("the kernels of the package do not load here: %s", error)
+        else:
+            return installed
+    return cached_library()
 
 
 def _is_first() -> bool:
@@ -363,12 +399,12 @@ def _speaks_for_machine() -> bool:
     """
     if not dist.is_available() or not dist.is_initialized():
         return True
-    with socket.socket(socket.AF_UNIX) as word:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX) as word:
             word.bind(f"\0hyperslab-kernels-{os.geteuid()}-{os.getppid()}")
-        except OSError as error:  # taken; or not Linux, which alone has such names
-            return error.errno != errno.EADDRINUSE and _is_first()
-        word.detach()
+            word.detach()
+    except OSError as error:  # taken; or no file is left, or not Linux, which has such names
+        return error.errno != errno.EADDRINUSE and _is_first()
     return True
 
 
@@ -384,6 +420,13 @@ def winograd_is_known() -> bool:
     """Says if this processor has the instructions of the Winograd kernel."""
     functions = library()
     return functions is not None and bool(functions.winograd_is_known(b""))
+
+
+@functools.cache
+def depthwise_is_known() -> bool:
+    """Says if this processor has the instructions of the depthwise kernel."""
+    functions = library()
+    return functions is not None and bool(functions.depthwise_is_known(b""))
 
 
 def load_library(path: Path) -> Library:

@@ -43,7 +43,12 @@ from hyperslab.kernels.conv_problem import (
     problem_for,
 )
 from hyperslab.kernels.conv_variants import CONV_VARIANTS
-from hyperslab.kernels.memory_format import CHANNELS_LAST, HaloPaddedBuffer, dense
+from hyperslab.kernels.memory_format import (
+    CHANNELS_LAST,
+    HaloPaddedBuffer,
+    channels_last_by_strides,
+    dense,
+)
 from hyperslab.kernels.registry import choose, conv_variant, device_kind
 
 
@@ -145,7 +150,7 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
 def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Returns ``x`` in the format that the device's own convolution prefers; differentiable."""
     if choose("conv", x, weight, kernels) == "cudnn channels last":
-        return x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+        return channels_last_by_strides(x)
     return x
 
 
@@ -196,7 +201,8 @@ def conv_backward(
     if problem is None or torch.is_grad_enabled():
         gradient = in_preferred_format(gradient, weight, kernels)
         x = in_preferred_format(x, weight, kernels)
-        return aten_backward(gradient, x, weight, options, padding, needs)
+        dx, dw, db = aten_backward(gradient, x, weight, options, padding, needs)
+        return dx, dw if dw is None else as_one_channel(dw), db
     plain = options.output_padding is None
     g = in_channels_last(gradient)
     dx = None
@@ -210,10 +216,19 @@ def conv_backward(
         volumes = (last, g) if plain else (g, last)
         dw, db = dispatch(problem, *volumes, weight, plain and needs[2])
         if weight.is_leaf and weight.is_contiguous():
-            dw = in_contiguous(dw)  # or autograd would copy it so
+            dw = as_one_channel(in_contiguous(dw))  # or autograd would copy it so
     if needs[2] and db is None:
         db = sum_over_space(g)
     return dx, dw, db
+
+
+def as_one_channel(weight: torch.Tensor) -> torch.Tensor:
+    """Returns a weight of one channel, or its gradient, with the strides that a parameter has.
+
+    The gradient lies in memory as it should, and yet DistributedDataParallel would warn of its
+    strides and copy it. Differentiable: the gradient gets them, too.
+    """
+    return weight.squeeze(1).unsqueeze(1) if weight.shape[1] == 1 else weight
 
 
 def sum_over_space(g: torch.Tensor) -> torch.Tensor:
@@ -412,7 +427,8 @@ def differentiable_conv(
         x, padding = for_aten(x, weight, options, padding, kernels)
         # The function that users call takes complex numbers, too.
         convolve = CONVOLUTIONS[len(padding)]
-        return convolve(x, weight, bias, options.stride, padding, options.dilation, options.groups)
+        how = (options.stride, padding, options.dilation, options.groups)
+        return convolve(x, as_one_channel(weight), bias, *how)
     x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 
@@ -428,7 +444,7 @@ def conv_input(
 
     The convolution keeps what it is given, so that the input need not be converted once more in
     the backward pass; with ``padded`` it is made there, if it may be. What has a gradient is left
-    in its format: whoever made it may keep it as well.
+    in its format: the code that made it may keep it as well.
     """
     dtype = dtype or x.dtype
     if x.requires_grad:

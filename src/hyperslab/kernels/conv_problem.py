@@ -62,7 +62,7 @@ def aten_convolution(
     padding: Sequence[int],
 ) -> torch.Tensor:
     """Convolves by torch's own operator, plain or transposed; differentiable."""
-    return torch.ops.aten.convolution(
+    return torch.ops.aten.convolution.default(
         x,
         weight,
         bias,
@@ -84,7 +84,7 @@ def aten_gradients(
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Returns the gradients of `aten_convolution`, differentiable; None without ``needs``."""
-    return torch.ops.aten.convolution_backward(
+    return torch.ops.aten.convolution_backward.default(
         g,
         x,
         weight,

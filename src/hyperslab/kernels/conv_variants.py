@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.kernels.compile import direct_is_known, winograd_is_known
+from hyperslab.kernels.compile import depthwise_is_known, direct_is_known, winograd_is_known
 from hyperslab.kernels.conv_problem import (
     IM2COL,
     PROBLEMS,
@@ -169,7 +169,7 @@ def weight_by_matrix(
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
-    return dw, rows.sum(0) if with_bias else None  # whoever keeps it puts it into order
+    return dw, rows.sum(0) if with_bias else None  # the code that keeps it puts it into order
 
 
 def weight_by_samples(
@@ -300,6 +300,27 @@ def weight_by_winograd(
     return dw, db if with_bias else None
 
 
+def is_depthwise(problem: Problem) -> bool:
+    """Says if every channel is convolved by itself, in three dims."""
+    return len(problem.kernel) == 3 and problem.weight[:2] == (problem.options.groups, 1)
+
+
+def fits_depthwise(problem: Problem) -> bool:
+    """Asks for one result a channel, steps of one voxel, and the processor's instructions."""
+    one = is_depthwise(problem) and set(problem.options.stride) == {1}
+    return one and problem.dtype in WINOGRAD_DTYPES and depthwise_is_known()
+
+
+def weight_by_channel(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
+) -> WeightAndBias:
+    """Computes the weight's gradient in one pass over both volumes, the bias's in another."""
+    dilation = problem.options.dilation
+    dw = torch.ops.hyperslab.depthwise_gradient(x, g, problem.kernel, problem.padding, dilation)
+    db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype) if with_bias else None
+    return dw, db
+
+
 def forward_by_onednn(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
@@ -400,6 +421,20 @@ def input_by_flipped_kernel(
     return in_channels_last(x)
 
 
+def input_in_float32(
+    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """Convolves in float32 with the kernel turned round: of small volumes and few products."""
+    wide = None if bias is None else bias.float()
+    return input_by_flipped_kernel(g.float(), weight.float(), wide, problem).to(problem.dtype)
+
+
+def is_flipped_in_float32(problem: Problem) -> bool:
+    """Asks for a depthwise problem in half precision that could be flipped in float32."""
+    half = problem.dtype == torch.bfloat16 and is_depthwise(problem)
+    return half and can_flip(replace(problem, dtype=torch.float32))
+
+
 def can_flip(problem: Problem) -> bool:
     """Asks for no stride, and for no more padding than the kernel reaches."""
     smaller = all(k <= e for k, e in zip(problem.kernel, problem.y[2:], strict=True))
@@ -414,6 +449,7 @@ def _flipped_padding(problem: Problem) -> list[int]:
 
 INPUT_VARIANTS: ConvVariants = {
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
+    "float32": ConvVariant(input_in_float32, is_flipped_in_float32),
     "onednn": ConvVariant(input_by_onednn, onednn_has_input_pass),
     "contiguous": ConvVariant(input_contiguous, onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
@@ -500,6 +536,7 @@ WEIGHT_VARIANTS: ConvVariants = {
         weight_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct_gradient.c"
     ),
     "winograd": ConvVariant(weight_by_winograd, fits_winograd, "winograd.py, csrc/winograd.c"),
+    "depthwise": ConvVariant(weight_by_channel, fits_depthwise, "depthwise.py, csrc/depthwise.c"),
 }
 
 

@@ -567,11 +567,11 @@ def _compiled_sums(
 ) -> torch.Tensor:
     """Runs the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
-    sums = torch.zeros((parts, *shape), dtype=torch.float64)
+    sums = torch.zeros(shape if parts == 1 else (parts, *shape), dtype=torch.float64)
     norm = as_dense_float32(norm)
     pointers = addresses(x, g, None, None, marks, norm, None, sums)
     call(functions.chain_sums, pointers + numbers, size)
-    return sums[0] if parts == 1 else sums.sum(0)
+    return sums if parts == 1 else sums.sum(0)
 
 
 declare(channel_sums, compiled_channel_sums, "sums.c", "epilogue:triton_channel_sums")

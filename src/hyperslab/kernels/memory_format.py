@@ -73,6 +73,16 @@ def as_dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tenso
     return x.contiguous(memory_format=memory_format)
 
 
+def channels_last_by_strides(x: torch.Tensor) -> torch.Tensor:
+    """Returns ``x`` in channels last, of one channel as well; differentiable.
+
+    One channel lies alike in both formats. Torch then goes by the strides, and has cuDNN convolve a
+    CT or MRI volume in contiguous memory.
+    """
+    x = x.contiguous(memory_format=CHANNELS_LAST[x.dim()])
+    return x if x.shape[1] != 1 else x.squeeze(1).unsqueeze(-1).movedim(-1, 1)
+
+
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -95,8 +105,8 @@ def parameter_as_float32(parameter: torch.Tensor | None) -> torch.Tensor | None:
 class HaloPaddedBuffer:
     """Holds planes before and after a block in its first spatial dim, in one buffer with it.
 
-    Whoever computes the block asks for memory of it; who reads it fills what is beside it, where a
-    copy of the block would be made otherwise.
+    The code that computes the block asks for memory of it; the code that reads the block fills the
+    planes beside it, where it would otherwise copy the block.
     """
 
     before: int

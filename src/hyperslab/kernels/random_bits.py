@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.geometry import Box
+from hyperslab.util.capture import refuse_capture
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
 _MIX_64 = (-4658895280553007687, -7723592293110705685)  # Steele et al. 2014, SplitMix64
@@ -38,6 +39,19 @@ def _mixed(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 def _unsigned(number: int, bits: int) -> np.uint64:
     return np.uint64(number % 2**bits)
+
+
+def draw_seed() -> int:
+    """Draws a seed by the CPU's generator, which is in the same state on all ranks.
+
+    Raises:
+        UnsupportedOp: a CUDA graph is being captured, whose replays would all have this seed.
+    """
+    refuse_capture(
+        "the seed of a random operator (dropout, say) on a volume",
+        "run this step eagerly, or capture a network in evaluation mode or with a dropout of 0",
+    )
+    return int(torch.randint(2**62, ()).item())
 
 
 def uniform_bits(shape: Sequence[int], box: Box, seed: int, device: torch.device) -> torch.Tensor:

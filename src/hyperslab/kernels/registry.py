@@ -13,7 +13,12 @@ An operator is declared in its own module, once, as a `KernelOperator`: its plai
 signature is its schema, and its versions for CPU and CUDA. They are plain functions of the
 dispatcher, without the checks that `torch.library.custom_op` makes at every call.
 
-In reading order: declarations; what the choice depends on; the rules; the choice; the table.
+[Note: Triton as a guest] Triton compiles a launcher in C against Python's headers, and keeps what
+it compiles in a folder; a machine may lack any of these. So the first `hyperslab.Grid` on a CUDA
+device tries it once, and where it fails on any rank the references run on all of them.
+
+In reading order: declarations; Triton as a guest; what the choice depends on; the rules; the
+choice; the table.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
+import socket
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,17 +39,26 @@ from typing import Any
 
 import torch
 
+from hyperslab.errors import reason
 from hyperslab.kernels.compile import (
     TYPE_CODES,
     Library,
+    depthwise_is_known,
     direct_is_known,
     library,
     winograd_is_known,
 )
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
-from hyperslab.kernels.conv_variants import CONV_VARIANTS, takes_im2col
+from hyperslab.kernels.conv_variants import CONV_VARIANTS, is_depthwise, takes_im2col
 from hyperslab.kernels.memory_format import CHANNELS_LAST, MOST_TAPS
-from hyperslab.util.torch_internals import onednn_enabled, onednn_has_bfloat16
+from hyperslab.util.private_folders import make_private, user_folder
+from hyperslab.util.torch_internals import (
+    dispatch_modes_active,
+    function_modes_active,
+    onednn_enabled,
+    onednn_has_bfloat16,
+    profiler_runs,
+)
 
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of blocks that the Triton kernels take; for others the reference runs."""
@@ -74,8 +90,8 @@ class KernelOperator:
     """
 
     reference: Callable[..., Any]
-    cpu: Callable[[Library, Operands], Any]
-    source: str  # of `cpu`, in csrc
+    cpu: Callable[[Library, Operands], Any] | None = None
+    source: str = ""  # of `cpu`, in csrc
     cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
     meta: Callable[..., Any] | None = None
     writes: str | None = None  # the argument that is changed
@@ -100,10 +116,39 @@ class KernelOperator:
         arguments = ", ".join(f"{kind} {name}" for name, kind in kinds.items())
         return f"{self.name}({arguments}) -> {result}"
 
+    @cached_property
+    def overload(self) -> Callable[..., Any]:
+        """Returns torch's operator."""
+        overload: Callable[..., Any] = getattr(torch.ops.hyperslab, self.name).default
+        return overload
+
+    def __call__(self, first: Any, *rest: Any) -> Any:
+        """Runs it, past torch's dispatcher where that would only call it.
+
+        It takes longer to come back to Python than a block of a few voxels.
+        """
+        idle = not (
+            torch.is_grad_enabled()
+            or dispatch_modes_active()
+            or function_modes_active()
+            or profiler_runs()
+        )
+        if idle and type(first) is torch.Tensor:
+            kind = first.device.type
+            if kind == "cpu":
+                return self.on_cpu(first, *rest)
+            if kind == "cuda" and self.cuda is not None and triton_runs():
+                return self.on_cuda(first, *rest)
+        return self.overload(first, *rest)
+
     def on_cpu(self, *arguments: Any) -> Any:
         """Runs the C version where there is one for these operands, else the reference."""
         functions = library()
-        if functions is not None and _forced.get().get(self.name) != "reference":
+        if (
+            self.cpu is not None
+            and functions is not None
+            and _forced.get().get(self.name) != "reference"
+        ):
             result = self.cpu(functions, self.operands(*arguments))
             if result is not NotImplemented:
                 return result
@@ -114,7 +159,7 @@ class KernelOperator:
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
         known = {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}
-        if not known or _forced.get().get(self.name) == "reference":
+        if not known or not triton_runs() or _forced.get().get(self.name) == "reference":
             return self.reference(block, *rest)
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)
@@ -137,13 +182,12 @@ OPERATORS: dict[str, KernelOperator] = {}
 """All operators by name: importing `hyperslab.kernels` declares them."""
 
 _LIBRARY = torch.library.Library("hyperslab", "DEF")
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def declare(
     reference: Callable[..., Any],
-    cpu: Callable[[Library, Operands], Any],
-    source: str,
+    cpu: Callable[[Library, Operands], Any] | None = None,
+    source: str = "",
     cuda: str | None = None,
     **more: Any,
 ) -> None:
@@ -153,9 +197,71 @@ def declare(
     _LIBRARY.impl(operator.name, reference, "CompositeExplicitAutograd")
     _LIBRARY.impl(operator.name, operator.meta or reference, "Meta")
     _LIBRARY.impl(operator.name, operator.on_cpu, "CPU")
-    if cuda is not None and _HAS_TRITON:
+    if cuda is not None and _guest.installed:
         _LIBRARY.impl(operator.name, operator.on_cuda, "CUDA")
     OPERATORS[operator.name] = operator
+
+
+# Triton as a guest.
+
+
+@dataclass(slots=True)
+class _Guest:
+    """Keeps whether Triton may run in this process, to which its driver and its cache belong."""
+
+    installed: bool
+    refused: bool = False
+
+
+_guest = _Guest(importlib.util.find_spec("triton") is not None)
+
+TRITON_NEEDS = (
+    "Triton needs a C compiler (CC names one), Python's headers (python3-dev), and a folder of "
+    "this user's (XDG_CACHE_HOME or TRITON_CACHE_DIR names one)"
+)
+
+
+def triton_runs() -> bool:
+    """Says if the Triton kernels run on a CUDA device; the references do otherwise."""
+    return _guest.installed and not _guest.refused
+
+
+def refuse_triton() -> None:
+    """Lets the references run from now on, as another rank's Triton does not work."""
+    _guest.refused = True
+
+
+@cache
+def why_triton_fails(device: torch.device) -> str | None:
+    """Runs one small kernel on the device, once a process; returns what went wrong, or None."""
+    if not _guest.installed:
+        return "Triton is not installed"
+    try:
+        _keep_triton_cache()
+        x = torch.arange(24.0, device=device).view(1, 2, 3, 2, 2)
+        reorder = OPERATORS["reorder"]
+        found = reorder.triton(x, True, torch.bfloat16)
+        if not torch.equal(found, reorder.reference(x, True, torch.bfloat16)):
+            return "its kernels compute something else than torch"
+    except Exception as error:  # a guest may fail in any way
+        return reason(error).strip().replace("\n", " ")
+    return None
+
+
+def _keep_triton_cache() -> None:
+    """Has Triton keep what it compiles in a folder of this node below the user's cache folder.
+
+    A folder that the user has named stays.
+
+    Raises:
+        OSError: there is no such folder, or others may write to it.
+    """
+    if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & os.environ.keys():
+        folder = make_private(user_folder("XDG_CACHE_HOME", f"triton/{socket.gethostname()}"))
+        importlib.import_module("triton.knobs").cache.dir = str(folder)
+
+
+# What the choice depends on.
 
 
 _as_if: ContextVar[str | None] = ContextVar("as_if", default=None)
@@ -314,6 +420,8 @@ def _small_tiles(problem: Problem) -> bool:
 
 
 def _flips(problem: Problem) -> bool:
+    if is_depthwise(problem):  # there oneDNN's backward pass is a plain loop
+        return True
     # Where the extents differ the flipped kernel multiplies more numbers.
     even = problem.x[2:] == problem.y[2:] or takes_im2col(problem)
     return problem.dtype == torch.float32 and even and _windows(problem)
@@ -430,9 +538,15 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "input",
             "flipped",
-            "float32, no stride, extents unchanged or small",
+            "float32, no stride, extents unchanged or small; or every channel by itself",
             "oneDNN's forward pass is faster than its backward one",
             _flips,
+        ),
+        _conv_case(
+            "input",
+            "float32",
+            "bfloat16, every channel by itself, kernel larger than the volume",
+            "oneDNN computes wrong gradients in bfloat16, and torch's own way is a plain loop",
         ),
         _conv_case("input", "onednn", "no groups, no dilation", "faster than torch's im2col"),
         Case("torch", "conv_variants.py", "else", "it computes everything"),
@@ -445,6 +559,12 @@ RULES: dict[str, tuple[Case, ...]] = {
             f"several samples of at most {SMALL_SAMPLE} voxels, {MANY_CHANNELS} channels or more",
             "few sums of many numbers, for which oneDNN's kernel is not made",
             _small_samples,
+        ),
+        _conv_case(
+            "weight",
+            "depthwise",
+            "every channel by itself in 3 dims, no stride, AVX2 or AVX-512",
+            "oneDNN has no kernel for it in three dims and takes ten times as long",
         ),
         _conv_case(
             "weight",
@@ -519,9 +639,10 @@ def table() -> list[tuple[str, str, str, str, str]]:
         for case in cases
     ]
     for name, one in OPERATORS.items():
-        file = f"{one.cpu.__module__.rpartition('.')[2]}.py"
-        words = "CPU, dtypes and dims that the C code takes"
-        rows.append((name, words, "C", f"csrc/{one.source}", "one pass over memory"))
+        file = f"{one.reference.__module__.rpartition('.')[2]}.py"
+        if one.cpu is not None:
+            words = "CPU, dtypes and dims that the C code takes"
+            rows.append((name, words, "C", f"csrc/{one.source}", "one pass over memory"))
         if one.cuda is not None:
             module = one.cuda.partition(":")[0]
             words = "CUDA, float32 and half precision"
@@ -537,6 +658,7 @@ def missing_instructions() -> list[str]:
     known = {
         "registers: AVX-512 with bfloat16": direct_is_known(),
         "winograd: AVX2 or AVX-512": winograd_is_known(),
+        "depthwise: AVX2 or AVX-512": depthwise_is_known(),
         "bfloat16 in oneDNN: AVX-512": onednn_supports(torch.bfloat16),
     }
     return [name for name, there in known.items() if not there]

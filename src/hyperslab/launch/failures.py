@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperslab.errors import (
-    CommError,
-    DataError,
-    HyperslabError,
-    LayoutError,
-    RecipeError,
-    Stopped,
-    UnsupportedOp,
-)
+from hyperslab import errors
 from hyperslab.util.signals import STOP_SIGNALS
 
 LINES_QUOTED = 12
@@ -25,10 +17,17 @@ LINES_QUOTED = 12
 STOPPED_EXIT_CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
 
-RAISED_ERRORS: dict[str, type[HyperslabError]] = {
+RAISED_ERRORS: dict[str, type[errors.HyperslabError]] = {
     kind.__name__: kind
-    for kind in (HyperslabError, UnsupportedOp, LayoutError, DataError, RecipeError, CommError)
-} | dict.fromkeys(("CheckpointError", "DivergedError"), HyperslabError)
+    for kind in (
+        errors.HyperslabError,
+        errors.UnsupportedOp,
+        errors.LayoutError,
+        errors.DataError,
+        errors.RecipeError,
+        errors.CommError,
+    )
+} | dict.fromkeys(("CheckpointError", "DivergedError"), errors.HyperslabError)
 """Maps the name of an error that a rank raised to the one in the process that started it."""
 
 KILLED = {-signal.SIGKILL: "\n    SIGKILL comes from the system where memory runs out"}
@@ -67,10 +66,10 @@ class RankEnd:
     @property
     def lost_contact(self) -> bool:
         """Tell whether all that it knew is that another one did not answer."""
-        return self.kind == CommError.__name__
+        return self.kind == errors.CommError.__name__
 
 
-class OneRankError(HyperslabError):
+class OneRankError(errors.HyperslabError):
     """Reports the end of one rank, the others having been ended; ``rank`` is its number."""
 
     def __init__(self, rank: int, message: str) -> None:
@@ -78,7 +77,7 @@ class OneRankError(HyperslabError):
         self.rank = rank
 
 
-class RankLost(OneRankError, CommError):
+class RankLost(OneRankError, errors.CommError):
     """Reports that a rank died or hung, and none said why."""
 
 
@@ -95,7 +94,9 @@ def error_said(report: bytes) -> str:
     return str(words)
 
 
-def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]) -> HyperslabError:
+def explain_failures(
+    failures: Mapping[int, RankEnd], output: Mapping[int, Path]
+) -> errors.HyperslabError:
     """Choose one error for all: the first rank's that failed by itself.
 
     What a rank said goes before a death by signal, its own or another's: it may have come after.
@@ -122,10 +123,10 @@ def explain_failures(failures: Mapping[int, RankEnd], output: Mapping[int, Path]
     return RankFailed(rank, f"rank {rank} failed with exit code {cause.exitcode}{quote}")
 
 
-def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> Stopped:
+def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> errors.Stopped:
     """Describe the end of ranks by a signal; one that notes signals says so itself."""
     said = any(end.exitcode in STOPPED_EXIT_CODES for end in failures.values())
-    return Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
+    return errors.Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
 
 
 def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:

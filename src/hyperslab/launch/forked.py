@@ -50,10 +50,7 @@ def can_fork() -> bool:
 
 
 class ForkedRank:
-    """Forks a process that runs ``python arguments...``, as `subprocess.Popen` starts one.
-
-    ``streams`` are the descriptors of its standard input, output and error output; of all others it
-    gets ``kept``. It joins the process ``group``.
+    """Forks a process that runs ``python -m ...``, with the arguments of `subprocess.Popen`.
 
     Raises:
         OSError: the system has no process left.
@@ -61,12 +58,14 @@ class ForkedRank:
 
     def __init__(
         self,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
+        command: Sequence[str],
         *,
-        streams: tuple[int, int, int],
-        kept: Sequence[int],
-        group: int,
+        env: Mapping[str, str],
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int],
+        process_group: int,
     ) -> None:
         self._exitcode: int | None = None
         for stream in (sys.stdout, sys.stderr):
@@ -75,11 +74,12 @@ class ForkedRank:
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                _be_rank(arguments, environment, streams, kept, group, before)
+                streams = (stdin, stdout, stderr)
+                _be_rank(command, env, streams, pass_fds, process_group, before)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Child and launcher both do it: neither may look before it is done.
-        os.setpgid(self.pid, group)
+        os.setpgid(self.pid, process_group)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -104,7 +104,7 @@ class ForkedRank:
 
 
 def _be_rank(
-    arguments: Sequence[str],
+    command: Sequence[str],
     environment: Mapping[str, str],
     streams: tuple[int, int, int],
     kept: Sequence[int],
@@ -124,9 +124,11 @@ def _be_rank(
         _reset_signals()
         _take_descriptors(streams, kept)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what comes may speak in its own stream
-        _take_environment(environment)
+        os.environ.clear()
+        os.environ.update(environment)
+        _show_environment(environment)
         _reset_libraries()
-        code = _run_module(arguments)
+        code = _run_module(command)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -160,12 +162,6 @@ def _take_descriptors(streams: tuple[int, int, int], kept: Sequence[int]) -> Non
             os.dup2(nowhere, number, inheritable=False)
 
 
-def _take_environment(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    _show_environment(environment)
-
-
 def _show_environment(environment: Mapping[str, str]) -> None:
     """Write the environment where the system shows it (`ps e`, /proc), a rank's own words first.
 
@@ -186,12 +182,12 @@ def _reset_libraries() -> None:
         sys.modules["numpy.random"].seed()  # or all ranks would draw the same
 
 
-def _run_module(arguments: Sequence[str]) -> int:
+def _run_module(command: Sequence[str]) -> int:
     """Run ``python -m module words...``; returns the exit code."""
-    option, module, *words = arguments
+    _, option, module, *words = command
     assert option == "-m"
     sys.argv = [module, *words]
-    sys.orig_argv = [sys.executable, *arguments]
+    sys.orig_argv = [*command]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:

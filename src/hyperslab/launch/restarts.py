@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -74,6 +75,18 @@ class RestartPolicy:
 log = logging.getLogger("hyperslab")
 
 
+def launch_training(
+    ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
+) -> None:
+    """Run ``hyperslab words...`` on ranks that may write a checkpoint when a signal ends them.
+
+    A rank may be stopped, and all may take to end, for ``seconds``; raises what `launch` does.
+    """
+    preload = import_compiler if words[0] == "train" else None
+    command = ["-m", "hyperslab", *words]
+    launch(ranks, command, logs, limit=seconds, patience=seconds, silent=silent, preload=preload)
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingLaunch:
     """Starts ``hyperslab arguments...`` on ranks of this machine until the training has ended.
@@ -108,17 +121,9 @@ class TrainingLaunch:
 
     def _launch(self, recipe: Recipe, *, resume: bool) -> None:
         words = chosen_overrides(recipe) if self.asked.undecided else []
-        command = ["-m", "hyperslab", *self.arguments, *words, *(["--resume"] if resume else [])]
-        limit = recipe.timeout
+        words = [*self.arguments, *words, *(["--resume"] if resume else [])]
         logs = recipe.output / "logs"
-        launch(
-            recipe.grid.size,
-            command,
-            logs,
-            limit=limit,
-            patience=limit,
-            preload=import_compiler,
-        )
+        launch_training(recipe.grid.size, words, logs, seconds=recipe.timeout)
 
     def _on(self, ranks: int, recipe: Recipe, error: HyperslabError) -> Recipe:
         """Return the recipe with a grid of so many ranks, or of fewer if there is none.

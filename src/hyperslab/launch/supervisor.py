@@ -24,14 +24,7 @@ from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
 from hyperslab.errors import HyperslabError, RecipeError, reason
-from hyperslab.launch import guard
-from hyperslab.launch.failures import (
-    STOPPED_EXIT_CODES,
-    RankEnd,
-    error_said,
-    explain_failures,
-    stopped_error,
-)
+from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
 from hyperslab.util.signals import heeded_signals
@@ -147,27 +140,6 @@ class ProcessGroup:
         os.close(self._held)
 
 
-def start_interpreter(
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    streams: tuple[int, int, int],
-    kept: Sequence[int],
-    group: int,
-) -> subprocess.Popen[bytes]:
-    """Start ``python arguments...`` as `ForkedRank` does, in an interpreter of its own."""
-    stdin, stdout, stderr = streams
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=kept,
-        process_group=group,
-    )
-
-
 class RankProcess:
     """Starts a rank, in a process group that it belongs to before it does anything.
 
@@ -211,12 +183,14 @@ class RankProcess:
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 own[ERROR_FILE_VARIABLE] = self._report.path
                 nothing = files.enter_context(open(os.devnull, "rb")).fileno()
-                self._process = (ForkedRank if forked else start_interpreter)(
-                    arguments,
-                    {**environment, **own},
-                    streams=(nothing, output, errors),
-                    kept=(store.descriptor, self._report.descriptor),
-                    group=group,
+                self._process = (ForkedRank if forked else subprocess.Popen)(
+                    [sys.executable, *arguments],
+                    env={**environment, **own},
+                    stdin=nothing,
+                    stdout=output,
+                    stderr=errors,
+                    pass_fds=(store.descriptor, self._report.descriptor),
+                    process_group=group,
                 )
             except OSError as error:
                 raise HyperslabError(f"cannot start rank {rank}: {reason(error)}") from None
@@ -240,13 +214,13 @@ class RankProcess:
         self.overdue = why
         self.send(signal.SIGKILL)
 
-    def end(self) -> RankEnd:
+    def end(self) -> failures.RankEnd:
         """Wait for its end and return how it ended."""
         exitcode = self._process.wait()
-        said = error_said(self._report.read())
+        said = failures.error_said(self._report.read())
         when = self._report.changed if said else time.time_ns()
         self._report.close()
-        return RankEnd(self.rank, self._process.pid, exitcode, said, when, self.overdue)
+        return failures.RankEnd(self.rank, self._process.pid, exitcode, said, when, self.overdue)
 
 
 SETTLE = 2.0
@@ -270,7 +244,7 @@ class Supervisor:
         self.limit = limit
         self.patience = patience
         self.ranks: list[RankProcess] = []
-        self.ends: dict[int, RankEnd] = {}
+        self.ends: dict[int, failures.RankEnd] = {}
         self.signal = 0
         self._ordered = math.inf  # when the first one ended in order, or a signal came
         self._broken = math.inf  # when the first one failed
@@ -332,7 +306,7 @@ class Supervisor:
                 rank.look()
             elif rank.rank not in self.ends:
                 end = self.ends[rank.rank] = rank.end()
-                if end.exitcode in STOPPED_EXIT_CODES:
+                if end.exitcode in failures.STOPPED_EXIT_CODES:
                     self._ordered = min(self._ordered, now)
                 elif end.exitcode != 0:
                     self._broken = min(self._broken, now)
@@ -424,10 +398,10 @@ def launch(
     failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
     said = any(end.explained and not end.lost_contact for end in failed.values())
     if supervisor.signal and failed and not said:
-        raise stopped_error(supervisor.signal, failed)
+        raise failures.stopped_error(supervisor.signal, failed)
     if failed:
         output = {rank: folder / "stderr.log" for rank, folder in enumerate(folders)}
-        raise explain_failures(failed, output)
+        raise failures.explain_failures(failed, output)
 
 
 def end_with_parent() -> None:

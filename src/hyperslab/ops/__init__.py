@@ -7,6 +7,7 @@ halos), `fusion` (deferred epilogues) and `filter_parallel` (layers that are not
 
 from hyperslab.kernels import registry
 from hyperslab.ops import (
+    attention,
     autograd,
     convolution,
     elementwise,
@@ -25,6 +26,7 @@ from hyperslab.ops import (
 from hyperslab.tensor import attributes
 
 __all__ = [
+    "attention",
     "attributes",
     "autograd",
     "convolution",

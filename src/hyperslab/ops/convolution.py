@@ -27,7 +27,10 @@ from hyperslab.comm.exchange import (
     fetch,
     gaps_in,
     give_back,
+    join_halo,
     new_box,
+    receive_halo,
+    send_home,
     start,
     start_adjoint,
 )
@@ -68,7 +71,14 @@ from hyperslab.ops.slab_inputs import (
     is_wide,
     largest_block,
 )
-from hyperslab.ops.slabs import DeferredConv, SlabEpilogue, SlabGeometry, planes_of_slab
+from hyperslab.ops.slabs import (
+    MOST_AT_ONCE,
+    PARTS_AT_ONCE,
+    DeferredConv,
+    SlabEpilogue,
+    SlabGeometry,
+    planes_of_slab,
+)
 from hyperslab.tensor import Sharded
 
 
@@ -136,15 +146,19 @@ class BufferConv(torch.autograd.Function):
         source: RecomputedInput | None,
         padded: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
-        pieces = start(x, spec.plan, spec.name).wait()
-        buffer = _fill_buffer(x, pieces, spec, padded)
+        plan = spec.plan
+        if padded is None:
+            halos = receive_halo(x, plan, spec.box, spec.name)
+        else:
+            halos = start(x, plan, spec.name).wait()
+        buffer = _fill_buffer(x, halos, spec, padded)
         kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.spec = spec
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
         ctx.has_buffer = source is None and padded is not None and padded.buffer is not None
-        halos = [buffer] if ctx.has_buffer else pieces
+        halos = [buffer] if ctx.has_buffer else halos
         ctx.save_for_backward(weight, *kept.tensors, *halos)
         ctx.kept = len(kept.tensors)
         ctx.padded = padded and padded.empty()
@@ -153,7 +167,6 @@ class BufferConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         spec = ctx.spec
-        plan = spec.plan
         weight, *saved = ctx.saved_tensors
         kept = tuple(saved[: ctx.kept])
         halos = saved[ctx.kept :]
@@ -169,14 +182,7 @@ class BufferConv(torch.autograd.Function):
         del buffer
         if whole is None:
             return None, dw, db, *[None] * 4
-        halos = [whole[t.box.slices(spec.box)] for t in plan.receives]
-        pending = start_adjoint(halos, whole, plan, spec.name)
-        if spec.box.contains(plan.own):
-            dx = whole[plan.own.slices(spec.box)]
-        else:
-            dx = new_box(plan.own, plan.kept_parts, whole)
-            copy_overlap(dx, plan.own, whole, spec.box)
-        add_returned(dx, pending.wait(), plan)
+        dx = send_home(whole, spec.plan, spec.box, spec.name, private=True)
         return dx, dw, db, *[None] * 4
 
 
@@ -206,7 +212,7 @@ def backward_with_graph(
 
 def _fill_buffer(
     x: torch.Tensor,
-    pieces: Sequence[torch.Tensor],
+    halo: Sequence[torch.Tensor],
     spec: ConvSpec,
     padded: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
@@ -215,14 +221,12 @@ def _fill_buffer(
     box = spec.box
     if plan.local and plan.own.contains(box):
         return x[box.slices(plan.own)]
-    if padded is not None and padded.buffer is not None:
-        buffer = padded.buffer
-        for gap in gaps_in(box, plan.brought):
-            buffer[gap].zero_()
-    else:
-        buffer = new_box(box, plan.brought, x)
-        copy_overlap(buffer, box, x, plan.own)
-    for t, piece in zip(plan.receives, pieces, strict=True):
+    if padded is None or padded.buffer is None:
+        return join_halo(x, halo, plan, box)
+    buffer = padded.buffer
+    for gap in gaps_in(box, plan.brought):
+        buffer[gap].zero_()
+    for t, piece in zip(plan.receives, halo, strict=True):
         copy_overlap(buffer, box, piece, t.box)
     return buffer
 
@@ -618,7 +622,8 @@ def convolve(
     beside = layout.halo_planes if geometry is None and kernels != "torch" else None
     if beside is not None and registry.device_kind(x) == "cpu":
         padded = HaloPaddedBuffer(*beside)
-    block, source = conv_operand(x, operand_type(x), padded)
+    dtype = operand_type(x)
+    block, source = conv_operand(x, dtype, padded)
     homes = x.policy.homes
     if share is None:
         weight = shard_parameter(weight, operand_type(weight), homes)
@@ -627,7 +632,7 @@ def convolve(
         weight = share.of(weight, operand_type(weight), homes)
         bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
     last = serial_is_last(x, block, weight, layout.options)
-    run = partial(_convolve_block, layout=layout, dtype=operand_type(x), kernels=kernels)
+    run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=kernels)
     if geometry is not None:
         geometry = replace(geometry, whole=partial(_convolve_only, run))
         conv = DeferredConv(geometry, (block,), weight, bias, source)
@@ -747,10 +752,13 @@ def _slab_geometry(
 ) -> SlabGeometry | None:
     """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
     nbytes = x.policy.slab
-    if nbytes is None or x.is_complex():
-        return None
     output = layout.output
     dtype = operand_type(x)
+    parts = _parts_for_cudnn(x, layout)
+    if nbytes is None and parts:
+        nbytes = math.prod(largest_block(output)) * dtype.itemsize // parts
+    if nbytes is None or x.is_complex():
+        return None
     if 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
         return None
     extents = largest_block(output)
@@ -782,7 +790,19 @@ def _slab_geometry(
         dtype=dtype,
         plane=plane,
         nbytes=nbytes,
+        too_large=parts > 0,
     )
+
+
+def _parts_for_cudnn(x: Sharded, layout: ConvLayout) -> int:
+    """Count the slabs of a block that is too large for cuDNN; 0 of one that is not.
+
+    A plan, which scales what it traces of few ranks to many, takes such a block for whole.
+    """
+    if registry.device_kind(x) != "cuda" or not x.grid.has_values:
+        return 0
+    largest = max(math.prod(largest_block(part)) for part in (layout.input, layout.output))
+    return 0 if largest <= MOST_AT_ONCE else -(-largest * PARTS_AT_ONCE // MOST_AT_ONCE)
 
 
 def serial_is_last(

@@ -27,14 +27,17 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.kernels.random_bits import uniform_bits
-from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
+from hyperslab.kernels.dropout import least_kept, scale_of
+from hyperslab.kernels.random_bits import draw_seed, uniform_bits
+from hyperslab.kernels.registry import device_kind
+from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import check_writable, common_partition, operand_block
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
 from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
+from hyperslab.util.capture import refuse_capture
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -144,9 +147,14 @@ def _is_in_place(function: Operator) -> bool:
 def _pointwise_rule(function: Operator) -> Operator:
     last = _inplace_position(function)
     random = function in RANDOM_IN_TRAINING
+    quick = not random and not _is_in_place(function) and function.__name__ not in MAY_ALIAS
 
     def rule(*args: object, **kwargs: object) -> Sharded:
         """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        if quick and not kwargs and len(args) <= last:
+            found = _applied_to_alike(function, args)
+            if found is not None:
+                return found
         if random and kwargs.get("training", len(args) > 3 and args[3]):
             raise LayoutError(
                 "rrelu draws random slopes in training, which has no rule; use leaky_relu"
@@ -157,6 +165,33 @@ def _pointwise_rule(function: Operator) -> Operator:
         return apply_pointwise(function, args, kwargs)
 
     return rule
+
+
+def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | None:
+    """Run an operator on numbers and tensors that are cut alike, nearly always; None for others.
+
+    As `apply_pointwise` would, which asks more of its operands than that takes.
+    """
+    like: Sharded | None = None
+    reordered = False
+    blocks: list[object] = []
+    for value in args:
+        kind = type(value)
+        if isinstance(value, Sharded):
+            if like is None:
+                like = value
+            elif value._partition is not like._partition:
+                return None
+            reordered = reordered or value.reordered
+            blocks.append(value.block)
+        elif kind is float or kind is int or kind is bool:
+            blocks.append(value)
+        else:
+            return None
+    result = None if like is None else function(*blocks)
+    if like is None or type(result) is not torch.Tensor:
+        return None
+    return like.like(result, fresh=True, reordered=reordered)
 
 
 def _inplace_position(function: Operator) -> int:
@@ -238,7 +273,8 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
     """Appends an activation to the deferred epilogue of ``x`` where it can be deferred."""
     pending = x.pending
     joins = isinstance(pending, FusedEpilogue) and pending.goes_on
-    if slope >= 0 and slope != 1 and (joins or torch.is_grad_enabled()):
+    begins = torch.is_grad_enabled() and not is_launch_bound(x)
+    if slope >= 0 and slope != 1 and (joins or begins):
         if options["inplace"]:
             if _joined_in_place(x, slope):
                 return x
@@ -249,6 +285,12 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
             if chain is not None:
                 return epilogue_result(chain.linked(slope=slope), x, x.partition)
     x.force()
+    if not options["inplace"]:
+        return x.like(operator(x.block, **options), fresh=True)
+    if x.replaceable:
+        check_writable(x, operator.__name__)
+        x.replace_storage(operator(x.block, **{**options, "inplace": False}))
+        return x
     return apply_pointwise(operator, (x,), options)
 
 
@@ -416,8 +458,28 @@ def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
     A mask drawn in full would take the memory of the whole activation on every rank.
     """
     check_random_state(x)
-    keep = _random_bits(x, x.device) >= math.floor(p * 2**31)
-    return _multiply_by_mask(x, keep, 1 / (1 - p) if p < 1 else 0.0, inplace)
+    if device_kind(x) == "cuda" and not inplace:
+        given = ([*x.partition.shape], [*x.box.lo], draw_seed(), p)
+        return x.like(_DropElements.apply(x.block, given), fresh=True)
+    keep = _random_bits(x, x.device) >= least_kept(p)
+    return _multiply_by_mask(x, keep, scale_of(p), inplace)
+
+
+class _DropElements(torch.autograd.Function):
+    """Drops elements of a block; the same hash drops those of the gradient, and nothing is kept.
+
+    On the CPU, where the hash takes longer than reading a mask, the mask is kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, block: torch.Tensor, given: tuple[Any, ...]) -> torch.Tensor:
+        ctx.given = given
+        dropped: torch.Tensor = torch.ops.hyperslab.drop_elements(block, *given)
+        return dropped
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _DropElements.apply(gradient, ctx.given), None
 
 
 def _multiply_by_mask(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sharded:
@@ -440,9 +502,16 @@ def check_random_state(x: Sharded) -> None:
 
     Raises:
         CommError: the ranks' random states differ.
+        UnsupportedOp: a CUDA graph is being captured.
     """
     grid = x.grid
-    if grid.size == 1 or next(_random_calls(grid)) % CHECK_EVERY != 0:
+    if grid.size == 1:
+        return
+    refuse_capture(
+        "a look at the ranks' random states",
+        "run this step eagerly, or capture a network that draws no random numbers",
+    )
+    if next(_random_calls(grid)) % CHECK_EVERY != 0:
         return
     state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
     if not grid.same_on_all(zlib.crc32(state.numpy().tobytes())):
@@ -617,8 +686,7 @@ def _normal(x: Sharded, like: torch.Tensor) -> torch.Tensor:
 
 def _random_bits(x: Sharded, device: torch.device) -> torch.Tensor:
     """Hashes a drawn seed and each element's global index to 31 bits."""
-    seed = int(torch.randint(2**62, ()).item())
-    return uniform_bits(x.partition.shape, x.box, seed, device)
+    return uniform_bits(x.partition.shape, x.box, draw_seed(), device)
 
 
 def drawn_whole(x: Sharded) -> bool:

@@ -30,6 +30,7 @@ from hyperslab.kernels.memory_format import (
     parameter_as_float32,
     pooled_shape,
 )
+from hyperslab.kernels.registry import OPERATORS, device_kind
 from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import version_of
 
@@ -180,13 +181,15 @@ def moments_with_graph(
     return total.to(x.dtype), spread.to(x.dtype)
 
 
-_chain_forward = torch.ops.hyperslab.chain_forward.default
-_chain_forward_into = torch.ops.hyperslab.chain_forward_into.default
-_chain_backward = torch.ops.hyperslab.chain_backward.default
-_chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
-_parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
-_through_statistics = torch.ops.hyperslab.through_statistics.default
-_reorder = torch.ops.hyperslab.reorder.default
+chain_forward = OPERATORS["chain_forward"]
+chain_forward_into = OPERATORS["chain_forward_into"]
+chain_backward = OPERATORS["chain_backward"]
+chain_backward_sums = OPERATORS["chain_backward_sums"]
+channel_sums = OPERATORS["channel_sums"]
+normalisation = OPERATORS["normalisation"]
+parameter_gradients = OPERATORS["parameter_gradients"]
+through_statistics = OPERATORS["through_statistics"]
+reorder = OPERATORS["reorder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +268,8 @@ class EpilogueOps:
         if padded is not None:
             y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
         if y is None:
-            return _chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
-        return y, _chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
+            return chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
+        return y, chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
 
     @property
     def leaves_marks(self) -> bool:
@@ -323,18 +326,18 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
         norm = statistics.norm
         over = statistics.over
         pool = over.pool or 1
-        sums = _chain_backward_sums(g, marks, x, norm, *options)
+        sums = chain_backward_sums(g, marks, x, norm, *options)
         numbers = (norm, statistics.moments)
-        parameters, shared = _parameter_gradients(sums, *numbers, pool)
+        parameters, shared = parameter_gradients(sums, *numbers, pool)
         dweight = parameters[0] if needs_weight else None
         dbias = parameters[1] if needs_bias else None
         if needs_x:
             if over.group is not None:
                 what = "the gradient of a normalisation"
                 shared = reduce_in_place(shared, over.group, what)
-            through = _through_statistics(shared, *numbers, over.count, pool)
+            through = through_statistics(shared, *numbers, over.count, pool)
     if needs_x:
-        dx = _chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
+        dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
     return dx, dweight, dbias
 
 
@@ -343,7 +346,7 @@ def in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> tor
     if gradient.is_contiguous(memory_format=memory_format):
         return dense(gradient, memory_format)
     last = memory_format is not torch.contiguous_format
-    return _reorder(gradient, last, gradient.dtype)
+    return reorder(gradient, last, gradient.dtype)
 
 
 EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -521,6 +524,20 @@ def _apply_epilogue(
     return EpilogueFunction.apply(block, affine.weight, affine.bias, links, padded)
 
 
+LAUNCH_BOUND = 1 << 17
+"""Limits the elements of a rank's block for which a GPU starts kernels longer than it runs them."""
+
+
+def is_launch_bound(x: Sharded) -> bool:
+    """Returns whether torch's own operators take less time than an epilogue; all ranks say so.
+
+    On a GPU the host is then the limit, and an epilogue with its statistics takes it several times
+    as long.
+    """
+    small = math.prod(x.partition.shape) <= LAUNCH_BOUND * x.grid.size
+    return small and device_kind(x) == "cuda"
+
+
 def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     """Returns the epilogue that an operator on ``x`` continues; None where no kernel takes it.
 
@@ -569,10 +586,6 @@ def conv_operand(
     return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
 
 
-_channel_sums = torch.ops.hyperslab.channel_sums.default
-_normalisation = torch.ops.hyperslab.normalisation.default
-
-
 class Summed(Protocol):
     """Stands for a block that has not been computed, whose sums are known all the same."""
 
@@ -604,10 +617,10 @@ def statistics_of(
     pool = over.pool or 1
     with torch.no_grad():
         groups = 0 if over.pool is None else channels // pool
-        sums = _channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
+        sums = channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:
             sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
-        norm, moments = _normalisation(sums, weight, bias, over.count, eps, channels, pool)
+        norm, moments = normalisation(sums, weight, bias, over.count, eps, channels, pool)
     return Statistics(norm, moments, affine, over, eps)
 
 

@@ -96,7 +96,9 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         raise refused_subscript(
             x, index, "two dims are indexed by tensors or lists; index one at a time"
         )
-    if (cut := x.partition.cuts[dim]) is not None:
+    if (cut := x.partition.cuts[dim]) is not None and cut.merged:
+        x.gather_merged()
+    elif cut is not None:
         raise refused_subscript(
             x, index, f"dim {dim} is cut; use hyperslab.gather(x, {cut.axis!r})"
         )
@@ -125,7 +127,7 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
     )
 
 
-@register(torch.Tensor.__getitem__, family="indexing")
+@register(torch.Tensor.__getitem__, family="indexing", merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
     """Integers, slices, ... and None anywhere; a list of positions over a dim that is not cut."""
     if not isinstance(self, Sharded):

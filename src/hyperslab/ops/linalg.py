@@ -1,19 +1,16 @@
-"""Contracts tensors over labelled dims: products, Einstein sums, linear layers, attention.
+"""Contracts tensors over labelled dims: products, Einstein sums, linear and recurrent layers.
 
 All but linear layers come down to `contract`; over a contracted dim that is cut the partial
 results are summed. A linear layer shares its filters among ranks instead
-(`hyperslab.ops.filter_parallel`). In attention queries may stay cut, and every rank has all keys
-and values meanwhile; in recurrent layers and cells a rank has whole sequences of its part of the
-batch.
+(`hyperslab.ops.filter_parallel`). In recurrent layers and cells a rank has whole sequences of its
+part of the batch.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +20,10 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
-from hyperslab.ops.operands import block_of, check_uncut, first_cuts, whole_of
+from hyperslab.ops.operands import block_of, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.placement import with_whole
-from hyperslab.tensor import Sharded, gather, register
+from hyperslab.ops.placement import cut_elsewhere, with_whole
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
 
 DimLabel = Hashable
@@ -56,7 +53,7 @@ def contract(
         LayoutError: extents differ, or a contracted label is cut and the result is no sum.
     """
     like = next(t for t in operands if isinstance(t, Sharded))
-    extents = _label_extents(name, operands, inputs)
+    extents = label_extents(name, operands, inputs)
     cuts = _label_cuts(name, operands, inputs)
     inner = [cut.axis for label, cut in cuts.items() if label not in output]
     if inner and not linear:
@@ -66,21 +63,40 @@ def contract(
         )
     what = f"aligning operands of {name}"
     blocks = [
-        block_of(tensor, _operand_partition(tensor, labels, extents, cuts), like.grid, what)
+        block_of(tensor, operand_partition(tensor, labels, extents, cuts), like.grid, what)
         for tensor, labels in zip(operands, inputs, strict=True)
     ]
     result = all_reduce_sum(run(*blocks), like.grid.group(inner), f"the sum of {name}")
+    return wrap_labelled(result, operands, inputs, output, extents, cuts)
+
+
+def wrap_labelled(
+    result: torch.Tensor,
+    operands: Sequence[torch.Tensor],
+    inputs: Sequence[Sequence[DimLabel]],
+    output: Sequence[DimLabel],
+    extents: dict[DimLabel, int],
+    cuts: dict[DimLabel, Cut],
+) -> torch.Tensor:
+    """Wraps a block of a result, whose dims are cut as their labels are."""
+    like, first = next(
+        (t, own) for t, own in zip(operands, inputs, strict=True) if isinstance(t, Sharded)
+    )
     kept = tuple(cuts.get(label) for label in output)
-    first = next(own for t, own in zip(operands, inputs, strict=True) if t is like)
     if not any(kept) and (not first or first[0] not in output):
         return result  # ordinary once the first dim is gone and nothing is cut, as for sums
     shape = (extents.get(label, n) for label, n in zip(output, result.shape, strict=True))
     return like.like(result, Partition(tuple(shape), kept))
 
 
-def _label_extents(
+def label_extents(
     name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
 ) -> dict[DimLabel, int]:
+    """Reads the extent of every label, of which operands may have 1.
+
+    Raises:
+        LayoutError: two operands have others.
+    """
     extents: dict[DimLabel, int] = {}
     for tensor, labels in zip(operands, inputs, strict=True):
         for label, extent in zip(labels, tensor.shape, strict=True):
@@ -112,7 +128,7 @@ def _label_cuts(
     return first_cuts((label, cut) for _, _, label, cut in dims)
 
 
-def _operand_partition(
+def operand_partition(
     tensor: torch.Tensor,
     labels: Sequence[DimLabel],
     extents: dict[DimLabel, int],
@@ -146,7 +162,12 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @register(
-    torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, torch.Tensor.__matmul__, family="linalg"
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.linalg.matmul,
+    torch.Tensor.__matmul__,
+    family="linalg",
+    merged=True,
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Any dims cut; over a contracted dim that is cut the partial products are summed."""
@@ -156,7 +177,7 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
 
-@register_each(*DIMS_OF_PRODUCT, family="linalg")
+@register_each(*DIMS_OF_PRODUCT, family="linalg", merged=True)
 def fixed_product(
     operator: Operator, input: torch.Tensor, other: torch.Tensor, **options: object
 ) -> torch.Tensor:
@@ -173,7 +194,7 @@ def fixed_product(
 DIMS_OF_FACTORS = {"addmm": 2, "baddbmm": 3}
 
 
-@register_each(*DIMS_OF_FACTORS, family="linalg")
+@register_each(*DIMS_OF_FACTORS, family="linalg", merged=True)
 def add_product(
     operator: Operator,
     input: torch.Tensor,
@@ -217,13 +238,16 @@ def _add_in_product_type(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return total.like(total.local.to(y.dtype))
 
 
-@register(torch.einsum, family="linalg")
+@register(torch.einsum, family="linalg", merged=True)
 def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Any dims cut; over contracted dims that are cut the partial sums are summed."""
     tensors: list[torch.Tensor] = []
     for operand in operands:
         tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
     inputs, output = _einsum_labels(equation, tensors)
+    for tensor, labels in zip(tensors, inputs, strict=True):
+        if isinstance(tensor, Sharded) and len(set(labels)) < len(labels):  # a diagonal
+            tensor.gather_merged()
     return contract("einsum", tensors, inputs, output, partial(torch.einsum, equation))
 
 
@@ -307,7 +331,7 @@ def bilinear(
     return y if bias is None else _add_in_product_type(y, bias)
 
 
-@register(F.linear, family="linalg")
+@register(F.linear, family="linalg", merged=True)
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
@@ -354,125 +378,6 @@ def cdist(
     return contract("cdist", [x1, x2], inputs, [*batch, "row", "column"], run, linear=False)
 
 
-@register(F.scaled_dot_product_attention, family="linalg")
-def scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Batch, heads and queries may be cut; keys that are cut are gathered; features must be whole.
-
-    Distribution scheme: 1. every rank gets all keys and values, which takes memory in proportion to
-    the tokens, not to their square, 2. it attends with its own queries.
-    """
-    name = "scaled_dot_product_attention"
-    check_whole_mask([query, key, value, attn_mask], dropout_p, name)
-    _check_whole(query, name, -2 if is_causal else None, -1, -3 if enable_gqa else None)
-    for x in (key, value):
-        _check_whole(x, name, -1, -3 if enable_gqa else None)
-    key, value = (_with_all_tokens(x, name, -2) for x in (key, value))
-    operands = [query, key, value]
-    batch = batch_labels(query.dim() - 2)
-    other: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
-    inputs = [[*batch, "query", "e"], [*other, "key", "e"], [*other, "key", "v"]]
-    if attn_mask is not None:
-        operands.append(attn_mask)
-        inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
-
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
-    return contract(name, operands, inputs, [*batch, "query", "v"], run, linear=False)
-
-
-def _with_all_tokens(x: torch.Tensor, name: str, dim: int) -> torch.Tensor:
-    """Gathers keys or values along the tokens: every query sees all of them."""
-    cut = x.partition.cuts[dim] if isinstance(x, Sharded) else None
-    if not isinstance(x, Sharded) or cut is None:
-        return x
-    log_once(
-        x.grid,
-        f"{name}: the keys and values of {x.partition} are gathered along {cut.axis}, "
-        f"{x.partition.without([cut.axis]).box(x.grid.coords).size * x.element_size() / 2**20:.1f} "
-        "MiB each on every rank; queries stay cut",
-    )
-    return gather(x, cut.axis)
-
-
-def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
-    """Refuses a tensor that is cut along one of ``dims``."""
-    for dim in dims:
-        if dim is not None and isinstance(x, Sharded):
-            check_uncut(x, (dim % x.dim(),), f"{name} needs the whole of")
-
-
-_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
-
-
-@register(F.multi_head_attention_forward, family="linalg")
-def multi_head_attention_forward(
-    *args: object, **kwargs: object
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of (sequence, batch, feature): as scaled_dot_product_attention."""
-    name = "multi_head_attention_forward"
-    call = _MULTI_HEAD.bind(*args, **kwargs)
-    call.apply_defaults()
-    given: dict[str, Any] = call.arguments
-    weights: list[torch.Tensor | None] = []
-    sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
-    masks = [given["key_padding_mask"], given["attn_mask"]]
-    check_whole_mask([*sequences, *masks], given["dropout_p"] if given["training"] else 0.0, name)
-    _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
-    for key in ("key", "value"):
-        _check_whole(given[key], name, -1)
-        given[key] = _with_all_tokens(given[key], name, 0)
-    batch: list[DimLabel] = ["batch"] if sequences[0].dim() == 3 else []
-    labels: dict[str, list[DimLabel]] = {
-        "query": ["query", *batch, "e"],
-        "key": ["key", *batch, "k"],
-        "value": ["key", *batch, "v"],
-        "key_padding_mask": [*batch, "key"],
-        "attn_mask": ["query", "key"],
-    }
-    labels = {key: own for key, own in labels.items() if given[key] is not None}
-    if given["attn_mask"] is not None and given["attn_mask"].dim() == 3:
-        labels["attn_mask"] = ["head", "query", "key"]
-        for x in sequences:
-            _check_whole(x, f"a mask for each head in {name}", *([1] if batch else []))
-
-    def run(*blocks: torch.Tensor) -> torch.Tensor:
-        y, found = F.multi_head_attention_forward(
-            **{**given, **dict(zip(labels, blocks, strict=True))}
-        )
-        weights.append(found)
-        return y
-
-    operands = [given[key] for key in labels]
-    output = ["query", *batch, ("e", "out")]
-    y = contract(name, operands, list(labels.values()), output, run, linear=False)
-    return y, _weights(y, weights[0])
-
-
-def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None:
-    """Wraps the weights (batch, heads, query, key) of an attention, cut as its result is."""
-    if block is None or not isinstance(y, Sharded):
-        return block
-    query, *batch, _ = y.partition.cuts
-    lead = [*batch, *[None] * (block.dim() - len(batch) - 2)]
-    extents = [*y.shape[1 : 1 + len(batch)], *block.shape[len(batch) : -2], y.shape[0]]
-    partition = Partition((*extents, block.shape[-1]), (*lead, query, None))
-    return y.like(block, partition)
-
-
 States = torch.Tensor | Sequence[torch.Tensor]
 """Types a layer's initial states: one tensor, for an LSTM two."""
 
@@ -480,7 +385,7 @@ Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
 """Runs a layer or a cell on a rank's blocks: from its input and states to its results."""
 
 
-@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg")
+@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg", merged=True)
 def recurrent_layer(
     operator: Operator,
     input: torch.Tensor,
@@ -493,10 +398,10 @@ def recurrent_layer(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """The batch may be cut; sequences and features that are cut are gathered.
+    """The batch may be cut; if it is not, it takes over a cut of steps or features, else gathered.
 
-    Distribution scheme: 1. every rank gets whole sequences of its part of the batch, 2. it runs
-    the layer on them.
+    Distribution scheme: 1. every rank gets whole sequences of its part of the batch, in one
+    exchange, 2. it runs the layer on them.
     """
     name = operator.__name__
     if not isinstance(has_biases, bool):  # the other signature: data, sizes, states, parameters
@@ -528,7 +433,7 @@ def recurrent_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """The batch may be cut; features that are cut are gathered."""
+    """The batch may be cut; cut features become whole as those of a layer."""
     name = operator.__name__
     given = (w_ih, w_hh, b_ih, b_hh)  # which may come from cut features
     weights = [whole_of(weight, f"the weights of {name}") for weight in given]
@@ -554,7 +459,7 @@ def _recur(
     single = isinstance(hx, torch.Tensor)
     states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
     operands = [
-        _with_whole_sequences(name, x, labels)
+        _with_whole_sequences(name, x, labels, spread=dropout == 0)
         for x, labels in [(input, of_input), *((state, of_state) for state in states)]
     ]
     # States of another batch, which a block of one sample could not reveal.
@@ -579,20 +484,29 @@ def _recur(
     return (y, *(_state(y, of_input, block, of_state) for block in after))
 
 
-def _with_whole_sequences(name: str, x: torch.Tensor, labels: Sequence[DimLabel]) -> torch.Tensor:
-    """Gathers all cut dims but the batch."""
+def _with_whole_sequences(
+    name: str, x: torch.Tensor, labels: Sequence[DimLabel], *, spread: bool
+) -> torch.Tensor:
+    """Makes all dims whole but the batch, which takes over a cut if it has none (``spread``).
+
+    Not under dropout, whose mask every rank then has to have for all of the batch.
+    """
     if x.dim() != len(labels):
         raise LayoutError(f"{name} takes tensors of {len(labels)} dims, not\n{describe([x])}")
-    cuts = zip(labels, x.partition.cuts, strict=True) if isinstance(x, Sharded) else ()
-    axes = [cut.axis for label, cut in cuts if cut is not None and label != "batch"]
-    if not isinstance(x, Sharded) or not axes:
+    if not isinstance(x, Sharded):
         return x
-    log_once(
-        x.grid,
-        f"{name}: the sequences of {x.partition} are gathered along {', '.join(axes)}; "
-        "its ranks repeat the work",
-    )
-    return gather(x, axes)
+    dims = [dim for dim, label in enumerate(labels) if label != "batch"]
+    partition, axes = cut_elsewhere(x.partition, dims, dims)
+    if not spread:
+        axes = tuple(cut.axis for dim in dims if (cut := x.partition.cuts[dim]) is not None)
+        partition = x.partition.without(axes)
+    if axes:
+        log_once(
+            x.grid,
+            f"{name}: the sequences of {x.partition} are gathered along {', '.join(axes)}; "
+            "its ranks repeat the work",
+        )
+    return x.redistribute(partition, f"whole sequences for {name}")
 
 
 def _state(

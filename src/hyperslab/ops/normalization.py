@@ -26,6 +26,7 @@ from hyperslab.ops.fusion import (
     Statistics,
     begin_epilogue,
     epilogue_result,
+    is_launch_bound,
     moments_with_graph,
     normalised_epilogue,
     normalised_with_graph,
@@ -170,12 +171,7 @@ def batch_norm(
         assert chain is not None
         return epilogue_result(chain.linked(statistics=running), x, x.partition)
     if not training:
-        kept = memory_format_of(x.block)
-        block = dense(x.block, kept)
-        y = F.batch_norm(block, running_mean, running_var, weight, bias, False, momentum, eps)
-        if y.requires_grad:
-            y.register_hook(lambda gradient: dense(gradient, kept))
-        return x.like(y)
+        return _by_torch(x, running_mean, running_var, weight, bias, False, momentum, eps)
     x = without_empty_shards(x, range(x.dim()))
     axes = x.partition.axes
     shape = list(x.shape)
@@ -190,6 +186,8 @@ def batch_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
+    if not x.partition.axes and is_launch_bound(x):
+        return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
     count = math.prod(shape) // shape[1]
     over = Population(count, x.grid.group(axes))
     y, (mean, var) = _normalised(x, over, Affine.of(weight, bias), eps)
@@ -204,6 +202,26 @@ def batch_norm(
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return y
+
+
+def _by_torch(
+    x: Sharded,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Sharded:
+    """Applies torch's own batch norm to a block that has all that its statistics are made of."""
+    block = x.block
+    kept = memory_format_of(block)
+    statistics = (running_mean, running_var)
+    y = F.batch_norm(dense(block, kept), *statistics, weight, bias, training, momentum, eps)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: dense(gradient, kept))
+    return x.like(y, fresh=training)
 
 
 FEW = 64
@@ -289,7 +307,7 @@ def _left_to_torch(x: Sharded, count: int) -> bool:
     Of few values there is no gradient but what rounding and eps leave; torch's is torch's.
     """
     whole = group_over(x, range(2, x.dim())) is None
-    return whole and (count <= FEW or x.dtype not in EPILOGUE_DTYPES)
+    return whole and (count <= FEW or x.dtype not in EPILOGUE_DTYPES or is_launch_bound(x))
 
 
 def _by_rows(y: torch.Tensor) -> torch.Tensor:
@@ -351,7 +369,7 @@ def _is_deferred_conv(x: Sharded) -> bool:
     return pending.links.empty and pending.dtype in EPILOGUE_DTYPES
 
 
-@register(F.layer_norm, family="normalization")
+@register(F.layer_norm, family="normalization", merged=True)
 def layer_norm(
     input: Sharded,
     normalized_shape: int | Sequence[int],
@@ -363,7 +381,7 @@ def layer_norm(
     return _normalise_last_dims(F.layer_norm, input, normalized_shape, (weight, bias), eps)
 
 
-@register(F.rms_norm, family="normalization")
+@register(F.rms_norm, family="normalization", merged=True)
 def rms_norm(
     input: Sharded,
     normalized_shape: int | Sequence[int],

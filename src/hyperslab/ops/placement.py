@@ -9,6 +9,7 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
         x.grid,
         f"{name} needs the whole of dim {', '.join(map(str, dims))} of {x.partition}: from here on "
         f"it is {partition}",
+        logging.INFO,
     )
     return x.redistribute(partition, f"a change of the cut before {name}")
 
@@ -182,9 +184,13 @@ def read_cover(
 def output_partition(
     partition: Partition, channels: int, extents: Sequence[int], cuts: Sequence[Cut | None]
 ) -> Partition:
-    """Returns the output's partition: batch as the input, channels whole, space as placed."""
+    """Returns the output's partition: batch as the input, channels whole, space as placed.
+
+    It is the input's own object where it is equal, see `hyperslab.tensor.sharded`.
+    """
     batch, channel = partition.cuts[:2]
-    return Partition((partition.shape[0], channels, *extents), (batch, channel, *cuts))
+    output = Partition((partition.shape[0], channels, *extents), (batch, channel, *cuts))
+    return partition if output == partition else output
 
 
 def with_batch(run: Operator) -> Operator:

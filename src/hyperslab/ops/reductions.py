@@ -636,7 +636,7 @@ def _largest_and_sum(
     return total, (all_sums * (all_largest - total).exp_()).sum(0)
 
 
-@register_each("softmax", "log_softmax", family="reductions", dims=["dim"])
+@register_each("softmax", "log_softmax", family="reductions", dims=["dim"], merged=True)
 def softmax(
     operator: Operator,
     input: Sharded,

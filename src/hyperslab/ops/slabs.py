@@ -43,12 +43,25 @@ from hyperslab.ops.fusion import (
     EpilogueOps,
     FusedEpilogue,
     Statistics,
+    chain_backward,
+    chain_backward_sums,
+    chain_forward,
+    channel_sums,
     in_format,
+    parameter_gradients,
+    through_statistics,
 )
 from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
 
 SLAB_BYTES = 1 << 25
 """Bytes of the convolution's result in one slab: small beside any block that does not fit."""
+
+MOST_AT_ONCE = 1 << 30
+"""Elements of a block up to which cuDNN convolves it at once: in half precision more bytes than 32
+bits can count, for which it has few kernels or none."""
+
+PARTS_AT_ONCE = 4
+"""Slabs that a block of so many elements would be, on a CUDA device."""
 
 PLANES_PER_HALO = 8
 """Planes of a slab for each that it shares with the next one, whose gradient is computed twice.
@@ -57,13 +70,6 @@ Fewer, down to two, where a slab would have more than `MOST_BYTES` times the byt
 """
 
 MOST_BYTES = 4
-
-_chain_forward = torch.ops.hyperslab.chain_forward.default
-_channel_sums = torch.ops.hyperslab.channel_sums.default
-_chain_backward = torch.ops.hyperslab.chain_backward.default
-_chain_backward_sums = torch.ops.hyperslab.chain_backward_sums.default
-_parameter_gradients = torch.ops.hyperslab.parameter_gradients.default
-_through_statistics = torch.ops.hyperslab.through_statistics.default
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,7 @@ class SlabGeometry:
     dtype: torch.dtype
     plane: int  # bytes of the widest plane that a slab makes
     nbytes: int  # of a slab
+    too_large: bool  # to be convolved at once
     whole: Convolve | None = field(default=None, compare=False)
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
@@ -215,7 +222,7 @@ class SlabStage(torch.autograd.Function):
         for slab in slabs if wanted else ():
             window = geometry.read(operands, halos, slab, weight)
             z = geometry.convolve(window, weight, bias)
-            part, mark = _chain_forward(z, _rows_of(norm, slab.sample), *options)
+            part, mark = chain_forward(z, _rows_of(norm, slab.sample), *options)
             if y is None:
                 y = _allocate_result(geometry.out, part, tile, padded)
             y[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)] = part
@@ -308,7 +315,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
         for slab, window, g, mark in parts():
             x_of_norm = geometry.convolve(window, weight, bias)
             row_of_norm = _rows_of(statistics.norm, slab.sample)
-            found = _chain_backward_sums(g, mark, x_of_norm, row_of_norm, *options)
+            found = chain_backward_sums(g, mark, x_of_norm, row_of_norm, *options)
             if sums is None:
                 rows = statistics.norm.shape[1]
                 sums = found.new_zeros(len(found), rows, *found.shape[2:])
@@ -326,7 +333,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             z = None if statistics is None else geometry.convolve(window, weight, bias)
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
             passed = _rows_of(through, slab.sample)
-            g = _chain_backward(g, mark, z, norm, passed, *options, shape, geometry.dtype)
+            g = chain_backward(g, mark, z, norm, passed, *options, shape, geometry.dtype)
             dwindow, dw, db = geometry.backward(g, window, weight, needs)
             dweight.add(dw)
             dbias.add(db)
@@ -342,13 +349,13 @@ def _through(
     over = statistics.over
     pool = over.pool or 1
     numbers = (statistics.norm, statistics.moments)
-    parameters, shared = _parameter_gradients(sums, *numbers, pool)
+    parameters, shared = parameter_gradients(sums, *numbers, pool)
     dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
     if not any((*ctx.needs_input_grad[_WEIGHT:_NORM], *ctx.needs_input_grad[_OPERANDS:])):
         return dnorm, None
     if over.group is not None:
         shared = reduce_in_place(shared, over.group, "the gradient of a normalisation")
-    return dnorm, _through_statistics(shared, *numbers, over.count, pool)
+    return dnorm, through_statistics(shared, *numbers, over.count, pool)
 
 
 @dataclass(slots=True, eq=False)
@@ -409,7 +416,7 @@ class DeferredConv:
         rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
         for slab in geometry.slabs(overlapping=False):
             window = geometry.read(self.operands, self.halos, slab, self.weight)
-            sums = _channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
+            sums = channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
             row = slab.sample if groups else 0
             before = rows[row]
             rows[row] = sums if before is None else before + sums
@@ -477,6 +484,6 @@ class SlabEpilogue(FusedEpilogue):
         """Convolve and apply the epilogue over slabs; the block at once where none follows."""
         conv: DeferredConv = self.block
         joined = isinstance(conv.geometry.input, JoinedInput)
-        if links.empty and links.dtype == conv.dtype and not joined:
+        if links.empty and links.dtype == conv.dtype and not joined and not conv.geometry.too_large:
             return conv.whole()
         return conv.stage(links, self.padded)

@@ -1,10 +1,10 @@
 """Distributes operators that move, pad or resample voxels.
 
 In reading order: flips, rolls, right-angled turns and pixel shuffles; ``F.pad``, so the padding
-modules and convolutions with their modes, and ``F.unfold``; ``interpolate`` (so ``upsample`` and
-``nn.Upsample``): weights along one dim, of which every output has a few, a request for a resize and
-what torch's own operator makes of a dim, linear maps along all spatial dims in one pass, layout and
-rules.
+modules and convolutions with their modes; ``F.unfold`` and ``F.fold``; ``interpolate`` (so
+``upsample`` and ``nn.Upsample``): weights along one dim, of which every output has a few, a request
+for a resize and what torch's own operator makes of a dim, linear maps along all spatial dims in one
+pass, layout and rules.
 
 Where torch samples, and how it weighs, follows from rounded arithmetic that differs between
 types, devices and modes. None of it is repeated here: torch's own operator answers to combs of
@@ -33,6 +33,7 @@ from hyperslab.geometry import Box, Cover, Cut, Interval, Partition, Window, sca
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.resample import SparseMap
+from hyperslab.ops.convolution import convolve_transposed
 from hyperslab.ops.overloads import (
     Integers,
     Operator,
@@ -116,7 +117,7 @@ def flip_rows_or_columns(operator: Operator, input: Sharded) -> Sharded:
     return flipped(input, read_dims([1 if name == "fliplr" else 0], input.dim(), name))
 
 
-@register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"])
+@register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"], merged=True)
 def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Sharded:
     """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
     turns = integers(shifts)
@@ -225,6 +226,45 @@ def image_columns(
     if input.dim() == 3:
         x = only_sample(x)
     return reshape_to(x, columns)
+
+
+@register(F.fold, family="spatial", merged=True)
+def fold_columns(
+    input: Sharded,
+    output_size: PerDim,
+    kernel_size: PerDim,
+    dilation: PerDim = 1,
+    padding: PerDim = 0,
+    stride: PerDim = 1,
+) -> Sharded:
+    """Sums of windows that overlap, from columns: a transposed convolution with filters of ones.
+
+    Distribution scheme: as `F.conv_transpose2d`; columns stay cut where `F.unfold` leaves them so.
+    """
+    # Torch's own checks, on the global shape.
+    meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
+    sizes, gaps, pads, steps = (per_dim(o, 2) for o in (kernel_size, dilation, padding, stride))
+    extents = per_dim(output_size, 2)
+    F.fold(meta, extents, sizes, gaps, pads, steps)
+    spans = [gap * (kernel - 1) + 1 for kernel, gap in zip(sizes, gaps, strict=True)]
+    free = [n + 2 * pad - span for n, pad, span in zip(extents, pads, spans, strict=True)]
+    rows, columns = (n // step + 1 for n, step in zip(free, steps, strict=True))
+    x = input if input.dim() == 3 else batch_of_one(input)
+    taps = math.prod(sizes)
+    channels = x.shape[1] // taps
+    # One filter a tap: it is 1 there.
+    ones = torch.eye(taps, dtype=x.dtype, device=x.device).view(taps, 1, *sizes)
+    y = convolve_transposed(
+        F.conv_transpose2d,
+        reshape_to(x, (x.shape[0], channels * taps, rows, columns)),
+        ones.repeat(channels, 1, 1, 1),
+        stride=steps,
+        padding=pads,
+        output_padding=tuple(n % step for n, step in zip(free, steps, strict=True)),
+        groups=channels,
+        dilation=gaps,
+    )
+    return y if input.dim() == 3 else only_sample(y)
 
 
 def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:

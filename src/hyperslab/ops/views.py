@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsInt
 
 import torch
@@ -22,10 +22,12 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
+from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.operands import check_alike_but
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
+from hyperslab.ops.placement import reads_nearly_all
 from hyperslab.ops.slab_inputs import join_channels
-from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
 
 _LAYOUTS = 4096
@@ -42,12 +44,12 @@ class DimGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Reshape:
-    """Names the axes to gather first, the result's partition, and whether a cut dim has changed.
+    """Holds how the tensor is cut first, the result's partition, and if a cut dim has changed.
 
     ``single``: some shard of that is one element, of which torch takes any stride.
     """
 
-    gathered: tuple[str, ...]
+    first: Partition
     partition: Partition
     carried: bool
     single: bool
@@ -114,16 +116,18 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
 
     Distribution scheme: 1. spatial dims that merge with others are gathered along their axes
     (leaving space), but for the first one of several: its shards are those of the merged dim, which
-    stays cut until a rule asks for all of it; a batch that comes first stays cut for every rule,
-    2. the local reshape.
+    stays cut until a rule asks for all of it; if another one is cut in its place, the first one
+    takes the cut over, in one exchange; a dim that is split stays cut, likewise, between those of
+    its parts that lie next to a bound; a batch that comes first stays cut for every rule, 2. the
+    local reshape.
     """
     plan = _lay_out_reshape(x.partition, tuple(shape))
-    whole = gather(x, plan.gathered) if plan.gathered else x
+    whole = x.redistribute(plan.first, "the cut before a reshape")
     block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
     # A view on some ranks, a copy on others, as `contiguous`.
     unclear = plan.carried and (whole.is_crop or plan.single)
     y = whole.like(block.clone() if unclear else block, plan.partition)
-    if plan.gathered or unclear:
+    if whole is not x or unclear:
         y.mark_as_copy(x)
     return y
 
@@ -132,10 +136,13 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
 def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     """Lays out a reshape to a global shape, which may have a -1."""
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
+    groups = dim_groups(old.shape, new)
+    for group in groups:
+        old = _cut_between_parts(group, _cut_in_front(group, old, new), new)
     cuts: list[Cut | None] = [None] * len(new)
     gathered: list[str] = []
     shards: list[Interval] = []
-    for group in dim_groups(old.shape, new):
+    for group in groups:
         carried = _carried(group, old, new)
         axes = [cut.axis for dim in group.source if (cut := old.cuts[dim]) is not None]
         if carried is not None:
@@ -152,7 +159,37 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
             "with, or use hyperslab.gather(x, 'data') before"
         )
     single = any(hi - lo < 2 for lo, hi in shards)
-    return _Reshape(tuple(gathered), Partition(new, tuple(cuts)), bool(shards), single)
+    first = old.without(gathered)
+    return _Reshape(first, Partition(new, tuple(cuts)), bool(shards), single)
+
+
+def _cut_in_front(group: DimGroup, old: Partition, new: tuple[int, ...]) -> Partition:
+    """Moves a cut to the first of spatial dims that merge into one, as far as it has none.
+
+    A volume that is cut along its width becomes tokens that stay cut.
+    """
+    source = [dim for dim in group.source if old.shape[dim] != 1]
+    if not source or source[0] < 2 or len(group.target) != 1 or old.cuts[source[0]] is not None:
+        return old
+    extent = old.shape[source[0]]
+    cut, dim = next(((c, d) for d in source if (c := old.cuts[d]) is not None), (None, 0))
+    if cut is None or cut.parts > extent:
+        return old
+    moved = old.with_dim(dim, old.shape[dim], None)
+    return moved.with_dim(source[0], extent, Cut.balanced(cut.axis, extent, cut.parts))
+
+
+def _cut_between_parts(group: DimGroup, old: Partition, new: tuple[int, ...]) -> Partition:
+    """Moves the bounds of a dim that is split, into windows say, to the nearest whole parts."""
+    source = [dim for dim in group.source if old.shape[dim] != 1]
+    target = [new[dim] for dim in group.target if new[dim] != 1]
+    cut = old.cuts[source[0]] if len(source) == 1 else None
+    if cut is None or cut.axis == "data" or len(target) < 2 or cut.merged == tuple(target):
+        return old
+    part = math.prod(target[1:])
+    bounds = tuple((bound + part // 2) // part * part for bound in cut.bounds[:-1])
+    moved = Cut(cut.axis, (*bounds, cut.extent), cut.merged)
+    return old if moved.thin else old.with_dim(source[0], cut.extent, moved)
 
 
 def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int, Cut] | None:
@@ -182,6 +219,8 @@ def _carried(group: DimGroup, old: Partition, new: tuple[int, ...]) -> tuple[int
         return target[0], Cut(cut.axis, bounds)
     if len(target) == 1 and len(new) > 2:  # of two dims the last one holds features
         return target[0], Cut(cut.axis, bounds, tuple(old.shape[dim] for dim in source))
+    if len(source) == 1:  # a rule that wants all of it gets that, as of merged dims
+        return target[0], Cut(cut.axis, bounds, (new[target[0]],))
     return None
 
 
@@ -232,7 +271,7 @@ def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
 
 
-@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views")
+@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views", merged=True)
 def unsqueeze(input: Sharded, dim: int) -> Sharded:
     """Anywhere; each cut goes with its dim."""
     d = read_dim(dim, input.dim() + 1, "unsqueeze")
@@ -248,7 +287,7 @@ def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
     return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
 
 
-@register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"])
+@register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"], merged=True)
 def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
     n = input.dim()
@@ -290,7 +329,7 @@ def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Shar
     return permuted(x, [origin[to] if to in origin else next(others) for to in range(x.dim())])
 
 
-@register(torch.permute, torch.Tensor.permute, family="views")
+@register(torch.permute, torch.Tensor.permute, family="views", merged=True)
 def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Any order of the dims; each cut goes with its dim."""
     return permuted(input, integers(*dims, *named.values()))
@@ -307,14 +346,14 @@ def channel_shuffle(input: Sharded, groups: int) -> Sharded:
     return input.like(torch.channel_shuffle(input.local, groups))
 
 
-@register_each("transpose", "swapaxes", "swapdims", family="views")
+@register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)
 def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
     """Two dims exchanged; each cut goes with its dim."""
     a, b = (*dims, *named.values())
     return exchanged(input, a, b)
 
 
-@register_each("movedim", "moveaxis", family="views", dims=["source", "destination"])
+@register_each("movedim", "moveaxis", family="views", dims=["source", "destination"], merged=True)
 def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
     """Some dims moved; each cut goes with its dim."""
     return moved(input, integers(source), integers(destination))
@@ -329,6 +368,7 @@ _T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", 
     _H,
     (torch.adjoint, torch.Tensor.adjoint, _MH),
     family="views",
+    merged=True,
 )
 def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
     """The last two dims exchanged; each cut goes with its dim."""
@@ -405,11 +445,13 @@ def _lay_out_slices(
     """Returns if all elements stay where they are, the result's partition, and what it reads."""
     cuts = []
     stay = True
-    for cut, span in zip(partition.cuts, chosen, strict=True):
-        new = cut and span.follow(cut)
+    for extent, cut, span in zip(partition.shape, partition.cuts, chosen, strict=True):
+        new = cut if span == Span(0, extent) else cut and span.follow(cut)
         if new is not None and new.thin:
             stay = False
             new = Cut.balanced(new.axis, span.count, new.parts)
+        if new is not None and cut is not None and cut.merged and new is not cut:
+            new = replace(new, merged=(span.count,))
         cuts.append(None if new is None or new.thin else new)
     target = Partition(tuple(s.count for s in chosen), tuple(cuts))
     reads = [
@@ -429,7 +471,7 @@ def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]
     return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
 
 
-@register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"])
+@register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
 def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
     """Any dim; elements stay on their ranks unless that leaves a rank without any."""
     first = int(start)
@@ -439,7 +481,7 @@ def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded
     return crop(input, {dim: Span(first + extent * (first < 0), length)})
 
 
-@register(torch.select, torch.Tensor.select, family="views", dims=["dim"])
+@register(torch.select, torch.Tensor.select, family="views", dims=["dim"], merged=True)
 def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     """Any dim, the batch too; along a cut dim every rank fetches the slice."""
     position = int(index)
@@ -449,13 +491,13 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     return drop_dim(crop(input, {dim: Span(position % extent, 1)}), dim)
 
 
-@register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"])
+@register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Every slice of a dim, as select."""
     return tuple(select(input, dim, index) for index in range(input.shape[dim]))
 
 
-@register(torch.split, torch.Tensor.split, family="views", dims=["dim"])
+@register(torch.split, torch.Tensor.split, family="views", dims=["dim"], merged=True)
 def split(
     tensor: Sharded,
     split_size_or_sections: int | Sequence[int] = 0,
@@ -473,7 +515,9 @@ def split(
     return split_at(tensor, dim, [*range(0, extent, size), extent] if extent else [0, 0])
 
 
-@register(torch.split_with_sizes, torch.Tensor.split_with_sizes, family="views", dims=["dim"])
+@register(
+    torch.split_with_sizes, torch.Tensor.split_with_sizes, family="views", dims=["dim"], merged=True
+)
 def split_with_sizes(
     input: Sharded, split_sizes: Sequence[int], dim: int = 0
 ) -> tuple[Sharded, ...]:
@@ -484,7 +528,7 @@ def split_with_sizes(
     return split_at(input, dim, [0, *itertools.accumulate(sizes)])
 
 
-@register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"])
+@register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"], merged=True)
 def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
     """Any dim; each part as narrow."""
     if chunks <= 0:
@@ -632,8 +676,9 @@ def _cat_channels(parts: list[torch.Tensor]) -> torch.Tensor:
 class _JoinedChannels(torch.autograd.Function):
     """Concatenates channels, which are last in memory.
 
-    Torch hands views of the gradient on; adding another one to such a view takes seven times as
-    long as to a tensor of its own, and a convolution copies it anyway (2.13, bfloat16).
+    Torch hands views of the gradient on. On the CPU adding another one to such a view takes seven
+    times as long as to a tensor of its own, and a convolution copies it anyway (2.13, bfloat16). On
+    a GPU the sum reads a view as fast, and a copy of each would be all of the traffic.
     """
 
     @staticmethod
@@ -644,6 +689,9 @@ class _JoinedChannels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         pieces = gradient.split(ctx.extents, 1)
+        if device_kind(gradient) == "cuda":
+            needed = zip(pieces, ctx.needs_input_grad, strict=True)
+            return tuple(piece if wanted else None for piece, wanted in needed)
         order = CHANNELS_LAST[gradient.dim()]
         needs = zip(pieces, ctx.needs_input_grad, strict=True)
         return tuple(p.contiguous(memory_format=order) if wanted else None for p, wanted in needs)
@@ -663,7 +711,8 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
 def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: Grid) -> Partition:
     """Cuts the joined tensor like that operand for which the fewest elements travel.
 
-    Along ``dim``, where that operand is cut there, in balanced shards.
+    Along ``dim``, where that operand is cut there, in balanced shards. But where one of them is
+    whole in dims that are thin, the joined tensor is, too: see `_gathered_once`.
     """
     cut = [t.partition for t in tensors if isinstance(t, Sharded)]
     candidates = tuple(dict.fromkeys(_candidate_cut(partition, dim, extent) for partition in cut))
@@ -679,7 +728,30 @@ def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: 
 def _cheapest_cut(
     grid: Grid, candidates: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
 ) -> Partition:
+    for target in candidates:
+        others = [other for other in candidates if other != target]
+        if all(_gathered_once(target, other, dim) for other in others):
+            return target
     return min(candidates, key=lambda target: _moved_elements(held, dim, target, grid))
+
+
+_NEXT_WINDOW = Window(3, 1, 1, 1, 1)
+"""Stands for the convolution that follows."""
+
+
+def _gathered_once(whole: Partition, cut: Partition, dim: int) -> bool:
+    """Returns if ``whole`` is ``cut`` but for spatial dims that the next convolution would gather.
+
+    One operand has been gathered there for such a convolution. In a densely connected network every
+    layer would gather once more what joining has cut again, and sum its norms over the ranks.
+    """
+    for at, (a, b) in enumerate(zip(whole.cuts, cut.cuts, strict=True)):
+        if a == b:
+            continue
+        thin = b is not None and reads_nearly_all(_NEXT_WINDOW, b, cut.shape[at])
+        if a is not None or not thin or at < 2 or at == dim:
+            return False
+    return True
 
 
 def _candidate_cut(partition: Partition, dim: int, extent: int) -> Partition:

@@ -1,5 +1,5 @@
 """Makes modules run on cut tensors, with the gradients of the serial run."""
 
-from hyperslab.parallel.parallelize import parallelize
+from hyperslab.parallel.parallelize import no_sync, parallelize
 
-__all__ = ["parallelize"]
+__all__ = ["no_sync", "parallelize"]

@@ -8,6 +8,7 @@ DistributedDataParallel do it.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Averaging:
                 f"{len(found)} of {len(averaged)} parameters of {type(self.module).__name__} got "
                 f"no gradient in a backward pass ({', '.join(names)}): their .grad stays as it is, "
                 "as in serial torch",
+                logging.INFO,
             )
         return list(found.values())
 

@@ -22,7 +22,9 @@ from torch import nn
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, keeping_contact
+from hyperslab.comm.bootstrap import world
 from hyperslab.comm.collectives import AllGatheredInts
+from hyperslab.comm.communicator import as_sent
 from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
@@ -77,11 +79,11 @@ def share_random_states(grid: Grid, states: RandomStates) -> None:
     Python's generators, too.
     """
     state = torch.get_rng_state().to(grid.device)
-    dist.broadcast(state, src=0)
+    dist.broadcast(state, group=world(), group_src=0)
     torch.set_rng_state(state.cpu())
     if grid.device.type == "cuda":
         state = torch.cuda.get_rng_state(grid.device).to(grid.device)
-        dist.broadcast(state, src=0)
+        dist.broadcast(state, group=world(), group_src=0)
         torch.cuda.set_rng_state(state.cpu(), grid.device)
     if states != "replica":
         return
@@ -149,7 +151,7 @@ class EqualParameters:
         for name, parameter in self.module.named_parameters():
             first = parameter.detach().contiguous().clone()
             with keeping_contact("the comparison of parameters"):
-                dist.broadcast(first, src=0)
+                dist.broadcast(as_sent(first), group=world(), group_src=0)
             if found is None and not _equal_up_to_rounding(parameter.detach(), first):
                 found = name
         names = all_gather(found)

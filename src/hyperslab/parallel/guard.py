@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -18,12 +19,21 @@ import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
-from hyperslab.util.torch_internals import at_end_of_backward, graph_task, tree_leaves
+from hyperslab.util.capture import refuse_capture
+from hyperslab.util.torch_internals import (
+    BatchNorm,
+    at_end_of_backward,
+    graph_task,
+    inside_ddp,
+    jit_is_tracing,
+    tree_leaves,
+    version_of,
+)
 
 
 def refuse_sharded_parameters(module: nn.Module) -> None:
@@ -32,7 +42,7 @@ def refuse_sharded_parameters(module: nn.Module) -> None:
         LayoutError: parameters are sharded, by `fully_shard` (which makes them whole within a
             forward pass) or as DTensors.
     """
-    # Whoever has used them has imported them, which takes a second.
+    # A program that has used them has imported them, which takes a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     by_fsdp = fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in module.modules())
     cut = sys.modules.get("torch.distributed.tensor")
@@ -64,6 +74,9 @@ class ForwardBody(nn.Module):
             return _force_outputs(self._forward(*args, **kwargs))
         finally:
             self._running = False
+
+    def __reduce_ex__(self, _protocol: object) -> Any:
+        raise _no_copy()  # its parts' hooks lead here before the module's own forward is reached
 
     def _check(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a part that is called by itself: nothing would average its partial gradients."""
@@ -100,21 +113,32 @@ class Guard:
         inputs: OrdinaryInputs | None,
     ) -> None:
         self.module = module
+        self.grid = grid
         self.averaging = averaging
         self.freezing = freezing
         self.averaged = _trainable(module)
         self.synchronised = True
+        self.begun = False
         self.inputs = inputs
         self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
         self._pass: int | None = None  # the backward pass that `_finished` ends
+        self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass whose gradients will be averaged, unless in ``no_sync``."""
+        if inside_ddp():
+            log_once(
+                self.grid,
+                f"the parallelised {type(self.module).__name__} runs in a DistributedDataParallel, "
+                "which averages its averaged gradients once more in each step\n    train it "
+                "without: Lightning's Trainer with strategy=GridStrategy(...) of "
+                "hyperslab.parallel.lightning, Accelerate with prepare(optimizer) alone",
+            )
         trainable = self._check_parameters()
         if self.inputs is not None and trainable:
             self.alone = self.inputs.check(args, kwargs)
@@ -169,6 +193,11 @@ class Guard:
             )
         if self._pass != graph_task():
             self._pass = graph_task()
+            self._versions = [
+                (name, p, version_of(p))
+                for name, p in self.module.named_parameters()
+                if p.requires_grad
+            ]
             at_end_of_backward(self._finished)
         self.seen.add(id(parameter))
         averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
@@ -176,6 +205,7 @@ class Guard:
     def _finished(self) -> None:
         """Average what is there at the end of a backward pass, if it is not everything."""
         assert self.averaging is not None
+        self._check_unchanged()
         missing = len(self.seen) < len(self.averaged)
         function = _function_under_way() if missing else None
         if function is not None:  # the pass of re-entrant checkpointing: another one goes on
@@ -184,6 +214,20 @@ class Guard:
         if missing:
             self.averaging.finish(self.seen, self.averaged)
         self.averaging.owed.clear()
+
+    def _check_unchanged(self) -> None:
+        """Refuse a pass in which something used gradients before they were averaged.
+
+        An optimizer in a parameter's hook steps by this rank's part of the gradient.
+        """
+        began, self._versions = self._versions, []
+        for name, parameter, before in began:
+            if version_of(parameter) != before:
+                raise LayoutError(
+                    f"the parameter {name} of {type(self.module).__name__} was changed while the "
+                    "backward pass ran (an optimizer's step in a hook?), by a gradient that was "
+                    "not averaged over the ranks yet\n    call optimizer.step() after backward()"
+                )
 
 
 def _function_under_way() -> Any:
@@ -209,18 +253,75 @@ class GuardedForward(functools.partial[Any]):
 
     def __new__(cls, forward: Callable[..., Any], guard: Guard | None = None) -> GuardedForward:
         def run(*args: Any, **kwargs: Any) -> Any:
-            if guard is not None and torch.is_grad_enabled():
-                guard.begin(args, kwargs)
+            if guard is not None:
+                _refuse_tracing(guard.module)
+                if not guard.begun:  # it may have been converted since it was parallelised
+                    guard.begun = True
+                    replace_sync_batch_norm(guard.module)
+                if torch.is_grad_enabled():
+                    _refuse_capture_of_training(guard.module)
+                    guard.begin(args, kwargs)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _force_outputs(forward(*args, **kwargs))
 
-        return super().__new__(cls, torch.compiler.disable(run, reason="it takes cut tensors"))
+        return super().__new__(cls, run_eagerly(run))
 
     def __reduce_ex__(self, _protocol: object) -> Any:
+        raise _no_copy()
+
+
+def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a function that works on cut tensors out of graphs; torch quotes the reason."""
+    return torch.compiler.disable(
+        function,
+        reason="a module of hyperslab.parallelize runs eagerly, as graphs know no messages between "
+        "ranks: leave fullgraph=True out, and compile functions that do not call the module",
+    )
+
+
+def replace_sync_batch_norm(module: nn.Module) -> None:
+    """Let parts that are SyncBatchNorm run as batch norm, whose statistics are over the grid.
+
+    Their own forward knows CUDA and whole process groups alone.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.SyncBatchNorm):
+            part.forward = types.MethodType(BatchNorm.forward, part)  # type: ignore[method-assign]
+
+
+def _no_copy() -> LayoutError:
+    return LayoutError(
+        "a parallelised module cannot be copied or pickled: the copy would run the original\n"
+        "    copy it before hyperslab.parallelize, or use its state_dict() or hyperslab.save"
+    )
+
+
+def _refuse_tracing(module: object) -> None:
+    """
+    Raises:
+        LayoutError: `torch.export`, `torch.jit.trace` or ONNX traces the module, which would leave
+            the messages between ranks out.
+    """
+    if torch.compiler.is_exporting() or jit_is_tracing():
         raise LayoutError(
-            "a parallelised module cannot be copied or pickled: the copy would run the original\n"
-            "    copy it before hyperslab.parallelize, or use its state_dict() or hyperslab.save"
+            f"the parallelised {type(module).__name__} is traced (torch.export, torch.jit.trace, "
+            "torch.onnx), which knows no messages between ranks\n    export a network of the same "
+            "class that is not parallelised, after load_state_dict(net.state_dict()): the keys and "
+            "the weights are those of the serial network"
         )
+
+
+def _refuse_capture_of_training(module: object) -> None:
+    """
+    Raises:
+        UnsupportedOp: a CUDA graph is being captured, whose replays would leave out what the guard
+            does around each forward and backward pass.
+    """
+    refuse_capture(
+        f"a training forward of {type(module).__name__}, parallelised over several ranks, with its "
+        "comparisons of parameters and inputs,",
+        "train eagerly; under torch.no_grad() a network without random operators can be captured",
+    )
 
 
 def _force_outputs(outputs: Any) -> Any:

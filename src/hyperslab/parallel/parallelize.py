@@ -7,15 +7,18 @@ whose inputs are gathered before them (`gather_before`).
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hyperslab.comm import Grid, log_once, shared_channels
+from hyperslab.comm.bootstrap import world
+from hyperslab.comm.communicator import as_sent
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv_problem import KERNELS, Kernels
 from hyperslab.ops import slabs
@@ -29,12 +32,19 @@ from hyperslab.parallel.consistency import (
     check_same_network,
     share_random_states,
 )
-from hyperslab.parallel.guard import ForwardBody, Guard, GuardedForward, refuse_sharded_parameters
+from hyperslab.parallel.guard import (
+    ForwardBody,
+    Guard,
+    GuardedForward,
+    refuse_sharded_parameters,
+    replace_sync_batch_norm,
+    run_eagerly,
+)
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.tensor.sharded import ForwardScope, Policy
-from hyperslab.util.torch_internals import tree_map
+from hyperslab.util.torch_internals import is_compiled, tree_map
 
 Submodule = str | nn.Module
 """Names a submodule, or is one."""
@@ -91,6 +101,7 @@ def _gather_hook(name: str, grid: Grid) -> Callable[..., Any]:
             grid,
             f"until {name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
             "there repeat the work from here on",
+            logging.INFO,
         )
         whole = value.redistribute(value.partition.without(space), f"until {name!r}")
         whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy
@@ -182,6 +193,12 @@ def parallelize(
     _check_choice(ordinary_inputs, "ordinary_inputs", ORDINARY)
     _check_choice(random_states, "random_states", RANDOM_STATES)
     refuse_sharded_parameters(module)
+    if any(map(is_compiled, module.modules())):
+        log_once(
+            grid,
+            f"{type(module).__name__}: what torch.compile has compiled of it runs eagerly, "
+            "fullgraph=True or not: graphs know no messages between ranks",
+        )
     homes = GradientBuffers()
     policy = prepare(
         module,
@@ -204,6 +221,20 @@ def parallelize(
     module.forward = forward
     module.no_sync = no_sync  # type: ignore[assignment]
     return module
+
+
+def no_sync(module: nn.Module) -> AbstractContextManager[None]:
+    """Return ``module.no_sync()`` of a parallelised module, whose class does not have the method.
+
+    Type checkers know this function; in it gradients accumulate without communication.
+
+    Raises:
+        LayoutError: the module is not parallelised.
+    """
+    found = vars(module).get("no_sync")
+    if found is None:
+        raise LayoutError(f"{type(module).__name__} is not parallelised: nothing to hold back")
+    return cast(NoSync, found)()
 
 
 def _check_choice(word: str, name: str, words: Sequence[str]) -> None:
@@ -237,6 +268,7 @@ def prepare(
     _check_choice(kernels, "kernels", KERNELS)
     _check_choice(memory, "memory", get_args(Memory))
     gather_before(module, until, grid)
+    replace_sync_batch_norm(module)
     module.to(grid.device)
     if memory == "recompute":
         recompute_stages(module)
@@ -278,7 +310,7 @@ def _broadcast_parameters(module: nn.Module, grid: Grid) -> None:
     """Give every rank rank 0's parameters and buffers."""
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
-        dist.broadcast(whole, src=0)
+        dist.broadcast(as_sent(whole), group=world(), group_src=0)
         if not torch.equal(tensor, whole):  # an expanded one cannot be written, nor need it be
             tensor.copy_(whole)
 
@@ -293,4 +325,4 @@ def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., A
         with policy.scope.running() if policy.scope is not None else contextlib.nullcontext():
             return forward(*tree_map(apply, args), **tree_map(apply, kwargs))
 
-    return torch.compiler.disable(run, reason="it takes cut tensors")
+    return run_eagerly(run)

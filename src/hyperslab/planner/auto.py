@@ -1,6 +1,6 @@
 """Chooses the grid of a recipe that says `grid: auto`, and predicts the profile of a run.
 
-`GridChooser` takes the best grid of a plan and logs what it chose; `write_prediction` writes
+`choose_grid_here` takes the best grid of a plan and logs what it chose; `write_prediction` writes
 the plan's times by layer beside those that a run's profile measures.
 """
 
@@ -9,31 +9,15 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import replace
 
 from hyperslab.errors import LayoutError
+from hyperslab.planner import search, summary
 from hyperslab.planner.cost import LayerCost
-from hyperslab.planner.grids import words_of
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, load_machine
-from hyperslab.planner.search import (
-    Candidate,
-    GridPlan,
-    MemoryLimit,
-    PlanBounds,
-    host_limit,
-    least_ranks,
-    make_plan,
-    process_bytes,
-    trace_one,
-)
-from hyperslab.planner.summary import (
-    NONE_FOUND,
-    bytes_text,
-    nothing_fits_text,
-    ranks_text,
-    time_text,
-)
+from hyperslab.planner.search import Candidate, GridPlan, PlanBounds, trace_one, words_of
+from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text, time_text
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
@@ -43,49 +27,39 @@ USUAL_MACHINES = {"cpu": "laptop-2core", "cuda": "lassen-v100"}
 log = logging.getLogger("hyperslab")
 
 
-@dataclass(frozen=True, slots=True)
-class GridChooser:
-    """Chooses the grid of a recipe for the ranks that there are.
+def choose_grid_here(recipe: Recipe, ranks: int, machine: str | None = None) -> Recipe:
+    """Returns the recipe with the best grid that fits, and with what saves memory if need be.
 
-    ``machine`` is a name or a path as `load_machine` takes it; None: the usual one.
+    ``machine`` is a name or a path as `load_machine` takes it; None: the usual one. One process
+    calls it, on the machine where the ranks are or will be; it logs what it chose.
+
+    Raises:
+        LayoutError: nothing fits; says the least that would.
+        DataError: the data cannot be opened.
+        MachineError: there is no such machine.
     """
-
-    machine: str | None = None
-
-    def __call__(self, recipe: Recipe, ranks: int) -> Recipe:
-        """Returns the recipe with the best grid that fits, and with what saves memory if need be.
-
-        One process calls it, on the machine where the ranks are or will be; it logs what it chose.
-
-        Raises:
-            LayoutError: nothing fits; says the least that would.
-            DataError: the data cannot be opened.
-            MachineError: there is no such machine.
-        """
-        machine = machine_for(self.machine, planned_device(recipe))
-        here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-        limit = host_limit(here, machine.device)
-        process = process_bytes() if machine.device == "cpu" else 0
-        return choose_grid(recipe, ranks, machine, PlanBounds(limit, process))
+    chosen = machine_for(machine, planned_device(recipe))
+    here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    return choose_grid(recipe, ranks, chosen, search.host_bounds(here, chosen.device))
 
 
 def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds) -> Recipe:
-    """Chooses the grid for ``ranks`` ranks of ``machine``, as `GridChooser` does."""
+    """Chooses the grid for ``ranks`` ranks of ``machine``, as `choose_grid_here` does."""
     job = job_of(recipe)
     if not recipe.grid.auto:
         return _choose_memory(job, machine, bounds)
-    plan = make_plan(job, machine, ranks, bounds)
+    plan = search.make_plan(job, machine, ranks, bounds)
     if plan.best is None and recipe.memory == "none":
-        again = make_plan(job.with_recipe(memory="auto"), machine, ranks, bounds)
+        again = search.make_plan(job.with_recipe(memory="auto"), machine, ranks, bounds)
         if again.best is not None:
             plan = again
     if plan.best is None:
-        raise LayoutError(_nothing_fits_words(plan, bounds))
+        raise LayoutError(_nothing_fits_words(plan))
     best = plan.best
     words = (
         f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(ranks)} by the plan for "
         f"{machine.name}: {time_text(best.seconds.total)} a step, "
-        f"{bytes_text(best.memory.total)} of {bytes_text(bounds.limit.nbytes)} a rank"
+        f"{bytes_text(best.memory.total)} of {bytes_text(bounds.nbytes)} a rank"
     )
     if best.saving != recipe.memory:
         words += f"; memory={best.saving}"
@@ -102,11 +76,10 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
     """
     recipe = job.recipe
     best = trace_one(job, recipe.grid, machine, bounds)
-    limit = bounds.limit
-    if not best.fits(limit.nbytes):
+    if not best.fits(bounds.nbytes):
         raise LayoutError(
-            f"memory=auto: {words_of(recipe.grid)} does not fit into {bytes_text(limit.nbytes)} a "
-            f"rank ({limit.reason}): {bytes_text(best.memory.total)} with memory={best.saving}\n"
+            f"memory=auto: {words_of(recipe.grid)} does not fit into {bytes_text(bounds.nbytes)} a "
+            f"rank ({bounds.reason}): {bytes_text(best.memory.total)} with memory={best.saving}\n"
             "    take more ranks (grid=auto says how many would do), or precision=bf16"
         )
     usual = trace_one(job.with_recipe(memory="none"), recipe.grid, machine, bounds)
@@ -117,11 +90,45 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
         machine.name,
         time_text(best.seconds.total),
         bytes_text(best.memory.total),
-        bytes_text(limit.nbytes),
+        bytes_text(bounds.nbytes),
         time_text(usual.seconds.total),
         bytes_text(usual.memory.total),
     )
     return recipe.model_copy(update={"memory": best.saving})
+
+
+MARGIN = 0.9
+"""Is the share of the tensors that may be left, where a plan that should have fitted did not."""
+
+
+def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:
+    """Says what the plan expected of a run that ran out of memory, and what next would fit.
+
+    Raises:
+        MachineError: there is no such machine.
+        DataError: the data cannot be opened.
+        UnsupportedOp: the network cannot be traced.
+    """
+    job = job_of(recipe)
+    chosen = machine_for(machine, planned_device(recipe))
+    here = min(recipe.grid.size, int(os.environ.get("LOCAL_WORLD_SIZE", recipe.grid.size)))
+    bounds = search.host_bounds(here, chosen.device)
+    memory = trace_one(job, recipe.grid, chosen, bounds).memory
+    planned = memory.total
+    words = f"the plan expects {bytes_text(planned)} a rank of {bytes_text(bounds.nbytes)}"
+    # What takes more than its plan here will elsewhere: the next one must plan with less.
+    tensors = min(planned, bounds.nbytes) - memory.process
+    less = replace(bounds, nbytes=memory.process + max(0, int(MARGIN * tensors)))
+    plan = search.make_plan(job.with_recipe(memory="auto"), chosen, recipe.grid.size, less)
+    best = plan.best or search.least_ranks(plan.first, plan.bounds).found
+    if best is None:
+        return f"{words}\n    no grid would take less: take smaller mini-batches or precision=bf16"
+    axes = [f"grid.{axis}={count}" for axis, count in best.grid.model_dump().items() if count > 1]
+    saving = best.saving or recipe.memory
+    return (
+        f"{words}\n    by the plan {bytes_text(best.memory.total)} would do: "
+        f"{' '.join([*axes, f'memory={saving}'])} on {ranks_text(best.grid.size)}"
+    )
 
 
 def machine_for(name: str | None, device: str) -> Machine:
@@ -129,15 +136,15 @@ def machine_for(name: str | None, device: str) -> Machine:
     return load_machine(name or USUAL_MACHINES[device])
 
 
-def _nothing_fits_words(plan: GridPlan, bounds: PlanBounds) -> str:
-    least = least_ranks(plan.job, plan.machine, bounds, plan.first)
-    remedy = f"{NONE_FOUND}: take smaller mini-batches, more memory or more ranks"
+def _nothing_fits_words(plan: GridPlan) -> str:
+    least = search.least_ranks(plan.first, plan.bounds).found
+    remedy = f"{summary.NONE_FOUND}: take smaller mini-batches, more memory or more ranks"
     if least is not None:
         remedy = (
             f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
             f"{bytes_text(least.memory.total)} each"
         )
-    return f"{nothing_fits_text(plan, f' ({plan.limit.reason})')}\n    {remedy}"
+    return f"{nothing_fits_text(plan, f' ({plan.bounds.reason})')}\n    {remedy}"
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
@@ -149,9 +156,7 @@ def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
         UnsupportedOp: the network cannot be traced.
     """
     chosen = machine_for(machine, planned_device(recipe))
-    found = trace_one(
-        job_of(recipe), recipe.grid, chosen, PlanBounds(MemoryLimit(chosen.memory, ""))
-    )
+    found = trace_one(job_of(recipe), recipe.grid, chosen, search.machine_bounds(chosen))
     write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))
 
 

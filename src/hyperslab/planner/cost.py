@@ -17,13 +17,14 @@ least 256 ms without a store.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hyperslab.comm.shared_memory import shared_bytes
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.trace.records import Event, Exchange, LocalOperator, Pass, Sum, Trace, Wait
+from hyperslab.planner.records import Event, Exchange, LocalOperator, Pass, Sum, Trace, Wait
 
 PhaseName = Pass | str
 """Names a pass of Oyama et al. 2020, or is "optimizer"."""
@@ -199,12 +200,14 @@ class _StepClock:
 
     def _operator(self, event: LocalOperator) -> None:
         """Adds Comp of section III-C, for every operator and not for convolutions alone."""
+        # The optimizer needs all gradients: what is still under way is waited for here.
         if event.stage == "optimizer":
             self._settle_gradients()
         found = self.setting.estimate(event)
         overhead = self.setting.overhead.operator
         if found.how != "measured":
             self.guessed += found.seconds
+        # One call may compute both gradients of a convolution; it is booked as two passes.
         for phase, part, flops in self._phases(event):
             layer = self._layer(event.layer, phase)
             layer.compute += part * found.seconds
@@ -271,6 +274,22 @@ def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
     return sum(machine.send_seconds(nbytes, rank, peer) for peer, nbytes in messages)
 
 
+def exposed_input(
+    machine: Machine, nbytes: int, ranks: int, step: float, *, reads: bool, travels: float
+) -> float:
+    """Computes how long a step of ``step`` [s] waits for its input of ``nbytes`` a rank [s].
+
+    Reading, the store's exchange and the copy to a device go on ahead of the step and beside each
+    other, each on a lane of its own, so that the longest wait counts. ``reads``: files are read in
+    every step; the share ``travels`` of the boxes comes from the stores of other replicas.
+    """
+    reading = machine.read_seconds(nbytes, ranks) if reads else 0.0
+    exchange = travels * nbytes / (machine.exchange or math.inf)
+    copying = nbytes / (machine.copying or math.inf)
+    lanes = ((1.0, reading), (machine.hidden.exchange, exchange), (1.0, copying))
+    return max(Lane(hidden).exposed(step, spent, spent) for hidden, spent in lanes)
+
+
 def least_bandwidth(nbytes: float, step: float) -> float:
     """Computes BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
 
@@ -294,7 +313,7 @@ class RankMemory(_Parts[int]):
     order. ``communication`` is this rank's part of the memory that the ranks of a node share,
     ``ahead`` the mini-batches that are read ahead, ``store`` the boxes that are kept, ``process``
     what a rank takes that holds no tensor. On a GPU these four are the host's, and none of the
-    device's.
+    device's, but for ``process``: its context, NCCL's buffers and cuDNN's workspace.
     """
 
     parameters: int = 0
@@ -321,12 +340,13 @@ def rank_memory(trace: Trace, machine: Machine, ranks: int, host: RankMemory) ->
         if isinstance(event, Exchange) and event.stage == "forward"
         for _, nbytes in event.receives
     )
+    # What is received is kept for the backward pass, a part of what autograd saves.
     halos = min(trace.saved, received)
     kept = trace.parameters + trace.gradients + trace.optimizer_state
     on_cpu = machine.device == "cpu"
     together = min(ranks, machine.ranks_per_node)
     return dataclasses.replace(
-        host if on_cpu else RankMemory(),
+        host if on_cpu else RankMemory(process=machine.reserved),
         parameters=trace.parameters,
         gradients=trace.gradients,
         optimizer_state=trace.optimizer_state,

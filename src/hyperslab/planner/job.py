@@ -1,6 +1,6 @@
 """Derives from a recipe what it asks of the ranks, whatever the grid: its network, data, batch.
 
-Where the data are not there, they are taken to be what the network's width says.
+Where the data are not there, they are what ``data.shape`` or the network's width says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hyperslab.errors import DataError, RecipeError
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.views import Subvolumes, joined, padded, selected
+from hyperslab.formats.views import joined, padded, selected
 from hyperslab.planner.trace import Workload
 from hyperslab.recipe.network import CosmoFlowSection
 from hyperslab.recipe.schema import GridSection, Recipe
@@ -86,6 +86,11 @@ class GridJob:
         boxes = self.accumulated * self.samples_each(grid)
         return boxes * self.box_bytes(self.box_extents(grid))
 
+    def travelling(self, grid: GridSection) -> float:
+        """Computes the share of the boxes of a step that other replicas' stores send."""
+        kept = self.recipe.data.mode != "direct"
+        return 1 - 1 / grid.data if kept else 0.0
+
     @property
     def reads_each_step(self) -> bool:
         """Tells if files are read in every epoch, and not in the first one alone."""
@@ -126,28 +131,29 @@ def _network(recipe: Recipe, about: DataCard) -> torch.nn.Module:
 def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     """Derives the job of a recipe, for its data or for volumes of ``shape`` (C, D, H, W).
 
-    Where its data are not there, they are taken to be what its network's width says. This process
-    alone looks at them, and does not start to communicate.
+    Where its data are not there, they are what ``data.shape`` or its network's width says. This
+    process alone looks at them, and does not start to communicate.
 
     Raises:
         DataError: there are no data, and neither shape nor width.
         RecipeError: the shape is none of a volume.
     """
     data = recipe.data
-    assumed = ""
+    assumed = said = ""
     if shape is not None:
         assumed = f"volumes of {_product(shape)}, as asked for"
     elif not data.is_here:
-        shape = _shape_of_network(recipe)
+        shape = data.shape or _shape_of_network(recipe)
         where = data.path or data.where
-        assumed = f"{where} is not here: volumes of {_product(shape)}, as the recipe's width says"
+        said = "data.shape" if data.shape else "the recipe's width"
+        assumed = f"{where} is not here: volumes of {_product(shape)}, as {said} says"
     if shape is not None:
         source = _made_up_source(recipe, shape)
+        if said == "data.shape":  # of whole volumes, as those of files are
+            source = selected(source, None, None, data.subvolume)
         recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
     else:
-        source = selected(_source(recipe), data.redshifts, data.targets)
-        if data.subvolume is not None:
-            source = Subvolumes(source, data.subvolume)
+        source = selected(source_of(recipe), data.redshifts, data.targets, data.subvolume)
         source = padded(source, data.multiple)
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
@@ -172,7 +178,8 @@ _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", 
 """Replaces the splits of a recipe without data: there are not as many volumes as it may count."""
 
 
-def _source(recipe: Recipe) -> Source:
+def source_of(recipe: Recipe) -> Source:
+    """Looks at a recipe's data in this process alone; whole volumes, of which nothing is chosen."""
     data = recipe.data
     origin = data.origin
     if isinstance(origin, Source):
@@ -196,7 +203,7 @@ def _classes(recipe: Recipe) -> int:
     if recipe.segments is not None:
         return 3 if recipe.segments else 0
     if recipe.data.is_here:
-        return len(_source(recipe).classes)
+        return len(source_of(recipe).classes)
     try:
         build_objective(recipe, _card(SyntheticVolumes((1, 8, 8, 8), 1)))
     except RecipeError:
@@ -212,7 +219,7 @@ def _shape_of_network(recipe: Recipe) -> VolumeShape:
     if width is None:
         raise DataError(
             f"{recipe.data.where} is not here, so what is to be planned is not known\n"
-            "    say it: --shape C,D,H,W, such as --shape 4,512,512,512"
+            "    say it: --shape C,D,H,W, such as --shape 4,512,512,512, or in data.shape"
         )
     if recipe.data.redshifts is not None:
         return len(recipe.data.redshifts), width, width, width

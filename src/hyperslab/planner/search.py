@@ -1,8 +1,9 @@
 """Searches for the best grid: estimates every one roughly, traces the promising ones, ranks them.
 
-In reading order: how much memory a rank may have (`PlanBounds`); `roofline_estimate`, a first
-look at all grids from one traced sample and geometry alone; `trace_one`, what the step of one
-traced grid costs; `make_plan`, the ranking; `least_ranks` and `suggested_changes`, what else
+In reading order: all grids of a number of ranks, which of them a job cannot have, and the rank that
+decides how long a step takes; how much memory a rank may have (`PlanBounds`); `roofline_estimate`,
+a first look at all grids from one traced sample and geometry alone; `trace_one`, what the step of
+one traced grid costs; `make_plan`, the ranking; `least_ranks` and `suggested_changes`, what else
 would help.
 
 The roofline estimate is no bound: it takes operators to be as fast for a block as for the whole.
@@ -11,73 +12,188 @@ It only chooses which grids are traced.
 
 from __future__ import annotations
 
+import itertools
 import math
 import resource
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES, SPATIAL_AXES
+from hyperslab.data.dataset import PrefetchPolicy
 from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.parallel.parallelize import Memory
-from hyperslab.planner.cost import Breakdown, Lane, RankMemory, StepCost, rank_memory, step_cost
-from hyperslab.planner.grids import grids, refusal, slowest_rank, words_of
+from hyperslab.planner import cost as costs
 from hyperslab.planner.job import GridJob, VolumeShape
 from hyperslab.planner.machine import Machine, Setting
-from hyperslab.planner.trace import Exchange, LocalOperator, Trace, Wait, Workload, trace_step
-from hyperslab.planner.trace.step import Device
-from hyperslab.recipe.schema import GridSection
+from hyperslab.planner.records import Exchange, LocalOperator, Trace, Wait
+from hyperslab.planner.trace import Device, VirtualGrid, Workload, trace_step
+from hyperslab.recipe.schema import GridSection, planned_device
 from hyperslab.util.free_memory import free_memory
+from hyperslab.util.gpu_memory import free_gpu_memory
 from hyperslab.util.torch_internals import import_compiler
+
+
+def grids(ranks: int) -> Iterator[GridSection]:
+    """Lists every grid of so many ranks, by data, depth, height and width, the largest first.
+
+    >>> [tuple(grid.model_dump().values()) for grid in grids(2)]
+    [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
+    """
+    divisors = [n for n in range(ranks, 0, -1) if ranks % n == 0]
+    for data, depth, height in itertools.product(divisors, repeat=3):
+        width, rest = divmod(ranks, data * depth * height)
+        if rest == 0:
+            yield GridSection(data=data, depth=depth, height=height, width=width)
+
+
+def refusal(grid: GridSection, job: GridJob) -> str:
+    """Returns the error that training on the grid would raise, in words; "" if it can be.
+
+    A grid with more replicas than a mini-batch has samples would run, and repeat all work.
+    """
+    if grid.data > job.batch:
+        return (
+            f"a mini-batch of {job.batch} is not cut over {grid.data} replicas: they would repeat "
+            "each other's work"
+        )
+    try:
+        VirtualGrid(grid.model_dump()).partition(job.inputs)
+    except LayoutError as error:
+        return str(error)
+    return ""
+
+
+def words_of(grid: GridSection) -> str:
+    """Writes a grid as in a recipe's overrides.
+
+    >>> words_of(GridSection(data=2, height=4))
+    'data=2 height=4'
+    """
+    cut = {axis: extent for axis, extent in grid.model_dump().items() if extent > 1}
+    return " ".join(f"{axis}={extent}" for axis, extent in cut.items()) or "data=1"
+
+
+_RankNumbers = NDArray[np.int64]
+
+_NODE_FARNESS = 10
+"""Weighs a neighbour on another node as so many on another socket."""
+
+
+def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machine) -> int:
+    """Finds the worst placed of the ranks with most neighbours and the largest blocks.
+
+    ``inputs`` is (N, C, D, H, W). All others wait for that rank, for neighbours exchange halos.
+
+    A line of eight ranks, four on a node: ranks 3 and 4 talk over the network.
+
+    >>> from hyperslab.planner.machine import load_machine
+    >>> slowest_rank({"depth": 8}, (1, 4, 64, 64, 64), load_machine("lassen-v100"))
+    3
+    """
+    shape = tuple(extents.get(axis, 1) for axis in AXES)
+    ranks = np.arange(np.prod(shape)).reshape(shape)
+    far = np.zeros(shape)
+    alike = np.ones(shape, dtype=bool)
+    cut = (inputs[0], *inputs[2:])
+    for dim, (parts, extent) in enumerate(zip(shape, cut, strict=True)):
+        # Views with the axis in front, through which the arrays are written.
+        along = np.moveaxis(far, dim, 0)
+        numbers = np.moveaxis(ranks, dim, 0)
+        if dim > 0:
+            links = _farness(numbers[:-1], numbers[1:], machine)
+            along[:-1] += links
+            along[1:] += links
+        np.moveaxis(alike, dim, 0)[~_as_the_first(parts, extent, inside=dim > 0)] = False
+    return int(ranks[alike][np.argmax(far[alike])])
+
+
+def _farness(ranks: _RankNumbers, peers: _RankNumbers, machine: Machine) -> _RankNumbers:
+    sockets = ranks // machine.ranks_per_socket != peers // machine.ranks_per_socket
+    nodes = ranks // machine.ranks_per_node != peers // machine.ranks_per_node
+    return sockets.astype(np.int64) + _NODE_FARNESS * nodes
+
+
+def _as_the_first(parts: int, extent: int, *, inside: bool) -> NDArray[np.bool_]:
+    """Marks the places with two neighbours (if any) and a shard as large as the first's."""
+    at = np.arange(parts)
+    larger = at < extent % parts
+    if not inside or parts < 3:
+        return larger == larger[0]
+    return (at > 0) & (at < parts - 1) & (larger == larger[1])
+
 
 PROCESS_STATUS = Path("/proc/self/status")
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
-    """Holds the memory limit of one rank [B], and where it comes from."""
-
-    nbytes: int
-    reason: str
+HOLES = 0.05
+"""Allows for holes between blocks, as a share of a GPU's memory; nobody has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBounds:
-    """Bounds a plan: a rank's memory, what an empty process takes of it [B], the effort."""
+    """Bounds a plan: a rank's memory [B] and where that is from, and the effort.
 
-    limit: MemoryLimit
+    ``process`` [B] is what an empty process takes of the memory; with ``everything`` every grid is
+    traced.
+    """
+
+    nbytes: int
+    reason: str
     process: int = 0
     everything: bool = False
 
 
-def host_limit(ranks: int, device: str) -> MemoryLimit:
-    """Finds the memory that each of so many ranks on this host could have.
+def machine_bounds(machine: Machine, process: int = 0) -> PlanBounds:
+    """Bounds plans by the memory that the machine's file says."""
+    return PlanBounds(machine.memory, f"that of {machine.name}", process)
 
-    Of a GPU its memory; else its part of what is free (of the machine, and of its control groups)
-    together with what a process takes that is there already, or of the addresses that it may have
-    (RLIMIT_AS), if that is less.
+
+def host_bounds(ranks: int, device: str) -> PlanBounds:
+    """Bounds plans by the memory that each of so many ranks on this host could have.
+
+    Of a GPU what is free of its memory, without `HOLES`; else its part of what is free (of the
+    machine, and of its control groups) together with what a process takes that is there already, or
+    of the addresses that it may have (RLIMIT_AS), if that is less.
     """
+    process = process_bytes(device)
     if device == "cuda" and torch.cuda.is_available():
-        return MemoryLimit(torch.cuda.mem_get_info()[1], "the memory of the GPU")
-    own = process_bytes()
-    free = free_memory() // ranks + own
-    limit = MemoryLimit(free, "a rank's part of the memory that is free here")
+        free = int((1 - HOLES) * _free_of_gpu())
+        return PlanBounds(free, "what is free of the GPU's memory", process)
+    taken = process_bytes()
+    free = free_memory() // ranks + taken
+    reason = "a rank's part of the memory that is free here"
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses != resource.RLIM_INFINITY:
-        left = max(0, addresses - _status_bytes("VmSize")) + own
-        if left < limit.nbytes:
+        left = max(0, addresses - _status_bytes("VmSize")) + taken
+        if left < free:
+            free = left
             reason = "what the limit of a process's address space leaves (ulimit -v)"
-            return MemoryLimit(left, reason)
-    return limit
+    return PlanBounds(free, reason, process)
 
 
-def process_bytes() -> int:
-    """Measures the memory [B] of this process, with training's imports and no tensors."""
+def _free_of_gpu() -> int:
+    """Returns what a rank could have of a GPU [B]; a process without a CUDA context makes none."""
+    if torch.cuda.is_initialized():
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+    free = free_gpu_memory()
+    return torch.cuda.mem_get_info()[0] if free is None else free
+
+
+def process_bytes(device: str = "cpu") -> int:
+    """Measures the memory [B] of this process, with training's imports and no tensors.
+
+    It is the host's, and so counts for nothing where ranks compute on GPUs.
+    """
+    if device != "cpu":
+        return 0
     import_compiler()  # as a process's first optimizer does
     return _status_bytes("VmRSS")
 
@@ -128,8 +244,10 @@ class RooflineEstimate:
         work = samples * sum(s * _largest_share(extents, grid) for extents, s in self.maps.items())
         exposed = sum(self._exposed(exchange, grid, samples) for exchange in self.exchanges)
         reduced = self.machine.all_reduce_seconds(self.gradients, grid.size)
-        late = Lane(self.machine.hidden.gradients).exposed(work, reduced, reduced)
-        return self.job.accumulated * (work + exposed) + late + self.fixed
+        # Gradients of the last layers travel while those of the first are computed.
+        late = costs.Lane(self.machine.hidden.gradients).exposed(work, reduced, reduced)
+        step = self.job.accumulated * (work + exposed) + late + self.fixed
+        return step + _exposed_input(self.job, grid, self.machine, step)
 
     @property
     def single_rank_seconds(self) -> float:
@@ -154,7 +272,7 @@ class RooflineEstimate:
                 int(samples * face * nbytes), 0, _neighbour(grid, axis)
             )
         work = samples * math.prod(ratios.values()) * exchange.work
-        return Lane(self.machine.hidden.halos).exposed(work, sent, sent)
+        return costs.Lane(self.machine.hidden.halos).exposed(work, sent, sent)
 
 
 def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEstimate:
@@ -175,6 +293,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         else:
             fixed += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
+    reserved = 0 if device == "cpu" else machine.reserved
     cut = GridSection()
     for axis in SPATIAL_AXES if ranks > 1 else ():
         if not refusal(GridSection.model_validate({axis: 2}), job):
@@ -188,7 +307,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         fixed=fixed,
         gradients=trace.gradients,
         kept=max(0, trace.peak - held),
-        held=held,
+        held=held + reserved,
     )
 
 
@@ -221,6 +340,14 @@ def _halo_exchanges(
             )
 
 
+def _exposed_input(job: GridJob, grid: GridSection, machine: Machine, step: float) -> float:
+    """Computes how long a step of ``step`` [s] waits for its input [s]."""
+    nbytes = job.step_bytes(grid)
+    travels = job.travelling(grid)
+    reads = job.reads_each_step
+    return costs.exposed_input(machine, nbytes, grid.size, step, reads=reads, travels=travels)
+
+
 def device_of_machine(machine: Machine) -> Device:
     """Returns the kind of the machine's devices, as a trace takes it."""
     return "cpu" if machine.device == "cpu" else "cuda"
@@ -250,10 +377,10 @@ class Candidate:
 
     grid: GridSection
     samples: int
-    seconds: Breakdown
-    memory: RankMemory
+    seconds: costs.Breakdown
+    memory: costs.RankMemory
     reading: float
-    cost: StepCost
+    cost: costs.StepCost
     notes: tuple[str, ...] = ()
     saving: Memory = "none"
     """Tells how memory is saved: as the recipe says, or what was chosen for ``memory: auto``."""
@@ -281,6 +408,7 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
         extent % extents[axis] == 0
         for extent, axis in zip(job.about.shape[1:], SPATIAL_AXES, strict=True)
     )
+    # Where shards differ the first ranks have one element more, but perhaps fewer neighbours.
     slowest = slowest_rank(extents, job.inputs, machine)
     ranks = sorted({slowest} if even else {0, slowest})
     return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
@@ -297,21 +425,21 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
     if job.recipe.memory == "auto":
         ways = [job.with_recipe(memory=way) for way in get_args(Memory)]
         found = [trace_one(one, grid, machine, bounds) for one in ways]
+        # Slabs have a price of their own: on small volumes they may need more than they save.
         most = found[0].memory.total  # of none: what should save memory needs no more
         found = [one for one in found if one.memory.total <= most]
-        fitting = [one for one in found if one.fits(bounds.limit.nbytes)]
+        fitting = [one for one in found if one.fits(bounds.nbytes)]
         if fitting:
             return min(fitting, key=lambda one: one.seconds.total)
         return min(found, key=lambda one: one.memory.total)
     traces = trace_grid(job, grid, machine)
-    costs = [step_cost(trace, machine, grid.size) for trace in traces]
-    slowest = max(costs, key=lambda cost: cost.seconds.total)
+    steps = [costs.step_cost(trace, machine, grid.size) for trace in traces]
+    slowest = max(steps, key=lambda step: step.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
     host = host_memory(job, grid, bounds)
-    memories = [rank_memory(trace, machine, grid.size, host) for trace in traces]
+    memories = [costs.rank_memory(trace, machine, grid.size, host) for trace in traces]
     reading = machine.read_seconds(job.step_bytes(grid), grid.size)
-    if job.reads_each_step:  # ahead of the step, which hides as much as it takes itself
-        seconds = replace(seconds, input=max(0.0, reading - seconds.total))
+    seconds = replace(seconds, input=_exposed_input(job, grid, machine, seconds.total))
     return Candidate(
         grid,
         job.batch * job.accumulated,
@@ -324,41 +452,33 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
     )
 
 
-def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> RankMemory:
+def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> costs.RankMemory:
     """Computes a rank's memory beside its step: mini-batches, and what the store keeps.
 
     The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
-    memory, which is ``limit`` [B] a rank.
+    memory that a rank may have.
     """
     data = job.recipe.data
     box = job.box_bytes(job.box_extents(grid))
     batch = job.samples_each(grid) * box
-    depth = min(data.prefetch, data.prefetch_bytes // batch)
+    policy = PrefetchPolicy(data.prefetch, data.prefetch_bytes)
+    depth = policy.batches(batch, planned_device(job.recipe))
     kept = 0
     if data.mode != "direct":
-        budget = int(MEMORY_SHARE * bounds.limit.nbytes) if data.budget is None else data.budget
+        budget = int(MEMORY_SHARE * bounds.nbytes) if data.budget is None else data.budget
         kept = min(budget // box, -(-job.shown // grid.data)) * box
-    return RankMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
+    return costs.RankMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
 
 
-def _accumulated(seconds: Breakdown, count: int) -> Breakdown:
+def _accumulated(seconds: costs.Breakdown, count: int) -> costs.Breakdown:
     """Adds up a step over several mini-batches; gradients travel with the last one."""
     once = {"gradients", "optimizer"}
     parts = seconds.as_dict().items()
-    return Breakdown(**{name: part if name in once else count * part for name, part in parts})
+    return costs.Breakdown(**{name: part if name in once else count * part for name, part in parts})
 
 
 TRACED = 8
 """Counts the grids that are traced unless all are asked for, the roughly fastest ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class UntracedGrid:
-    """Holds a legal grid that is likely to be slower, with its rough estimates: [s] and [B]."""
-
-    grid: GridSection
-    seconds: float
-    memory: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,21 +491,24 @@ class RefusedGrid:
 
 @dataclass(frozen=True)
 class GridPlan:
-    """Ranks all grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first."""
+    """Ranks all grids of ``ranks`` ranks: ``traced`` ones by time, those that fit first.
+
+    ``untraced`` are legal ones that are likely to be slower, by ``first``, the rough estimate.
+    """
 
     job: GridJob
     machine: Machine
     ranks: int
-    limit: MemoryLimit
+    bounds: PlanBounds
     traced: tuple[Candidate, ...]
-    untraced: tuple[UntracedGrid, ...]
+    untraced: tuple[GridSection, ...]
     refused: tuple[RefusedGrid, ...]
     first: RooflineEstimate
 
     @property
     def best(self) -> Candidate | None:
         """Returns the fastest grid that fits; None where none does."""
-        return next((one for one in self.traced if one.fits(self.limit.nbytes)), None)
+        return next((one for one in self.traced if one.fits(self.bounds.nbytes)), None)
 
     @property
     def smallest(self) -> Candidate | None:
@@ -401,7 +524,7 @@ class GridPlan:
 
     def binds(self, one: Candidate) -> str:
         """Names what keeps a grid from being better: memory, or else what takes longest."""
-        if not one.fits(self.limit.nbytes):
+        if not one.fits(self.bounds.nbytes):
             return "memory"
         spent = one.seconds
         parts = {
@@ -441,7 +564,7 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
             f"no grid of {ranks} ranks is possible; one of the reasons:\n    {refused[-1].reason}"
         )
     first = roofline_estimate(job, machine, ranks)
-    limit = bounds.limit.nbytes
+    limit = bounds.nbytes
 
     def promise(grid: GridSection) -> tuple[bool, float, str]:
         # The estimate of memory is rough: only what is clearly too much comes last.
@@ -465,11 +588,9 @@ def make_plan(job: GridJob, machine: Machine, ranks: int, bounds: PlanBounds) ->
         job=job,
         machine=machine,
         ranks=ranks,
-        limit=bounds.limit,
+        bounds=bounds,
         traced=tuple(traced),
-        untraced=tuple(
-            UntracedGrid(grid, first.seconds(grid), first.memory(grid)) for grid in pending
-        ),
+        untraced=tuple(pending),
         refused=tuple(refused),
         first=first,
     )
@@ -479,7 +600,7 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
     """Tells if no more grids have to be traced."""
     if bounds.everything or len(traced) < TRACED:
         return False
-    return len(traced) >= 2 * TRACED or any(one.fits(bounds.limit.nbytes) for one in traced)
+    return len(traced) >= 2 * TRACED or any(one.fits(bounds.nbytes) for one in traced)
 
 
 MOST_RANKS = 4096
@@ -501,7 +622,7 @@ class RecipeChange:
     after: Candidate
 
 
-def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
+def suggested_changes(plan: GridPlan) -> list[RecipeChange]:
     """Tries to save memory, and half precision, on the best grid, or on that of least memory."""
     before = plan.best or plan.smallest
     if before is None:
@@ -509,39 +630,74 @@ def suggested_changes(plan: GridPlan, bounds: PlanBounds) -> list[RecipeChange]:
     found = []
     changes = [("memory", way) for way in get_args(Memory) if way != "none"]
     for key, other in (*changes, ("precision", "bf16")):
-        if getattr(plan.job.recipe, key) in ("none", "float32"):
+        if getattr(plan.job.recipe, key) in ("none", "float32", "tf32"):
             job = plan.job.with_recipe(**{key: other})
-            after = trace_one(job, before.grid, plan.machine, bounds)
+            after = trace_one(job, before.grid, plan.machine, plan.bounds)
             found.append(RecipeChange(f"{key}={other}", before, after))
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class LeastRanks:
+    """Holds the grid of the fewest ranks that was found to fit; None: none was.
+
+    ``proven``: every grid of fewer ranks was traced and is too large. If not, the rest was left
+    out by its rough memory alone.
+    """
+
+    found: Candidate | None
+    proven: bool
+
+
 def least_ranks(
-    job: GridJob,
-    machine: Machine,
-    bounds: PlanBounds,
-    first: RooflineEstimate,
-    known: Candidate | None = None,
-) -> Candidate | None:
-    """Finds the grid of the fewest ranks that fits; None up to `MOST_RANKS` ranks.
+    first: RooflineEstimate, bounds: PlanBounds, known: Candidate | None = None
+) -> LeastRanks:
+    """Finds the grid of the fewest ranks that fits, up to `MOST_RANKS` ranks.
 
     In the order of their numbers of ranks, those grids are traced that take least of so many, and
     of which ``first``, the rough estimate, says that they may fit; it is ``known``, a grid that
-    fits, if there are none of fewer ranks.
+    fits, if there are none of fewer ranks. Then all grids of fewer ranks are traced, if these are
+    no more than `_MOST_TRACED`.
     """
-    room = MEMORY_TOLERANCE * (bounds.limit.nbytes - bounds.process)
+    job = first.job
+    best = _roughly_least(first, bounds, known)
+    if best is None:
+        # What a rank keeps on every grid alike is a proof, if that alone is too much.
+        return LeastRanks(None, proven=first.held + bounds.process > bounds.nbytes)
+    fewer = [
+        grid
+        for count in range(1, min(best.grid.size, _MOST_TRACED + 2))
+        for grid in grids(count)
+        if not refusal(grid, job)
+    ]
+    if best.grid.size > _MOST_TRACED + 1 or len(fewer) > _MOST_TRACED:
+        return LeastRanks(best, proven=False)
+    for grid in fewer:
+        with suppress(LayoutError, UnsupportedOp):
+            found = trace_one(job, grid, first.machine, bounds)
+            if found.fits(bounds.nbytes):
+                return LeastRanks(found, proven=True)
+    return LeastRanks(best, proven=True)
+
+
+def _roughly_least(
+    first: RooflineEstimate, bounds: PlanBounds, known: Candidate | None
+) -> Candidate | None:
+    """Finds a grid that fits, of few ranks, as `least_ranks` says."""
+    room = MEMORY_TOLERANCE * (bounds.nbytes - bounds.process)
     if room <= first.held:
         return known
+    # As if all that one rank keeps were cut evenly: by this estimate fewer ranks are too few.
     ranks = math.floor((first.memory(GridSection()) - first.held) / (room - first.held))
     tried = 0
     most = MOST_RANKS if known is None else known.grid.size - 1
     for count in range(max(1, ranks), most + 1):
-        possible = [grid for grid in grids(count) if not refusal(grid, job)]
+        possible = [grid for grid in grids(count) if not refusal(grid, first.job)]
         grid = min(possible, key=first.memory, default=None)
         if grid is None or first.memory(grid) > room:
             continue
-        found = trace_one(job, grid, machine, bounds)
-        if found.fits(bounds.limit.nbytes):
+        found = trace_one(first.job, grid, first.machine, bounds)
+        if found.fits(bounds.nbytes):
             return found
         tried += 1
         if tried == _MOST_TRACED:

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from hyperslab.planner import search
+from hyperslab.planner.calibrate import processor_name
 from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
-from hyperslab.planner.grids import words_of
-from hyperslab.planner.search import MOST_RANKS, Candidate, GridPlan, RecipeChange, RefusedGrid
 
 PLAN_FORMAT = 1
 
 
 def plan_document(
-    plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
+    plan: search.GridPlan, changes: list[search.RecipeChange], least: search.LeastRanks
 ) -> dict[str, Any]:
     """Lists a plan's numbers by plain names: times in s, sizes in B, ``grids`` as ranked."""
     best = plan.best
+    fewest = least.found
     return {
         "format": PLAN_FORMAT,
         "machine": plan.machine.name,
@@ -29,16 +30,16 @@ def plan_document(
         "samples_per_step": plan.job.batch * plan.job.accumulated,
         "volume": list(plan.job.about.shape),
         "assumed": plan.job.assumed,
-        "memory_limit": {"bytes": plan.limit.nbytes, "reason": plan.limit.reason},
+        "memory_limit": {"bytes": plan.bounds.nbytes, "reason": plan.bounds.reason},
         "best": None if best is None else best.grid.model_dump(),
         "grids": [_candidate_values(plan, one) for one in plan.traced],
         "not_traced": [
             {
-                "grid": one.grid.model_dump(),
-                "rough_seconds": one.seconds,
-                "rough_bytes": one.memory,
+                "grid": grid.model_dump(),
+                "rough_seconds": plan.first.seconds(grid),
+                "rough_bytes": plan.first.memory(grid),
             }
-            for one in plan.untraced
+            for grid in plan.untraced
         ],
         "illegal": [{"grid": one.grid.model_dump(), "reason": one.reason} for one in plan.refused],
         "changes": [
@@ -47,24 +48,25 @@ def plan_document(
                 "grid": change.before.grid.model_dump(),
                 "step_seconds": change.after.seconds.total,
                 "bytes": change.after.memory.total,
-                "fits": change.after.fits(plan.limit.nbytes),
+                "fits": change.after.fits(plan.bounds.nbytes),
             }
             for change in changes
         ],
         "least_ranks": None
-        if least is None
+        if fewest is None
         else {
-            "ranks": least.grid.size,
-            "grid": least.grid.model_dump(),
-            "bytes": least.memory.total,
+            "ranks": fewest.grid.size,
+            "grid": fewest.grid.model_dump(),
+            "bytes": fewest.memory.total,
+            "proven": least.proven,
         },
     }
 
 
-def _candidate_values(plan: GridPlan, one: Candidate) -> dict[str, Any]:
+def _candidate_values(plan: search.GridPlan, one: search.Candidate) -> dict[str, Any]:
     return {
         "grid": one.grid.model_dump(),
-        "fits": one.fits(plan.limit.nbytes),
+        "fits": one.fits(plan.bounds.nbytes),
         "step_seconds": one.seconds.total,
         "samples_per_second": one.throughput,
         "efficiency": plan.efficiency(one),
@@ -85,16 +87,16 @@ GRIDS_SHOWN = 12
 """Limits the grids that the table has."""
 
 
-def ranking_table(plan: GridPlan) -> Table:
+def ranking_table(plan: search.GridPlan) -> Table:
     """Makes the table of the first `GRIDS_SHOWN` traced grids as they are ranked."""
     shown = Table(box=None, pad_edge=False)
     for column in _COLUMNS:
         words = column in ("grid", "binds", "")
         shown.add_column(column, justify="left" if words else "right", no_wrap=True)
     for one in plan.traced[:GRIDS_SHOWN]:
-        fits = one.fits(plan.limit.nbytes)
+        fits = one.fits(plan.bounds.nbytes)
         shown.add_row(
-            words_of(one.grid),
+            search.words_of(one.grid),
             time_text(one.seconds.total),
             f"{one.throughput:.3g}",
             f"{plan.efficiency(one):.0%}",
@@ -105,22 +107,22 @@ def ranking_table(plan: GridPlan) -> Table:
     return shown
 
 
-def plan_opening(plan: GridPlan) -> str:
+def plan_opening(plan: search.GridPlan) -> str:
     """Says what is planned, on what, in one line."""
     job = plan.job
     volume = " x ".join(map(str, job.about.shape))
     return (
         f"{ranks_text(plan.ranks)} of {plan.machine.name}: {job.batch * job.accumulated} samples "
-        f"of {volume} a step, {bytes_text(plan.limit.nbytes)} a rank ({plan.limit.reason})"
+        f"of {volume} a step, {bytes_text(plan.bounds.nbytes)} a rank ({plan.bounds.reason})"
     )
 
 
-NONE_FOUND = f"none was found that fits, among few grids of up to {MOST_RANKS} ranks"
+NONE_FOUND = f"none was found that fits, among few grids of up to {search.MOST_RANKS} ranks"
 """Says what `least_ranks` has shown where it finds none: no proof that there is none."""
 
 
 def plan_remarks(
-    plan: GridPlan, changes: list[RecipeChange], least: Candidate | None
+    plan: search.GridPlan, changes: list[search.RecipeChange], least: search.LeastRanks
 ) -> Iterator[str]:
     """Says all that the table does not, line by line."""
     if plan.job.assumed:
@@ -132,11 +134,15 @@ def plan_remarks(
         yield from _about(plan, plan.best)
     else:
         yield nothing_fits_text(plan)
-    if least is not None:
+    fewest = least.found
+    if fewest is not None:
+        searched = "" if least.proven else "; grids of fewer ranks were not all traced"
         yield (
-            f"least      {ranks_text(least.grid.size)}: {words_of(least.grid)}, "
-            f"{bytes_text(least.memory.total)} a rank"
+            f"least      {ranks_text(fewest.grid.size)}: {search.words_of(fewest.grid)}, "
+            f"{bytes_text(fewest.memory.total)} a rank{searched}"
         )
+    elif least.proven:
+        yield "least      no number of ranks: the parameters and what goes with them are too large"
     else:
         yield f"least      {NONE_FOUND}"
     for change in changes:
@@ -144,11 +150,16 @@ def plan_remarks(
     yield from _others(plan)
 
 
-def _doubts(plan: GridPlan) -> Iterator[str]:
+def _doubts(plan: search.GridPlan) -> Iterator[str]:
     """Warns about numbers that the machine's file lacks."""
     machine = plan.machine
     if machine.note:
         yield f"machine    {machine.name} says of itself: {machine.note}"
+    if machine.measured and machine.processor != (here := processor_name()):
+        yield (
+            f"machine    {machine.name} was measured on {machine.processor}, and this is {here}: "
+            "times are those of the first, `hyperslab calibrate` measures the second"
+        )
     farthest = machine.link(0, plan.ranks - 1)
     if plan.ranks > 1 and farthest in machine.missing_links:
         yield (
@@ -157,7 +168,7 @@ def _doubts(plan: GridPlan) -> Iterator[str]:
         )
 
 
-def _about(plan: GridPlan, best: Candidate) -> Iterator[str]:
+def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
     yield f"memory     {_parts_text(best.memory, 0.01, ' ', bytes_text)}"
     if not plan.job.reads_each_step:
@@ -187,7 +198,7 @@ def _parts_text(
     )
 
 
-def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
+def _input(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     """Gives BW_min of Mathuriya et al. 2018, equation 1, and what reading takes here."""
     job = plan.job
     if job.recipe.data.synthetic is not None:
@@ -201,44 +212,46 @@ def _input(plan: GridPlan, best: Candidate) -> Iterator[str]:
     )
 
 
-def nothing_fits_text(plan: GridPlan, reason: str = "") -> str:
+def nothing_fits_text(plan: search.GridPlan, reason: str = "") -> str:
     """Says that no grid fits, and which one needs least."""
     smallest = plan.smallest
     assert smallest is not None
+    grid = search.words_of(smallest.grid)
     return (
-        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.limit.nbytes)} a rank"
-        f"{reason}; {words_of(smallest.grid)} needs least, {bytes_text(smallest.memory.total)}"
+        f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.bounds.nbytes)} a rank"
+        f"{reason}; {grid} needs least, {bytes_text(smallest.memory.total)}"
     )
 
 
-def _changed(plan: GridPlan, change: RecipeChange) -> str:
-    fits = "" if change.after.fits(plan.limit.nbytes) else ", still too large"
+def _changed(plan: search.GridPlan, change: search.RecipeChange) -> str:
+    fits = "" if change.after.fits(plan.bounds.nbytes) else ", still too large"
     before = change.before
     after = change.after
     return (
-        f"{change.override}: on {words_of(before.grid)} the step from "
+        f"{change.override}: on {search.words_of(before.grid)} the step from "
         f"{time_text(before.seconds.total)} to {time_text(after.seconds.total)}, memory from "
         f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}{fits}"
     )
 
 
-def _others(plan: GridPlan) -> Iterator[str]:
+def _others(plan: search.GridPlan) -> Iterator[str]:
     hidden = len(plan.traced) - GRIDS_SHOWN
     if hidden > 0:
         yield f"and {hidden} more grids that were traced: --json lists them"
     if plan.untraced:
-        first = plan.untraced[0]
+        grid = plan.untraced[0]
+        seconds = time_text(plan.first.seconds(grid))
         yield (
             f"and {len(plan.untraced)} more grids that seem slower and were not traced (--all "
-            f"traces them), the next {words_of(first.grid)}: roughly {time_text(first.seconds)}"
+            f"traces them), the next {search.words_of(grid)}: roughly {seconds}"
         )
-    kinds: dict[str, list[RefusedGrid]] = {}
+    kinds: dict[str, list[search.RefusedGrid]] = {}
     for one in plan.refused:
         kinds.setdefault(re.sub(r"\d+", "N", one.reason.splitlines()[0]), []).append(one)
     for alike in kinds.values():
         reason = alike[0].reason.splitlines()[0]
         others = f" (and {len(alike) - 1} more like it)" if len(alike) > 1 else ""
-        yield f"illegal    {words_of(alike[0].grid)}: {reason}{others}"
+        yield f"illegal    {search.words_of(alike[0].grid)}: {reason}{others}"
 
 
 def time_text(seconds: float) -> str:
@@ -282,7 +295,7 @@ CAUSE_COLOURS = {
 """Colours the parts of a step: work in blues, communication in reds."""
 
 
-def draw_plan(plan: GridPlan, path: Path) -> None:
+def draw_plan(plan: search.GridPlan, path: Path) -> None:
     """Draws the first grids of the table as a PNG."""
     shown = plan.traced[:GRIDS_SHOWN]
     # A second of imports that training, which plans too, does without.
@@ -300,14 +313,14 @@ def draw_plan(plan: GridPlan, path: Path) -> None:
             times.barh(places, part, left=left, color=color, label=cause.replace("_", " "))
         left += part
     needed = np.array([one.memory.total for one in shown]) / 2**30
-    limit = plan.limit.nbytes / 2**30
-    colors = ["#5b8fd1" if one.fits(plan.limit.nbytes) else "#b3362b" for one in shown]
+    limit = plan.bounds.nbytes / 2**30
+    colors = ["#5b8fd1" if one.fits(plan.bounds.nbytes) else "#b3362b" for one in shown]
     memory.barh(places, needed, color=colors)
     memory.axvline(limit, color="black", linestyle="--", linewidth=1, label="limit of memory")
     memory.set(xlabel="memory [GiB]")
     memory.tick_params(left=False)
     times.set(xlabel="step [ms]")
-    times.set_yticks(places, [words_of(one.grid) for one in shown])
+    times.set_yticks(places, [search.words_of(one.grid) for one in shown])
     times.invert_yaxis()
     for axes in (times, memory):
         axes.spines[["top", "right"]].set_visible(False)

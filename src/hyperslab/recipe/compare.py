@@ -45,6 +45,20 @@ def differences(a: Any, b: Any, key: str = "") -> list[str]:
     return [] if a == b else [key]
 
 
+def value_at(values: Any, key: str) -> Any:
+    """Look up a dotted key in nested dictionaries; None where there is nothing.
+
+    >>> value_at({"a": {"b": 1}}, "a.b"), value_at({"a": 1}, "a.b")
+    (1, None)
+    """
+    if not key:
+        return values
+    for name in values if isinstance(values, dict) else ():
+        if key == str(name) or key.startswith(f"{name}."):  # names may have dots themselves
+            return value_at(values[name], key[len(str(name)) + 1 :])
+    return None
+
+
 TAKES_EFFECT = (
     "optimizer.learning_rate",
     "optimizer.schedule",
@@ -55,64 +69,30 @@ TAKES_EFFECT = (
     "optimizer.momentum",
     "optimizer.weight_decay",
     "data.augment",
+    "ema",
     "precision",
 )
 """The steps after the checkpoint are done with the new value."""
 
 SAME_RESULT = (
-    "grid",
-    "output",
-    "epochs",
-    "stop_at",
-    "mlperf",
-    "kernels",
-    "memory",
-    "device",
-    "checkpoint",
-    "loggers",
-    "follow_test",
-    "metrics",
-    "parallelize.until",
-    "parallelize.ordinary_inputs",
-    "parallelize.random_states",
-    "timeout",
-    "peak",
-    "data.path",
-    "data.files",
-    "data.keys",
-    "data.table",
-    "data.plugins",
-    "data.format",
-    "data.channels",
-    "data.driver",
-    "data.mode",
-    "data.budget",
-    "data.staging",
-    "data.on_error",
-    "data.outside_files",
-    "data.missing_chunks",
-    "data.prefetch",
-    "data.prefetch_bytes",
+    # on which machine, and how far
+    *("grid", "memory", "kernels", "device", "peak", "timeout", "epochs", "stop_at", "output"),
+    # what is written and measured on the way
+    *("checkpoint", "loggers", "metrics", "follow_test", "mlperf"),
+    *(f"parallelize.{key}" for key in ("until", "ordinary_inputs", "random_states")),
+    # where the same volumes are now, and how they are read
+    *(f"data.{key}" for key in ("path", "files", "keys", "table", "plugins", "format", "channels")),
+    *(f"data.{key}" for key in ("driver", "mode", "budget", "staging", "prefetch")),
+    *(f"data.{key}" for key in ("prefetch_bytes", "on_error", "outside_files", "missing_chunks")),
 )
 """These say how, where and how long: the steps are the same, up to rounding."""
 
 COMPARED = (
-    "data.batch_size",
-    "data.seed",
-    "data.fractions",
-    "data.counts",
-    "data.splits",
-    "data.train",
-    "data.validation",
-    "data.test",
-    "data.fold",
-    "data.folds",
-    "data.repeat",
-    "data.subvolume",
-    "data.targets",
-    "data.columns",
-    "data.ranges",
-    "data.redshifts",
+    # which samples a step sees
+    *(f"data.{key}" for key in ("batch_size", "seed", "repeat", "fractions", "counts", "splits")),
+    *(f"data.{key}" for key in ("train", "validation", "test", "fold", "folds")),
+    # what of them
+    *(f"data.{key}" for key in ("subvolume", "redshifts", "targets", "columns", "ranges")),
 )
 """The checkpoint says itself what they came to; see `RunState.restore`."""
 
@@ -124,7 +104,7 @@ def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
         RecipeError: it must not change one of them; names it, with both values.
     """
     old, new = launch_facts(before), launch_facts(now)
-    found = {key: [_at(old, key), _at(new, key)] for key in differences(old, new)}
+    found = {key: [value_at(old, key), value_at(new, key)] for key in differences(old, new)}
     for key, (then, value) in found.items():
         if not _is_in(key, TAKES_EFFECT + SAME_RESULT + COMPARED):
             raise RecipeError(
@@ -138,9 +118,3 @@ def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
 
 def _is_in(key: str, names: tuple[str, ...]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
-def _at(values: Any, key: str) -> Any:
-    for name in key.split("."):
-        values = values.get(name) if isinstance(values, dict) else None
-    return values

@@ -38,6 +38,7 @@ from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import common_parent
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.section import OneOf, Section, TargetSection
+from hyperslab.util.documents import open_plain
 
 
 def _as_words(value: object) -> object:
@@ -55,40 +56,6 @@ class KeysSection(Section):
     volume: Words | None = None  # the path of an array, "grid/delta" say; several: channels
     targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
     labels: str | None = None  # the path of an array with the class of every voxel
-
-
-def map_of(
-    files: tuple[str, ...] | None,
-    keys: KeysSection,
-    table: Path | None,
-    columns: tuple[str, ...] | None,
-    ranges: dict[str, tuple[float, float]] | None,
-    classes: tuple[str, ...] | None,
-) -> DataMap | None:
-    """Return the map that these keys of a recipe describe; None where they say nothing.
-
-    Raises:
-        DataError: targets are in two places, a range is none, or files and keys are both several.
-    """
-    said = (files, keys.volume, keys.targets, keys.labels, table, columns, ranges, classes)
-    if not any(said):
-        return None
-    patterns = files or ()
-    paths = keys.volume or ()
-    if len(patterns) > 1 and len(paths) > 1:
-        raise DataError("data.files and data.keys.volume are both several: make channels of one")
-    return DataMap(
-        files=patterns[0] if len(patterns) == 1 else "",
-        volume=paths[0] if len(paths) == 1 else "",
-        targets=keys.targets or (),
-        table=table,
-        columns=columns or (),
-        ranges=ranges or {},
-        labels=keys.labels or "",
-        classes=classes or (),
-        fields=patterns if len(patterns) > 1 else paths if len(paths) > 1 else (),
-        of_files=len(patterns) > 1,
-    )
 
 
 class SyntheticSection(Section):
@@ -212,7 +179,7 @@ def read_list(path: Path, split: str) -> list[str]:
         DataError: it cannot be read, is no text, or lists nothing.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             data = file.read(MOST_LIST + 1)
         if len(data) > MOST_LIST:
             raise DataError(f"data.{split}: {path} has more than {MOST_LIST >> 20} MiB for a list")
@@ -226,19 +193,6 @@ def read_list(path: Path, split: str) -> list[str]:
     if not found:
         raise DataError(f"data.{split}: the list {path} has no line that names a sample")
     return found
-
-
-def check_words(words: Sequence[str]) -> None:
-    """Refuse words that cannot be any.
-
-    Raises:
-        ValueError: there are none, or one is empty.
-    """
-    if not words:
-        raise ValueError("give a path or a list of samples, or null")
-    for word in words:
-        if not word.strip() or "\0" in word:
-            raise ValueError(f"{printable(word)!r} is no path")
 
 
 def absolute(words: Sequence[str], path: Path | None) -> list[str]:
@@ -306,6 +260,8 @@ class DataSection(TargetSection):
     redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
     targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
+    # C, D, H, W of a volume, for plans made where the data are not there
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] | None = None
     multiple: PositiveInt | None = None  # round extents up to multiples, with background
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
     format: FormatName | None = None  # None: found out
@@ -327,8 +283,8 @@ class DataSection(TargetSection):
     train: Words | None = None
     validation: Words | None = None  # as train
     test: Words | None = None  # as train
-    fold: NonNegativeInt | None = None  # this one of so many folds validates, the others train
-    folds: PositiveInt | None = None  # how many
+    fold: NonNegativeInt | None = None  # the fold that validates; the others train
+    folds: PositiveInt | None = None  # the number of folds
     # of volumes, to train, validate and test on
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
@@ -374,8 +330,11 @@ class DataSection(TargetSection):
     @field_validator(*LISTS)
     @classmethod
     def _words(cls, words: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if words is not None:
-            check_words(words)
+        if words is not None and not words:
+            raise ValueError("give a path or a list of samples, or null")
+        for word in words or ():
+            if not word.strip() or "\0" in word:
+                raise ValueError(f"{printable(word)!r} is no path")
         return words
 
     @model_validator(mode="after")
@@ -404,9 +363,11 @@ class DataSection(TargetSection):
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
     @model_validator(mode="after")
-    def _one_transform(self) -> DataSection:
+    def _keys_that_go_together(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
+        if self.mode == "direct" and (self.budget is not None or self.staging is not None):
+            raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
         return self
 
     @model_validator(mode="after")
@@ -420,12 +381,6 @@ class DataSection(TargetSection):
                 f"data.format={self.format} has keys and targets of its own: leave it out, or "
                 "data.files, data.keys, data.table, data.columns and data.ranges"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _of_the_store(self) -> DataSection:
-        if self.mode == "direct" and (self.budget is not None or self.staging is not None):
-            raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
         return self
 
     @model_validator(mode="after")
@@ -456,8 +411,34 @@ class DataSection(TargetSection):
 
     @property
     def mapping(self) -> DataMap | None:
-        """Return the map of where volumes and targets are, see `map_of`."""
-        return map_of(self.files, self.keys, self.table, self.columns, self.ranges, self.classes)
+        """Return the map of where volumes and targets are; None where the keys say nothing.
+
+        Raises:
+            DataError: targets are in two places, a range is none, or files and keys are both
+                several.
+        """
+        keys = self.keys
+        others = (self.table, self.columns, self.ranges, self.classes)
+        if not any((self.files, keys.volume, keys.targets, keys.labels, *others)):
+            return None
+        patterns = self.files or ()
+        paths = keys.volume or ()
+        if len(patterns) > 1 and len(paths) > 1:
+            raise DataError(
+                "data.files and data.keys.volume are both several: make channels of one"
+            )
+        return DataMap(
+            files=patterns[0] if len(patterns) == 1 else "",
+            volume=paths[0] if len(paths) == 1 else "",
+            targets=keys.targets or (),
+            table=self.table,
+            columns=self.columns or (),
+            ranges=self.ranges or {},
+            labels=keys.labels or "",
+            classes=self.classes or (),
+            fields=patterns if len(patterns) > 1 else paths if len(paths) > 1 else (),
+            of_files=len(patterns) > 1,
+        )
 
     @property
     def allowed(self) -> AccessPolicy:

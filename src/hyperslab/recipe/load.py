@@ -25,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from torch.optim import lr_scheduler
 
 from hyperslab.errors import RecipeError, reason
+from hyperslab.recipe.compare import value_at
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
@@ -69,8 +70,8 @@ TORCH_CLASSES: Mapping[str, Mapping[str, str]] = {
 def write_out_short_forms(values: dict[str, Any]) -> None:
     """Put the names into sections that leave them out; a name of torch's becomes a target."""
     for key, name in DEFAULT_NAMES.items():
-        section = _section(values, key)
-        if section is None:
+        section = value_at(values, key)
+        if not isinstance(section, dict):
             continue
         given = section.get("name")
         of_torch = TORCH_CLASSES.get(key, {}).get(str(given).lower())
@@ -82,12 +83,6 @@ def write_out_short_forms(values: dict[str, Any]) -> None:
 
 _OWN_CLASSES = {"optimizer": declared_names(OptimizerSection)}
 """Names that are ours where torch has them, too."""
-
-
-def _section(values: Any, key: str) -> dict[str, Any] | None:
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values if isinstance(values, dict) else None
 
 
 def explain_errors(
@@ -191,8 +186,9 @@ def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, A
 
 
 def _alternatives(annotation: Any) -> Iterator[Any]:
-    """Return the types that a key takes, those in unions and behind marks too."""
+    """Return the types that a key takes, those in unions and behind marks too, and the marks."""
     if typing.get_origin(annotation) is typing.Annotated:
+        yield from annotation.__metadata__
         yield from _alternatives(annotation.__origin__)
     elif typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for kind in typing.get_args(annotation):
@@ -203,23 +199,15 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 def _choices(key: str) -> list[str] | None:
     """Return the words that a key takes, if it takes words."""
-    kinds: list[Any] = [_fields().get(key.rstrip(".0123456789"))]
     choices: list[str] = []
-    while kinds:
-        kind = kinds.pop()
+    for kind in _alternatives(_fields().get(key.rstrip(".0123456789"))):
         if typing.get_origin(kind) is typing.Literal:
-            choices += [str(value) for value in typing.get_args(kind)]
-        elif typing.get_origin(kind) in (typing.Union, types.UnionType):
-            kinds += typing.get_args(kind)
-        elif typing.get_origin(kind) is typing.Annotated:
-            kinds.append(kind.__origin__)
-            marks = [mark for mark in kind.__metadata__ if isinstance(mark, OneOf)]
-            choices += [word for mark in marks for word in mark.words()]
+            choices += map(str, typing.get_args(kind))
+        elif isinstance(kind, OneOf):
+            choices += kind.words()
     if key.endswith(".name"):
         choices = [name for name in choices if name not in (A_TARGET, "python")]
-        choices += [
-            name for name in TORCH_CLASSES.get(key.rpartition(".")[0], ()) if name not in choices
-        ]
+        choices += TORCH_CLASSES.get(key.rpartition(".")[0], ())
     return list(dict.fromkeys(choices)) or None
 
 
@@ -245,13 +233,16 @@ def load_recipe(
     trust = trust or trust_of(path)
     said = [_parse(text) for text in overrides]
     added = [_parse(text) for text in varied]
+    # The file's own words, with those of a sweep: what the user has trained with is known by them.
     varied_values = copy.deepcopy(values)
     for key, value in added:
         _put_override(varied_values, key, value)
     trust = with_memory(trust, varied_values)
+    # What the user says himself, apart: he answers for the code that he names.
     asked: dict[str, Any] = {}
     for key, value in copy.deepcopy(said):
         _put_override(asked, key, value)
+    # A run's recipe says no place; an override of ``output`` still does, which comes after it.
     if not trust.own:
         values["output"] = str(output_of_run(path))
     for key, value in [*said, *added]:
@@ -272,7 +263,7 @@ def recipe_of_values(
     """Return the recipe that such values make, which are written out on the way.
 
     ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`;
-    ``trust`` is the one in whoever wrote them.
+    ``trust`` is the one in their author.
 
     Raises:
         RecipeError: as `load_recipe`.
@@ -317,8 +308,8 @@ def remember_code(recipe: Recipe) -> None:
         remember(parse_yaml(_written(recipe)), recipe.trust)
     except OSError as error:
         log.warning(
-            "commands on this run will ask whose code it names, as that it was trained by you "
-            "cannot be noted: %s; XDG_STATE_HOME names another folder",
+            "cannot note that you trained this run, so commands on it will ask whose code it "
+            "names: %s; XDG_STATE_HOME names another folder",
             reason(error),
         )
 

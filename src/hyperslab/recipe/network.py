@@ -32,9 +32,6 @@ class NetworkSection(NamedSection):
         """Return the words by which errors call the network."""
         return f"model.name={self.name}"
 
-    def check(self) -> None:
-        """Look at what is named from outside, and make nothing; raises as `build` does."""
-
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         """Make the network for samples of this ``shape`` (C, D, H, W); weights are torch's.
 

@@ -8,7 +8,7 @@ named by target. `MlperfSection` is what MLPerf's log says of a submission; MLPe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
@@ -45,12 +45,23 @@ class OptimizerSection(NamedSection):
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
 
-    def check(self) -> None:
-        """Look at what is named from outside, and make nothing; raises as `build` does."""
-
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         """Make torch's optimizer of these weights with the section's numbers."""
         raise NotImplementedError
+
+
+_WAYS = {"fused", "foreach", "capturable", "differentiable"}
+"""Names arguments of torch's optimizers that choose how a step is computed."""
+
+
+def fused_on_cuda(kind: Any, weights: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+    """Return the argument by which one kernel updates all weights, where torch has one.
+
+    Its default on a CUDA device is a dozen kernels, each of which reads and writes all of them.
+    """
+    has_one = kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    fits = all(weight.is_cuda and weight.is_floating_point() for weight in weights)
+    return {"fused": True} if has_one and fits and weights else {}
 
 
 class AdamSection(OptimizerSection):
@@ -61,7 +72,9 @@ class AdamSection(OptimizerSection):
     eps: PositiveFloat = 1e-8  # added to the root of the mean of g²
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
-        return torch.optim.Adam(weights, lr=self.learning_rate, betas=self.betas, eps=self.eps)
+        given = [*weights]
+        numbers: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
+        return torch.optim.Adam(given, **numbers, **fused_on_cuda(torch.optim.Adam, given))
 
 
 class SGDSection(OptimizerSection):
@@ -71,7 +84,9 @@ class SGDSection(OptimizerSection):
     momentum: Probability = 0.9  # what stays of the last step
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
-        return torch.optim.SGD(weights, lr=self.learning_rate, momentum=self.momentum)
+        given = [*weights]
+        numbers: dict[str, Any] = {"lr": self.learning_rate, "momentum": self.momentum}
+        return torch.optim.SGD(given, **numbers, **fused_on_cuda(torch.optim.SGD, given))
 
 
 class TargetOptimizer(TargetSection, OptimizerSection):
@@ -101,9 +116,13 @@ class TargetOptimizer(TargetSection, OptimizerSection):
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         self.check()
-        made: torch.optim.Optimizer = Maker("optimizer", AN_OPTIMIZER, ([*weights],))(
-            self._with_rate()
-        )
+        given = [*weights]
+        kind = imported(str(self.target), "optimizer.target", self.trust)
+        section = self._with_rate()
+        if not _WAYS & section.arguments.keys():
+            more = fused_on_cuda(kind, given)
+            section = section.model_copy(update={"arguments": {**section.arguments, **more}})
+        made: torch.optim.Optimizer = Maker("optimizer", AN_OPTIMIZER, (given,))(section)
         return made
 
     def _with_rate(self) -> TargetOptimizer:

@@ -31,9 +31,6 @@ KEY = "optimizer.schedule"
 class ScheduleSection(NamedSection):
     """Holds what all schedules do."""
 
-    def check(self) -> None:
-        """Look at what is named from outside, and make nothing; raises as `build` does."""
-
     def build(
         self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:

@@ -124,6 +124,11 @@ def _logger_names() -> tuple[str, ...]:
 
 LoggerName = Annotated[str, AfterValidator(_known_logger), OneOf(_logger_names)]
 
+AnyLogger = Annotated[
+    Annotated[LoggerName, Tag(BY_NAME)] | Annotated[TargetSection, Tag(BY_TARGET)],
+    Discriminator(_way),
+]
+
 
 COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 """Matches what may head a column of ``epochs.csv``."""
@@ -145,11 +150,14 @@ class Recipe(CodeSection):
     metrics: dict[str, AnyLoss] = Field(default={})
     parallelize: ParallelizeSection = ParallelizeSection()  # how the network is cut
     epochs: PositiveInt = 130  # passes over the training split
+    # decay per step of a moving average of the weights, which is what is validated and used
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     stop_at: StopSection | None = None  # before, where the validation is as good as this
     mlperf: MlperfSection | None = None  # write MLPerf's log
-    precision: Literal["float32", "bf16"] = "float32"  # bf16: torch's autocast
-    # of convolutions on the CPU: by a rule from types and shapes ("measure", a word of before
-    # measuring went, means the same), or as torch chooses
+    # tf32: products of float32 on a CUDA device; bf16 and float16: torch's autocast
+    precision: Literal["float32", "tf32", "bf16", "float16"] = "float32"
+    # of convolutions: by a rule from types and shapes, or as torch chooses. On a CUDA device cuDNN
+    # tries its own with "measure"; on the CPU this word of before measuring went means fixed
     kernels: Literal["measure", "fixed", "torch"] = "measure"
     # saved at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses what is fastest
     # of what fits. "keep" is an older word for none
@@ -161,7 +169,7 @@ class Recipe(CodeSection):
     seed: NonNegativeInt = 0  # of the weights and of dropout
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()  # how often
-    loggers: tuple[LoggerName, ...] = ("csv",)  # which is written anyway
+    loggers: tuple[AnyLogger, ...] = ("csv",)  # which is written anyway; names, or targets
     follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
     timeout: PositiveFloat = 600  # [s] that a rank waits for the others
     peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it

@@ -33,7 +33,7 @@ class Section(BaseModel):
 class CodeSection(Section):
     """A section that names code, and knows from whom it is; by default from anybody.
 
-    Whoever validates it says so, by the context ``{"trust": ...}``.
+    The caller that validates it says so, by the context ``{"trust": ...}``.
     """
 
     _trust: Trust = PrivateAttr(default=NO_TRUST)
@@ -91,6 +91,9 @@ class NamedSection(Section):
 
     if TYPE_CHECKING:
         name: str
+
+    def check(self) -> None:
+        """Look at what is named from outside, and make nothing; raises as ``build`` does."""
 
 
 def declared(base: type[NamedSection]) -> Any:

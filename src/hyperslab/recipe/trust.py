@@ -48,6 +48,7 @@ from torch.optim import lr_scheduler
 
 from hyperslab.errors import RecipeError, reason
 from hyperslab.formats.registry import load_plugins, look_in_current_folder
+from hyperslab.formats.source import Source
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.private_folders import check_private, make_private, user_folder
 
@@ -94,6 +95,11 @@ LIBERTIES = ("outside_files", "staging")
 OWN_PACKAGE = "hyperslab"
 OWN_LOSSES = "hyperslab.losses"
 """The module whose functions any recipe may name; of all other modules it is classes only."""
+
+
+OWN_SOURCES = ("hyperslab.formats.synthetic", "hyperslab.formats.views")
+"""Modules whose sources any recipe may name. Others read what a scan has found, and a stranger's
+recipe could say that it found something else: other files, other types, what files may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,8 @@ class Trust:
         roots = (OWN_PACKAGE,) if _within(name, OWN_PACKAGE) else self.modules
         if not isinstance(found, type):
             wrong = f"is a {type(found).__name__}, and a run's folder may name classes only"
+        elif roots == (OWN_PACKAGE,) and issubclass(found, Source) and home not in OWN_SOURCES:
+            wrong = "reads what its arguments say; data.path names a folder"
         elif not any(_within(home, root) for root in roots):
             wrong = f"is defined elsewhere, in {home}"
         elif not _is_allowed_place(home):

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.convert import scans
-from hyperslab.formats.files import ANY, naming
+from hyperslab.formats.files import ANY, make_folder, naming
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI
 from hyperslab.formats.nifti.lists import Pair, write_dataset_json
@@ -175,7 +174,7 @@ def make_phantoms(
             f"{count} phantoms of {slices} x {width} x {width} voxels, seed {seed}: need at least "
             "1 phantom, 4 voxels along each dim, and no negative seed"
         )
-    scans.make_folder(folder)
+    make_folder(folder)
     pairs = []
     for index in range(count):
         suffix = image.NIFTI_SUFFIXES[index % 4 == 3]  # compressing takes longest
@@ -202,11 +201,7 @@ def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
 
 
 def _is_there(path: Path, words: str) -> bool:
-    """Tells if the phantom is there.
-
-    Raises:
-        DataError: something else is.
-    """
+    """Tells if the phantom is there; refuses something else."""
     if not path.exists():
         return False
     with naming(path, NIFTI, ANY):

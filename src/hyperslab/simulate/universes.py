@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed, write_summed
+from hyperslab.formats.arrays.writer import read_summed, write_small_file, write_summed
 from hyperslab.formats.files import lock_folder
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.simulate.nbody import REDSHIFTS, Nbody
@@ -32,7 +32,6 @@ from hyperslab.simulate.parameters import (
     parameters_in,
     words_of_ranges,
 )
-from hyperslab.util.atomic_files import write_bytes
 
 Attributes = Mapping[str, int | float | str]
 
@@ -67,23 +66,17 @@ def write_universe(
     """
     side = default_chunk_side(counts.shape[0])
     chunks = (side, side, side, counts.shape[3])
-    # The file's bytes are made in memory: what fails later is one plain write. Names of such files
-    # differ, as HDF5 opens each but once.
-    in_memory = {"driver": "core", "backing_store": False}
-    with h5py.File(path.name, "w", **in_memory, libver=SUMMED_LIBVER) as file:
+
+    def fill(file: h5py.File) -> None:
         file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
         write_summed(file, "unitPar", draw.unit)
         write_summed(file, "physPar", draw.physical)
         write_summed(file, "namePar", np.array(NAMES, dtype="S"))
         write_summed(file, "redshifts", np.array(redshifts))
         file.attrs.update(attributes)
-        file.flush()
-        image: bytes = file.id.get_file_image()
-    try:
-        write_bytes(path, image)
-        path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+    write_small_file(path, fill)
+    path.with_name(f"{path.name}.partial").unlink(missing_ok=True)  # an earlier version's
 
 
 def check_universe(path: Path, attributes: Attributes) -> None:
@@ -197,13 +190,8 @@ def make_universes(
         steps=steps,
         ranges=ranges,
     )
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
-    with lock_folder(folder, "simulation"):
-        return _fill(folder, settings, count, done)
+    with lock_folder(Path(folder), "simulation"):
+        return _fill(Path(folder), settings, count, done)
 
 
 def _fill(

@@ -19,20 +19,15 @@ import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, bootstrap
 from hyperslab.comm.agreement import broadcast_from_main
-from hyperslab.comm.bootstrap import (
-    adopt_launcher,
-    start_distributed,
-    start_ranks,
-    stop_distributed,
-)
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust, trust_of
 from hyperslab.train.evaluate import ClassEvaluation, Evaluation, evaluate
+from hyperslab.train.mask_files import MaskFormat
 from hyperslab.train.network import LossFunction, UserObjects, class_name, digest_of_network
 from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.run import RECIPE, train
@@ -95,6 +90,7 @@ class TrainedRun:
         checkpoint: str = "best",
         native: bool = False,
         windows: WindowPolicy | None = None,
+        format: MaskFormat = "nifti",
         overrides: Sequence[str] = (),
     ) -> list[InputOutcome]:
         """Predict as ``hyperslab predict`` does; see `hyperslab.train.predict.predict`."""
@@ -106,6 +102,7 @@ class TrainedRun:
                 checkpoint=checkpoint,
                 native=native,
                 windows=windows,
+                format=format,
                 overrides=overrides,
                 given=self.given,
                 trust=self.trust,
@@ -188,7 +185,7 @@ def fit(
     values["loss"] = given.of_loss(loss, "loss")
     values["optimizer"] = given.of_optimizer(optimizer, schedule)
     values["metrics"] = {n: given.of_loss(m, f"metrics.{n}") for n, m in (metrics or {}).items()}
-    values["grid"] = _grid_extents(grid, values)
+    values["grid"] = dict(grid.extents if isinstance(grid, Grid) else grid or {})
     values["handed_in"] = given.handed_in
     trust = Trust(own=True, named=frozenset(given.named), file="hyperslab.fit")
     said = recipe_of_values(values, trust.file, trust=trust)
@@ -321,22 +318,16 @@ def _kind_of(thing: object) -> str:
     return f"a {type(thing).__name__}"
 
 
-def _grid_extents(grid: Grid | Keys | None, values: Mapping[str, Any]) -> dict[str, int]:
-    if isinstance(grid, Grid):
-        return dict(grid.extents)
-    return {} if grid is None else dict(grid)
-
-
 def _start_ranks(recipe: Recipe) -> None:
     """Start ``torch.distributed`` where this is one of several ranks; it ends with the program."""
     if dist.is_initialized():
         return
     if recipe.device == "auto":
-        start_distributed(recipe.timeout)
+        bootstrap.start_distributed(recipe.timeout)
         return
-    adopt_launcher(os.environ)
-    if start_ranks(recipe.device, recipe.timeout):
-        atexit.register(stop_distributed)
+    bootstrap.adopt_launcher(os.environ)
+    if bootstrap.start_ranks(recipe.device, recipe.timeout):
+        atexit.register(bootstrap.stop_distributed)
 
 
 def _show_progress() -> None:

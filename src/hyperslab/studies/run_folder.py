@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import datetime
-import io
 import math
 import os
 import re
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm.grid import AXES
-from hyperslab.errors import DataError, RecipeError
-from hyperslab.recipe.compare import differences, settings_of
+from hyperslab.errors import DataError, RecipeError, no_run
+from hyperslab.recipe.compare import differences, settings_of, value_at
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
-from hyperslab.util.documents import parse_yaml, read_json, read_text
+from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
 
 Columns = dict[str, NDArray[np.float64]]
 """Maps the columns of a CSV file by name, all equally long."""
@@ -40,6 +41,7 @@ NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 class Run:
     """Holds what a training run left in its folder; a piece that is not there yet is empty.
 
+    ``steps`` of a long run are one of each ``stride`` rows of its file, and the last one.
     ``profiles`` are those of some steps, by rank; ``predicted`` is what they were expected to be;
     ``beside`` is another run, whose timeline is to be shown beside this one's.
     """
@@ -50,16 +52,14 @@ class Run:
     epochs: Columns
     predictions: Columns
     evaluation: dict[str, Any]
+    stride: int = 1
     profiles: Sequence[Profile] = ()
     predicted: Profile | None = None
     beside: Run | None = None
 
     def setting(self, key: str) -> Any:
         """Looks up a value of the recipe, such as ``"data.path"``; None where it is not set."""
-        value: Any = self.recipe
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+        return value_at(self.recipe, key)
 
     @property
     def data(self) -> str | None:
@@ -93,7 +93,7 @@ class Run:
         """Tells when the training first began [UTC], by the names of TensorBoard's files."""
         names = [file.name for file in (self.path / "tensorboard").glob("events.out.tfevents.*")]
         seconds = [
-            int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d+)", name))
+            int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d{1,11})\b", name))
         ]
         return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
 
@@ -180,10 +180,7 @@ def read_run(path: str | Path) -> Run:
     """
     path = Path(path)
     if not os.path.isfile(path / "recipe.yaml"):  # False for names that no system takes, too
-        raise DataError(
-            f"{path} is not the folder of a run: it has no recipe.yaml\n"
-            "    `hyperslab train RECIPE` makes one and says where"
-        )
+        raise no_run(path)
     evaluation = read_evaluation(path / "evaluation" / "metrics.json")
     needed = [
         f"{kind}_{name}"
@@ -191,10 +188,12 @@ def read_run(path: str | Path) -> Run:
         for kind in ("true", "predicted")
     ]
     predicted = predicted_path(path)
+    steps, stride = _read_thinly(path / "steps.csv", NEEDED_OF_STEPS)
     return Run(
         path=path,
         recipe=read_recipe(path / "recipe.yaml"),
-        steps=_latest_rows(read_table(path / "steps.csv", NEEDED_OF_STEPS), "step"),
+        steps=_latest_rows(steps, "step"),
+        stride=stride,
         epochs=_latest_rows(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
         predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=TEXT_COLUMNS),
         evaluation=evaluation,
@@ -241,33 +240,90 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
     """
     if not path.exists():
         return {}
-    header, rows = _cells(path, columns)
-    return {
-        name: np.array([_number(row[i], path, line, name) for line, row in enumerate(rows, 2)])
-        for i, name in enumerate(header)
-        if name not in text
-    }
+    rows = _rows(path, columns)
+    header = next(rows)
+    places = {name: i for i, name in enumerate(header) if name not in text}
+    found = {name: array("d") for name in places}
+    for line, row in enumerate(rows, start=2):
+        if line * len(places) > MOST_CELLS:
+            raise DataError(f"{path} has more than {MOST_CELLS} cells, which are read at most")
+        for name, i in places.items():
+            found[name].append(_number(row[i], path, line, name))
+    return {name: np.asarray(column) for name, column in found.items()}
+
+
+def _read_thinly(path: Path, columns: Sequence[str]) -> tuple[Columns, int]:
+    """Reads a table as `read_table`; of a long one each ``stride``-th row and the last, and that.
+
+    The stride is the lowest power of two that leaves at most `MOST_THIN_CELLS` besides.
+    """
+    if not path.exists():
+        return {}, 1
+    rows = _rows(path, columns)
+    header = next(rows)
+    kept: list[array[float]] = []
+    stride = 1
+    last: array[float] | None = None
+    for number, row in enumerate(rows):
+        cells = zip(row, header, strict=True)
+        last = array("d", (_number(cell, path, number + 2, name) for cell, name in cells))
+        if number % stride == 0:
+            kept.append(last)
+        if len(kept) * len(header) > MOST_THIN_CELLS:
+            del kept[1::2]
+            stride *= 2
+    if last is not None and last is not kept[-1]:
+        kept.append(last)
+    table = np.array(kept).reshape(len(kept), len(header))
+    return dict(zip(header, table.T, strict=True)), stride
 
 
 def read_words(path: Path, column: str) -> tuple[str, ...]:
     """Reads a column of text in the rows that `read_table` reads; raises as that."""
-    header, rows = _cells(path, [column])
-    return tuple(row[header.index(column)] for row in rows)
+    rows = _rows(path, [column])
+    place = next(rows).index(column)
+    found: list[str] = []
+    size = 0
+    for row in rows:
+        found.append(row[place])
+        size += sys.getsizeof(row[place])
+        if size > MOST_WORDS:
+            raise DataError(f"{path} has more than {MOST_WORDS >> 20} MiB of words in {column!r}")
+    return tuple(found)
 
 
-def _cells(path: Path, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Reads the header and all finished rows, of as many cells."""
+MOST_CELLS = 1 << 25
+"""The most numbers of a run's table that are read, 256 MiB of them."""
+
+MOST_THIN_CELLS = 1 << 19
+"""The most numbers of the steps' table that a report keeps, of some 50,000 rows."""
+
+MOST_WORDS = 256 << 20
+"""The most that a column of text of a run's table may take [B]."""
+
+MOST_ROW = 1 << 20
+"""The longest line of a run's table [B]."""
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the header and then each finished row, of as many cells."""
     try:
-        complete = path.read_text().rpartition("\n")[0]
-        header, *rows = list(csv.reader(io.StringIO(complete))) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        with open_plain(path) as file:
+            rows = csv.reader(line.decode() for line in finished_lines(file, MOST_ROW))
+            header = next(rows, [])
+            if missing := [name for name in columns if name not in header]:
+                raise DataError(
+                    f"{path} has no column {', '.join(missing)}; it has: {', '.join(header)}"
+                )
+            yield header
+            for line, row in enumerate(rows, start=2):
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{path}, line {line}: {len(row)} cells where {len(header)} belong"
+                    )
+                yield row
+    except (OSError, csv.Error, ValueError) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}") from error
-    if missing := [name for name in columns if name not in header]:
-        raise DataError(f"{path} has no column {', '.join(missing)}; it has: {', '.join(header)}")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise DataError(f"{path}, line {line}: {len(row)} cells where {len(header)} belong")
-    return header, rows
 
 
 def _number(cell: str, path: Path, line: int, name: str) -> float:
@@ -282,6 +338,7 @@ def _latest_rows(table: Columns, key: str) -> Columns:
     """Keeps one row per key, in order; a resumed run may have written some steps twice."""
     if not table or not len(table[key]):
         return {}
+    # Backwards, so that the row that was written last is the first of its key.
     keys = table[key][::-1]
     _, first = np.unique(keys, return_index=True)
     return {name: column[::-1][first] for name, column in table.items()}

@@ -12,7 +12,7 @@ below. Each arrow is one method, and nothing outside of this file assigns the at
                               PRIVATE ------- share (local, a view, an alias) -----> SHARED
 
     order       reordered     SERIAL -------- mark_as_reordered -------------------> REORDERED
-                              REORDERED --------- local, for whoever looks --------> SERIAL
+                              REORDERED --------- local, for a reader -------------> SERIAL
 
     base        is_copy       OWN -- mark_as_copy --> COPY -- its base changes --> unusable
                 is_crop       OWN -- mark_as_crop --> CROP
@@ -20,8 +20,8 @@ below. Each arrow is one method, and nothing outside of this file assigns the at
 - A rule makes a tensor by `Sharded.like`: COMPUTED, PRIVATE if its memory is ``fresh``, REORDERED
   if it lies channels last where serial torch has it contiguous; or by `Sharded.will_be`: DEFERRED.
 - DEFERRED is PRIVATE and OWN: there is no memory yet that anybody could have seen.
-- The source of a deferred tensor has it among its ``readers``. Whoever uses the source but reads
-  the block alone has them forced before (`force_readers`), so that they see it unchanged.
+- The source of a deferred tensor has it among its ``readers``. Code that uses the source but reads
+  the block alone forces them before (`force_readers`), so that they see it unchanged.
 - A computed tensor may remember what it was computed from, its `recipe`, until its version
   changes: a backward pass computes it once more where nobody keeps the block.
 - A view of a COPY or a CROP is one, too; nothing leads back to OWN but a new tensor.
@@ -419,7 +419,7 @@ class DeferredTensor(torch.Tensor):
 class _ToContiguous(torch.autograd.Function):
     """Contiguous memory by the compiled kernel, in a fraction of the time of torch's copy.
 
-    The gradient stays in the order in which it comes: whoever wants another one knows why.
+    The gradient stays in the order in which it comes; code that needs another order changes it.
     """
 
     @staticmethod

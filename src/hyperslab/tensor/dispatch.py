@@ -238,6 +238,17 @@ def op_name(function: Callable[..., Any]) -> str:
     return str(name)
 
 
+_OWN_REMEDIES = {
+    "_pack_padded_sequence": (
+        "pack x.full(), so that every rank runs the layer on all sequences; or give a layer that "
+        "runs forward alone\n    the padded sequences, whose batch stays cut, and take what comes "
+        "before their ends"
+    ),
+    "pad_sequence": "pad each sequence with F.pad and join them with torch.stack",
+}
+"""Names the way around operators that have a closer one than leaving the cut."""
+
+
 def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedOp:
     """Return the error for an operator without a rule: op, shapes, layout, remedy."""
     if getattr(function, "__module__", "").startswith("torch.distributed"):
@@ -245,6 +256,12 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
             f"{op_name(function)} has no rule for a cut tensor, which is one of all ranks already: "
             f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
             "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
+        )
+    remedy = _OWN_REMEDIES.get(getattr(function, "__name__", ""))
+    if remedy is not None:
+        return UnsupportedOp(
+            f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
+            f"{describe([*args, *kwargs.values()])}    {remedy}"
         )
     return UnsupportedOp(
         f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"

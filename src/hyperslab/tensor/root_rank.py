@@ -1,14 +1,14 @@
-"""Moves whole tensors between one rank that holds them and the boxes of all ranks.
+"""Moves boxes of tensors between ranks, and whole ones from or to the one rank that holds them.
 
-`scatter` cuts a mini-batch that one rank holds; `scatter_from_main` and `gather_to_main` carry
-the content of files between the main rank and the ranks that compute.
+`scatter` cuts a mini-batch that one rank holds, `gather_to_main` collects what the main rank is
+to write or measure, `send_boxes` moves any boxes between any ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -30,24 +30,6 @@ from hyperslab.tensor.sharded import Sharded
 from hyperslab.util.derivatives import differentiable_once
 
 
-def scatter_from_main(
-    volume: NDArray[Any] | None, partition: Partition, dtype: np.dtype[Any], grid: Grid
-) -> NDArray[Any]:
-    """Return this rank's box of a volume that only the main rank has; see `gather_to_main`.
-
-    Distribution scheme: 1. the main rank owns everything and sends every other one its box, 2. each
-    receives its own.
-    """
-    owned = {0: Box.whole(partition.shape)}
-    wanted = {rank: partition.box(grid.coords_of(rank)) for rank in range(grid.size)}
-    plan = plan_transfers(grid.rank, owned, wanted)
-    held = None if volume is None else torch.from_numpy(np.require(volume, requirements="W"))
-    like = torch.from_numpy(np.empty(0, dtype))
-    block = run_transfers(plan, held, like, grid, "the scatter of a volume from the main rank")
-    assert block is not None
-    return block.cpu().numpy()
-
-
 def gather_to_main(x: Sharded) -> NDArray[Any] | None:
     """Return all of a cut tensor on the main rank, None on the others.
 
@@ -59,6 +41,45 @@ def gather_to_main(x: Sharded) -> NDArray[Any] | None:
     block = x.local.detach().cpu()
     found = run_transfers(plan, block, block, x.grid, "the gather of a volume to the main rank")
     return None if found is None else found.numpy()
+
+
+def send_boxes(
+    block: torch.Tensor,
+    owned: Mapping[int, Box],
+    wanted: Mapping[int, Box],
+    grid: Grid,
+    what: str,
+    fill: float | None = None,
+) -> torch.Tensor | None:
+    """Return the box that this rank wants, or None where it wants none; all ranks call it.
+
+    ``block`` is this rank's own box. ``owned`` names one owner of each element; what nobody owns
+    holds ``fill``.
+
+    Distribution scheme: 1. each rank sends every other one the part of its box that is wanted
+    there, all at the same time, 2. and puts what arrives into its place.
+
+    Raises:
+        CommError: another rank died or did not answer within the time limit.
+    """
+    plan = plan_transfers(grid.rank, owned, wanted)
+    sends = []
+    for t in plan.sends:
+        assert plan.own is not None
+        sends.append((t.rank, _as_bytes(_contiguous(block[t.box.slices(plan.own)]))))
+    pieces = [block.new_empty(t.box.shape) for t in plan.receives]
+    receives = [(t.rank, _as_bytes(p)) for t, p in zip(plan.receives, pieces, strict=True)]
+    if sends or receives:
+        grid.halos.exchange(sends, receives, what).wait()
+    if plan.wanted is None:
+        return None
+    new = block.new_empty(plan.wanted.shape)
+    found = new if fill is None else new.fill_(fill)
+    if plan.kept is not None and plan.own is not None:
+        found[plan.kept.slices(plan.wanted)] = block[plan.kept.slices(plan.own)]
+    for t, piece in zip(plan.receives, pieces, strict=True):
+        found[t.box.slices(plan.wanted)] = piece
+    return found
 
 
 def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
@@ -184,7 +205,7 @@ def scatter(
     Args:
         tensor: the mini-batch; on other ranks than ``src`` anything.
         grid: the ranks.
-        src: who holds it: its number among all ranks, as in `torch.distributed`. With
+        src: who holds it: its number on the grid, which is torch's if that has all ranks. With
             ``batch="replica"`` its number within each replica, whose ranks follow each other.
         channels: whether dim 1 is one of channels.
         batch: ``"global"``: the tensor is the whole mini-batch. ``"replica"``: a rank of each

@@ -13,6 +13,7 @@ of a parameter's gradients, which DistributedDataParallel takes, is the serial g
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import torch
 
 from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
+from hyperslab.comm.grid import warn_of_metrics
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition
 from hyperslab.kernels.memory_format import memory_format_of
@@ -82,9 +84,14 @@ _TORCH_GRAD: Any = torch.Tensor.grad
 
 
 @per_grid
-def _block_shape(grid: Grid, partition: Partition) -> tuple[int, ...]:
+def _known(grid: Grid, partition: Partition) -> tuple[Partition, tuple[int, ...]]:
+    """Return the first of all equal partitions on a grid, and the shape of this rank's block.
+
+    What is kept by a partition is found at once by the same object, and by an equal one only after
+    its cuts were compared, which takes several times as long.
+    """
     watch_functions(grid)  # in here it costs nothing but at the first tensor of a partition
-    return partition.box(grid.coords).shape
+    return partition, partition.box(grid.coords).shape
 
 
 class Sharded(DeferredTensor):
@@ -107,7 +114,7 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: the block has not the shape of this rank's box.
         """
-        expected = _block_shape(grid, partition)
+        partition, expected = _known(grid, partition)
         with DisableTorchFunctionSubclass():
             if tuple(local.shape) != expected:
                 raise LayoutError(
@@ -155,7 +162,7 @@ class Sharded(DeferredTensor):
         """
         with DisableTorchFunctionSubclass():
             y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
-        y._partition = partition
+        y._partition = _known(self._grid, partition)[0]
         y._grid = self._grid
         y._policy = self._policy
         y.put_off(pending)
@@ -211,6 +218,8 @@ class Sharded(DeferredTensor):
 
         Differentiable. Takes the memory of the whole tensor on every rank.
         """
+        if "torchmetrics" in sys.modules and self._grid.size > 1 and self._grid.has_values:
+            warn_of_metrics(self._grid)
         return self.redistribute(Partition.whole(self.shape), "full()").local
 
     def redistribute(self, partition: Partition, why: str = "a change of the cut") -> Sharded:
@@ -219,7 +228,7 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: the two partitions are of different global shapes.
         """
-        if partition == self._partition:
+        if partition is self._partition or partition == self._partition:
             return self
         if partition.shape != self._partition.shape:
             raise LayoutError(f"cannot cut {self._partition} as {partition}: another shape")
@@ -316,7 +325,8 @@ class Sharded(DeferredTensor):
         raise UnsupportedOp(
             f"torch.compile cannot trace a cut tensor\n    Sharded {self._partition} on "
             f"{self._grid}\n    compile nothing but the module that hyperslab.parallelize takes or "
-            "returns, which runs eagerly;\n    wrap other functions in torch.compiler.disable"
+            "returns, which runs eagerly;\n    wrap other functions in torch.compiler.disable, and "
+            "export a network that is not parallelised"
         )
 
     def __matmul__(self, other: object) -> Any:  # torch would turn the refusal into NotImplemented

@@ -7,9 +7,12 @@ network is made for them and parallelised.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +25,8 @@ from hyperslab.data.open_dataset import StorePolicy
 from hyperslab.data.sampler import SplitPolicy, Splits
 from hyperslab.data.store import memory_budget
 from hyperslab.errors import RecipeError
-from hyperslab.formats.source import Source
+from hyperslab.formats.registry import sources_of
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
@@ -127,6 +131,7 @@ def open_training(
     Each is opened when it is asked for.
     """
     data = recipe.data
+    source = _scanned_once(recipe, grid, given)
     budget: int | None = None
     if data.mode != "direct":
         budget = memory_budget(grid) if data.budget is None else data.budget
@@ -134,10 +139,26 @@ def open_training(
         store = KEEP_NOTHING
         if budget is not None:
             store = StorePolicy(data.mode, budget, data.staging)
-        opened = open_data(recipe, grid, split=split, store=store, given=given)
+        own = replace(given, source=copy.deepcopy(source)) if source is not None else given
+        opened = open_data(recipe, grid, split=split, store=store, given=own)
         if budget is not None:
             budget -= opened.store_room
         yield opened
+
+
+def _scanned_once(recipe: Recipe, grid: Grid, given: UserObjects) -> Source | None:
+    """Look through the folders once for all splits; None where `hyperslab.open` has to do more.
+
+    Each split then takes a copy, with open files of its own.
+    """
+    data = recipe.data
+    if given.source is not None or data.on_error == "skip" or data.driver is not None:
+        return None
+    origin = data.origin
+    if isinstance(origin, Source):
+        return None
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
+    return sources_of([origin] if isinstance(origin, Path) else origin, grid, options)
 
 
 def open_data(

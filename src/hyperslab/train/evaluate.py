@@ -32,7 +32,7 @@ from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, sta
 from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
-from hyperslab.errors import DataError, HyperslabError, RecipeError
+from hyperslab.errors import DataError, HyperslabError, RecipeError, no_run
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -67,6 +67,7 @@ from hyperslab.train.metrics import (
     surface_scores,
     surface_summary,
 )
+from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
@@ -554,6 +555,7 @@ def evaluate(
         about = data_card(data)
         model = build_model(recipe, about, grid, given)
         state = load(path, model)
+        use_averages(model, state.get("ema"))
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
@@ -629,10 +631,7 @@ def recipe_for(
     """
     path = run / "recipe.yaml"
     if not path.is_file():
-        raise DataError(
-            f"{run} is not the folder of a run: it has no recipe.yaml\n"
-            "    `hyperslab train RECIPE` makes one and says where"
-        )
+        raise no_run(run)
     own_grid = any(override.startswith("grid") for override in overrides)
     recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
     size = recipe.grid.size if own_grid else ranks or _started_ranks()

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hyperslab.comm.agreement import all_gather
-from hyperslab.kernels import direct_bf16, winograd  # noqa: F401 - declare their operators
+from hyperslab.kernels import depthwise, direct_bf16, winograd  # noqa: F401 - declare their operators
+from hyperslab.train.step import PRECISIONS, float32_products
 from hyperslab.util.torch_internals import (
     OpOverload,
     TorchDispatchMode,
@@ -31,6 +32,7 @@ def _fft_flops(whole: Any, dims: Sequence[int], each: float) -> int:
 WEIGHT_GRADIENTS = (
     torch.ops.hyperslab.direct_convolution_gradient,
     torch.ops.hyperslab.winograd_gradient,
+    torch.ops.hyperslab.depthwise_gradient,
 )
 """The library's own operators that compute the gradient of a convolution's weight."""
 
@@ -51,6 +53,13 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         # By Winograd's filtering, too, those of a plain convolution: they are what was asked for.
         return conv_flop_count(x, out_val[0], gradient)
 
+    def depthwise_gradient(x: Any, gradient: Any, *_: Any, out_val: Any) -> int:
+        # Torch counts this gradient as one of all pairs of channels, and so do we, whoever runs it.
+        def swapped(shape: Any) -> list[int]:
+            return [shape[1], shape[0], *shape[2:]]
+
+        return conv_flop_count(swapped(x), swapped(gradient), swapped(out_val))
+
     return {
         **flop_registry,
         _aten._fft_c2c: lambda x, dims, *_, out_val: _fft_flops(x, dims, 5),
@@ -60,6 +69,7 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         onednn_transposed_convolution(): transposed_convolution,
         torch.ops.hyperslab.direct_convolution: convolution,
         **dict.fromkeys(WEIGHT_GRADIENTS, weight_gradient),
+        torch.ops.hyperslab.depthwise_gradient: depthwise_gradient,
     }
 
 
@@ -139,13 +149,14 @@ def measure_peak(device: torch.device, precision: str, *, extent: int = 1024) ->
     All ranks measure at once: they share the machine's memory and its clock.
     """
     size = 8 * extent if device.type == "cuda" else extent
-    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    kind = PRECISIONS[precision] or torch.float32
     a = torch.ones(size, size, device=device, dtype=kind)
     seconds = []
-    for _ in range(12):
-        began = time.perf_counter()
-        torch.mm(a, a)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+    with float32_products(precision):
+        for _ in range(12):
+            began = time.perf_counter()
+            torch.mm(a, a)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
     return 2 * size**3 / min(seconds)

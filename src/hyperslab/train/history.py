@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import csv
 import datetime
+import io
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperslab.errors import DataError
-from hyperslab.train.loggers import check_loggers, open_loggers
-from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, write_csv
+from hyperslab.train.loggers import Loggers, check_loggers, open_loggers
+from hyperslab.util.atomic_files import append_whole, created_aside, json_lines, open_to_append
+from hyperslab.util.documents import finished_lines, open_plain
 
 if TYPE_CHECKING:  # the ranks that show nothing need not import it
     from rich.console import Console
@@ -37,6 +39,9 @@ STEP_COLUMNS = (
 )
 OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
 """These columns are missing in files of earlier versions; their cells are empty."""
+
+MOST_ROW = 1 << 20
+"""The longest line of a history that is gone on with [B]."""
 
 
 CHANGES = "changes.jsonl"
@@ -72,24 +77,29 @@ class HistoryFile:
         """
         self.columns = columns
         try:
-            # The last line may be half-written.
-            whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-            kept = [
-                row
-                for row in csv.DictReader(whole.splitlines())
-                if {*row} <= {*columns} <= {*row} | OPTIONAL_COLUMNS
-                and None not in row.values()
-                and int(row[columns[0]]) < before
-            ]
+            with created_aside(path) as file, io.TextIOWrapper(file, newline="") as new:
+                kept = csv.DictWriter(new, columns, restval="", lineterminator="\n")
+                kept.writeheader()
+                kept.writerows(self._rows_before(path, before))
         except (ValueError, csv.Error) as error:
             raise DataError(
                 f"{path} is damaged: {error}\n"
                 "    move it away; the run goes on without the rows that it had"
             ) from None
-        write_csv(path, columns, ([row.get(name, "") for name in columns] for row in kept))
         # A row is on disk when it is written.
         self.file = os.fdopen(open_to_append(path), "a", newline="", buffering=1)
         self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
+
+    def _rows_before(self, path: Path, before: int) -> Iterator[dict[str, str]]:
+        """Yield the whole rows of the table that count less than ``before``, of these columns."""
+        if not path.exists():
+            return
+        with open_plain(path) as file:
+            lines = finished_lines(file, MOST_ROW)  # the last one may be half-written
+            for row in csv.DictReader(line.decode() for line in lines):
+                known = {*row} <= {*self.columns} <= {*row} | OPTIONAL_COLUMNS
+                if known and None not in row.values() and int(row[self.columns[0]]) < before:
+                    yield row
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append one row; None becomes an empty cell."""
@@ -121,7 +131,7 @@ class Reporter:
         epoch: int,
         total_steps: int,
         console: Console | None = None,
-        loggers: Sequence[str] = ("csv",),
+        loggers: Loggers = ("csv",),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Go on after ``step`` steps, in ``epoch``; both are 0 at first.
@@ -194,19 +204,13 @@ class Reporter:
 
 
 def _progress_bar(console: Console, *, disable: bool) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
-    return Progress(
-        BarColumn(bar_width=10),  # all of it fits into 80 columns
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+    return progress.Progress(
+        progress.BarColumn(bar_width=10),  # all of it fits into 80 columns
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
         console=console,
         disable=disable,
     )

@@ -8,10 +8,12 @@ Legend: C channels, (D, H, W) voxels.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +22,32 @@ from numpy.typing import NDArray
 
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main, collective_try
+from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
 from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
-from hyperslab.formats.arrays.layouts import lbann_of
 from hyperslab.formats.arrays.open import kind_of_file
 from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
 from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
-from hyperslab.formats.files import walk_folder
+from hyperslab.formats.files import check_finite, check_names, walk_folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
-from hyperslab.formats.nifti.resample import blurred_linear
+from hyperslab.formats.nifti.resample import blurred_linear_box, spacing
 from hyperslab.formats.source import Array, DataMap, ScanOptions
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
-from hyperslab.formats.views import Selected, read_filled, take_filled
-from hyperslab.geometry import Box
+from hyperslab.formats.views import Selected, read_filled
+from hyperslab.geometry import Box, Cut
 from hyperslab.recipe.data import DataSection
-from hyperslab.tensor.root_rank import scatter_from_main
+from hyperslab.train.mask_files import MASK_SUFFIXES
+from hyperslab.util.atomic_files import created_aside
 
 KEYED_SUFFIXES = (*HDF5, ".zarr")
 
 ARRAY_SUFFIXES = (".npy", ".npz")
 """Files with these suffixes are looked for where a folder has no others."""
-
-MASK_SUFFIX = "-mask.nii.gz"
 
 CHANNEL_FILE = re.compile(r"(.+)_(\d{4})(\.nii(?:\.gz)?)")
 """Matches the name of a file of one channel, as nnU-Net has them."""
@@ -64,11 +65,6 @@ class InputFile:
     def paths(self) -> tuple[Path, ...]:
         """Return the paths of all channels."""
         return self.path, *self.channels
-
-    @property
-    def mask(self) -> str:
-        """Return the name of the file of its mask."""
-        return f"{self.name}{MASK_SUFFIX}"
 
 
 def list_inputs(
@@ -172,6 +168,7 @@ def _files_below(folder: Path) -> list[InputFile]:
         ]
         found = [name for name in found if is_one_file(folder / name)]
     if found:
+        check_names(folder, found)
         return [_input_file(folder, name) for name in found]
     for name in names:
         _check_no_records(folder / name)
@@ -209,74 +206,150 @@ def _is_label_or_mask(name: str) -> bool:
     """Recognise labels, by their names in the public data sets, and predicted masks."""
     path = Path(name)
     labels = path.name.startswith("segmentation-") or path.parent.name == "labelsTr"
-    return labels or path.name.endswith(MASK_SUFFIX)
-
-
-Mask = NDArray[np.uint8]
+    return labels or path.name.endswith(tuple(MASK_SUFFIXES.values()))
 
 
 class NiftiVolume:
     """Reads a volume of ``shape`` (C, D, H, W) from NIfTI files, on the lattice of the network.
 
-    The main rank resamples it and scatters it.
-
-    A compressed file can be read from its beginning only, so the others would gain nothing.
-    ``paths``: one, or one for each channel.
+    Every rank reads, and resamples, its own boxes. A packed file can be read from its beginning
+    only, so the main rank first unpacks it, piece by piece, into ``scratch``, a folder that all
+    ranks see; `close` removes it there. ``paths``: one, or one for each channel. ``extents``
+    (D, H, W) are those of the files.
 
     Raises:
-        DataError: on every rank; see `image.read_channels`.
+        DataError: on every rank: see `image.open_nifti` and `image.check_channels`; the volume
+            holds NaN or infinite values, or one and the same everywhere; or it has other channels
+            than the network.
     """
 
     def __init__(
-        self, paths: Sequence[Path], about: DataCard, *, native: bool, fill: float = 0
+        self,
+        paths: Sequence[Path],
+        about: DataCard,
+        grid: Grid,
+        scratch: Path,
+        *,
+        native: bool,
+        fill: float = 0,
     ) -> None:
-        self.values: Array | None = None
-        self.scan: image.CtVolume | None = None
-        self.about = about
+        self.paths = paths
+        self.grid = grid
         self.fill = fill
-        self.shape = broadcast_from_main(
-            lambda: self._read(paths, native),
-            failing=f"{paths[0]}: cannot be read",
+        self.dtype = np.dtype(about.dtype)
+        self.unpacked: list[Path] = []
+        try:
+            self._open(about, scratch, native)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, about: DataCard, scratch: Path, native: bool) -> None:
+        where = self.paths[0]
+        places = broadcast_from_main(
+            lambda: [self._plain(path, scratch) for path in self.paths],
+            failing=f"{where}: cannot be read",
             error=DataError,
         )
-        if self.shape[0] != about.whole[0]:
-            found = f"{self.shape[0]} channel{'' if self.shape[0] == 1 else 's'}"
+        self.files = collective_try(
+            lambda: [image.open_nifti(place) for place in places],
+            failing=f"{where}: cannot be read",
+            error=DataError,
+        )
+        first = self.files[0]
+        self.extents = first.shape[1:]
+        self.affine = first.affine
+        self._check_values()
+        self.lattice = self.extents
+        if not native:
+            self.lattice = _trained_lattice(first, about) or self.extents
+        channels = first.shape[0] if len(self.files) == 1 else len(self.files)
+        self.shape = (channels, *self.lattice)
+        if channels != about.whole[0]:
+            found = f"{channels} channel{'' if channels == 1 else 's'}"
             remedy = "give the one that it takes in a file of its own, 3-D"
             if about.whole[0] > 1:
                 remedy = "give them along the fourth dim of a file, or as NAME_0000.nii.gz, "
                 remedy += "NAME_0001.nii.gz"
-            words = "is 4-D and has" if len(paths) == 1 and self.shape[0] > 1 else "has"
+            words = "is 4-D and has" if len(self.files) == 1 and channels > 1 else "has"
             raise DataError(
-                f"{paths[0]}: {words} {found} but the network was trained on "
+                f"{where}: {words} {found} but the network was trained on "
                 f"{', '.join(about.channels) or about.whole[0]}\n    {remedy}"
             )
 
-    def _read(self, paths: Sequence[Path], native: bool) -> tuple[int, ...]:
-        """Read the scan as training does, so that the network sees what it was trained on."""
-        self.scan = image.read_channels(paths)
-        values = self.scan.values
-        lattice = None if native else _trained_lattice(self.scan, self.about)
-        if lattice is not None and lattice != values.shape[1:]:
-            values = np.stack([blurred_linear(channel, lattice) for channel in values])
-        stored = np.dtype(self.about.dtype)
-        self.values = as_hu(values) if stored == np.int16 else values.astype(stored, copy=False)
-        return self.values.shape
+    def _plain(self, path: Path, scratch: Path) -> Path:
+        """Return a file that can be read anywhere: itself, or what it is unpacked to."""
+        if not self.unpacked:  # once, before anything is unpacked
+            image.check_channels([image.open_nifti(path) for path in self.paths])
+        if not path.name.endswith(".gz"):
+            return path
+        place = scratch / f".{path.name.removesuffix('.gz')}.{len(self.unpacked)}.partial.nii"
+        scratch.mkdir(parents=True, exist_ok=True)
+        self.unpacked.append(place)
+        with created_aside(place) as file:
+            image.unpack(path, file)
+        return place
+
+    def _check_values(self) -> None:
+        """Refuse values that no scan has; each rank looks at its share of the files' layers."""
+        found = all_gather(collective_try(self._extremes))
+        low = min(low for low, _ in found)
+        if low == max(high for _, high in found):
+            raise DataError(f"{self.paths[0]}: is empty: every voxel is {low:g}")
+
+    def _extremes(self) -> tuple[float, float]:
+        slowest = "DHW".index(self.files[0].order.dims[2])
+        begin, end = Cut.balanced("rank", self.extents[slowest], self.grid.size).interval(
+            self.grid.rank
+        )
+        layer = math.prod(self.extents) // self.extents[slowest]
+        many = max(1, image.MASK_BLOCK // layer)
+        low, high = math.inf, -math.inf
+        for path, file in zip(self.paths, self.files, strict=True):
+            intervals = [(0, extent) for extent in file.shape]
+            for lo in range(begin, end, many):
+                intervals[1 + slowest] = (lo, min(lo + many, end))
+                least, most = check_finite(file.read(Box.of(intervals)), f"{path}:")
+                low, high = min(low, float(least)), max(high, float(most))
+        return low, high
 
     def block(self, grid: Grid, wanted: Box) -> Array:
         """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.
 
         Beyond the volume, where ``wanted`` may reach, it holds the fill value.
         """
-        part = None
-        if self.values is not None:
-            part = take_filled(self.values, wanted, self.fill)[None]
-        dtype = np.dtype(self.about.dtype)
-        return scatter_from_main(part, grid.partition((1, *wanted.shape)), dtype, grid)
+        where = str(self.paths[0])
+        return read_block(self.read, self.shape, self.dtype, where, grid, wanted, self.fill)
 
-    def write(self, mask: Mask, path: Path) -> None:
-        """Write the mask (D, H, W) on the file's own lattice; the main rank calls it."""
-        assert self.scan is not None
-        image.write_mask(path, mask, self.scan)
+    def read(self, box: Box) -> Array:
+        """Read a box (C, d, h, w) as training does, so that the network sees what it knows."""
+        if self.lattice == self.extents:
+            values = self._stored(box)
+        else:
+            values = np.concatenate([self._resampled(c, box) for c in range(box.lo[0], box.hi[0])])
+        return as_hu(values) if self.dtype == np.int16 else values.astype(self.dtype, copy=False)
+
+    def _stored(self, box: Box) -> Array:
+        if len(self.files) == 1:
+            return self.files[0].read(box)
+        inside = Box((0, *box.lo[1:]), (1, *box.hi[1:]))
+        return np.concatenate([file.read(inside) for file in self.files[box.lo[0] : box.hi[0]]])
+
+    def _resampled(self, channel: int, box: Box) -> Array:
+        def read(inside: Box) -> Array:
+            return self._stored(Box((channel, *inside.lo), (channel + 1, *inside.hi)))[0]
+
+        inside = Box(box.lo[1:], box.hi[1:])
+        return blurred_linear_box(read, self.extents, inside, self.lattice)[None]
+
+    def write(self, read: Callable[[Box], image.Mask], path: Path) -> None:
+        """Write a mask, of which ``read`` gives boxes, on the file's own lattice."""
+        image.write_mask(path, read, self.files[0])
+
+    def close(self) -> None:
+        """Remove what was unpacked."""
+        for place in self.unpacked:
+            place.unlink(missing_ok=True)
 
 
 class ArrayVolume:
@@ -288,31 +361,44 @@ class ArrayVolume:
     def __init__(self, source: Source, fill: float, affine: NDArray[Any] | None = None) -> None:
         self.source = source
         self.fill = fill
-        self.affine = affine
+        self.affine = None if affine is None else np.asarray(affine)
         self.shape = source.shape
+        self.extents = source.shape[1:]
 
     def block(self, grid: Grid, wanted: Box) -> Array:
         """Read as `NiftiVolume.block`."""
         with closing(self.source):
-            return read_block(self.source, 0, grid, wanted, self.fill)
+            return block_of_sample(self.source, 0, grid, wanted, self.fill)
 
-    def write(self, mask: Mask, path: Path) -> None:
+    def write(self, read: Callable[[Box], image.Mask], path: Path) -> None:
         """Write as `NiftiVolume.write`; without an affine where the file knows none."""
-        affine = None if self.affine is None else np.asarray(self.affine)[:, [2, 1, 0, 3]]
-        image.save_image(path, mask.transpose(2, 1, 0), np.dtype(np.uint8), affine, None)
+        affine = None if self.affine is None else self.affine[:, [2, 1, 0, 3]]
+        image.write_layers(path, read, self.extents, StorageOrder("WHD"), affine, None)
+
+    def close(self) -> None:
+        """Do nothing: files are open only while they are read."""
 
 
 def open_volume(
-    entry: InputFile, about: DataCard, data: DataSection, *, native: bool = False, fill: float = 0
+    entry: InputFile,
+    about: DataCard,
+    data: DataSection,
+    grid: Grid,
+    scratch: Path,
+    *,
+    native: bool = False,
+    fill: float = 0,
 ) -> NiftiVolume | ArrayVolume:
     """Open a scan, arrays of one of the layouts that are known, or what a recipe says of its own.
+
+    A packed scan is unpacked into the folder ``scratch``; every rank calls it.
 
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
     path = entry.path
     if about.classes and path.name.endswith(NIFTI):
-        return NiftiVolume(entry.paths, about, native=native, fill=fill)
+        return NiftiVolume(entry.paths, about, grid, scratch, native=native, fill=fill)
     if data.mapping is None and not path.name.endswith(ARRAY_SUFFIXES):
         return _open_keyed(path, about, data, native=native, fill=fill)
     options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)
@@ -339,9 +425,9 @@ def _open_keyed(
     folder: type[Hdf5Folder | ZarrFolder] = (
         ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
     )
-    lbann = lbann_of(data.format)
+    options = ScanOptions(data.channels, data.format, allowed=data.allowed)
     found, affine = broadcast_from_main(
-        lambda: folder.of_volume(path, about.file_shape, data.channels, lbann, data.allowed),
+        lambda: folder.of_file(path.parent, path.name, options, about.file_shape),
         failing=f"{path}: cannot be read",
         error=DataError,
     )
@@ -355,10 +441,25 @@ def _open_keyed(
     return ArrayVolume(source, fill, affine)
 
 
-def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
-    """Read this rank's box (1, C, d, h, w) of the box ``wanted`` of a sample; all ranks call it.
+def block_of_sample(source: Source, sample: int, grid: Grid, wanted: Box, fill: float = 0) -> Array:
+    """Read this rank's box (1, C, d, h, w) of a sample of a source, as `read_block` does."""
+    shape, dtype, where = source.shape, source.dtype, source.where(sample)
+    read = partial(source.read, sample)
+    return read_block(read, shape, dtype, where, grid, wanted, fill)
 
-    Beyond the sample it holds ``fill``.
+
+def read_block(
+    read: Callable[[Box], Array],
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    where: str,
+    grid: Grid,
+    wanted: Box,
+    fill: float = 0,
+) -> Array:
+    """Read this rank's box (1, C, d, h, w) of the box ``wanted`` of a volume; all ranks call it.
+
+    ``read`` gives boxes of the volume of ``shape``; beyond it the result holds ``fill``.
 
     Raises:
         DataError: on every rank, if one cannot read its box.
@@ -366,28 +467,23 @@ def read_block(source: Source, sample: int, grid: Grid, wanted: Box, fill: float
     box = grid.partition((1, *wanted.shape)).box(grid.coords)
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
     return collective_try(
-        lambda: read_filled(
-            lambda inside: source.read(sample, inside),
-            Box.whole(source.shape),
-            mine,
-            fill,
-            source.dtype,
-        )[None],
-        failing=f"{source.where(sample)}: cannot be read",
+        lambda: read_filled(read, Box.whole(shape), mine, fill, dtype)[None],
+        failing=f"{where}: cannot be read",
         error=DataError,
     )
 
 
-def _trained_lattice(scan: image.CtVolume, about: DataCard) -> tuple[int, ...] | None:
+def _trained_lattice(scan: image.NiftiFile, about: DataCard) -> tuple[int, ...] | None:
     """Return the voxels (D, H, W) of a scan as the network was trained to see it; None: its own.
 
     Volumes of one shape have that; those of one size of a voxel have as many as that makes.
     """
     if not about.varied:
         return about.whole[1:]
-    if not about.voxel or np.allclose(scan.spacing, about.voxel, rtol=5e-2):
+    size = spacing(scan.affine)[:3]
+    if not about.voxel or np.allclose(size, about.voxel, rtol=5e-2):
         return None
-    extents = np.array(scan.values.shape[1:]) * scan.spacing / np.array(about.voxel)
+    extents = np.array(scan.shape[1:]) * size / np.array(about.voxel)
     return tuple(max(1, round(float(extent))) for extent in extents)
 
 

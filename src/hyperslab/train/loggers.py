@@ -1,6 +1,7 @@
 """Sends the numbers of a run to TensorBoard, Weights & Biases and MLflow, beside its CSV files.
 
-A logger is a `ScalarLog`: one class, and one line of `hyperslab.recipe.schema.LOGGERS`. Whatever
+A logger is a `ScalarLog`: one class, and one line of `hyperslab.recipe.schema.LOGGERS`, or
+anybody's class that a recipe names: ``loggers: [{target: my.Log}]``. Whatever
 it raises switches it off with one warning, and the run goes on; those that talk to a service work
 on a thread of their own, so that no step waits for them. Services are configured by their own
 environment variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and
@@ -20,16 +21,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.instantiate import Maker, RightKind
 from hyperslab.recipe.schema import LOGGERS
+from hyperslab.recipe.section import TargetSection
 from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import read_json
 from hyperslab.util.optional_libraries import importing
 
 log = logging.getLogger("hyperslab")
 
 
+@runtime_checkable
 class ScalarLog(Protocol):
     """Takes numbers by name; whatever it raises switches it off."""
 
@@ -63,12 +68,14 @@ LoggerCall = Callable[[ScalarLog], None]
 class GuardedLog:
     """Guards a logger that may fail: one warning is logged, and the run goes on without it."""
 
-    def __init__(self, name: str, guarded: ScalarLog) -> None:
+    def __init__(self, name: str, guarded: ScalarLog | None) -> None:
         self.name = name
-        self._log: ScalarLog | None = guarded
+        self._log = guarded
+        self._off = False
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        self._call(lambda log: log.add(values, step))
+        kept = dict(values)
+        self._call(lambda log: log.add(kept, step))
 
     def flush(self) -> None:
         self._call(lambda log: log.flush())
@@ -77,22 +84,23 @@ class GuardedLog:
         self._call(lambda log: log.close())
 
     def _call(self, work: LoggerCall) -> None:
-        if self._log is None:
+        if self._off or self._log is None:
             return
         try:
             work(self._log)
         except Exception as error:  # whatever a logger raises
-            self._log = None
-            warn_of(self.name, error)
+            self._fail(error)
 
-
-def warn_of(name: str, error: Exception) -> None:
-    """Say once why a logger gets nothing more."""
-    words = next(iter(str(error).strip().splitlines()), "") or "no reason given"
-    log.warning(
-        "logger %s failed and is off from here on (%s: %s); steps.csv and epochs.csv go on",
-        *(name, type(error).__name__, words),
-    )
+    def _fail(self, error: Exception) -> None:
+        """Say once why the logger gets nothing more."""
+        if self._off:
+            return
+        words = next(iter(str(error).strip().splitlines()), "") or "no reason given"
+        log.warning(
+            "logger %s failed and is off from here on (%s: %s); steps.csv and epochs.csv go on",
+            *(self.name, type(error).__name__, words),
+        )
+        self._off = True  # last: who sees it need not wait for the words
 
 
 CLOSING = 20.0
@@ -102,39 +110,34 @@ LONGEST_QUEUE = 100_000
 """At most this many steps wait to be sent; more only come together where one hangs."""
 
 
-class BackgroundLog:
+class BackgroundLog(GuardedLog):
     """Opens a logger by ``open_log`` on a thread of its own, and hands on what comes, in order.
 
     If it fails, or cannot keep up, one warning is logged and the rest is dropped.
     """
 
     def __init__(self, name: str, open_log: Callable[[], ScalarLog]) -> None:
-        self.name = name
+        super().__init__(name, None)
         self._waiting: queue.SimpleQueue[LoggerCall | None] = queue.SimpleQueue()
-        self._off = False
         self._thread = threading.Thread(
             target=self._run, args=(open_log,), name=f"logger {name}", daemon=True
         )
         self._thread.start()
 
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        if self._waiting.qsize() >= LONGEST_QUEUE:
-            self._off = True
-            raise RuntimeError(f"{LONGEST_QUEUE} steps wait to be sent")
-        if not self._off:
-            kept = dict(values)
-            self._waiting.put(lambda opened: opened.add(kept, step))
-
-    def flush(self) -> None:
-        self._waiting.put(lambda opened: opened.flush())
-
     def close(self) -> None:
         """Wait for what is left, but not for ever."""
+        if self._off:
+            return
         self._waiting.put(None)
         self._thread.join(CLOSING)
         if self._thread.is_alive():
-            self._off = True
-            raise TimeoutError(f"it did not take all that it was sent within {CLOSING:g} s")
+            self._fail(TimeoutError(f"it did not take all that it was sent within {CLOSING:g} s"))
+
+    def _call(self, work: LoggerCall) -> None:
+        if self._waiting.qsize() >= LONGEST_QUEUE:
+            self._fail(RuntimeError(f"{LONGEST_QUEUE} steps wait to be sent"))
+        if not self._off:
+            self._waiting.put(work)
 
     def _run(self, open_log: Callable[[], ScalarLog]) -> None:
         try:
@@ -143,9 +146,7 @@ class BackgroundLog:
                 work(opened)
             opened.close()
         except Exception as error:
-            if not self._off:
-                warn_of(self.name, error)
-            self._off = True
+            self._fail(error)
 
 
 IDENTITIES = "loggers.json"
@@ -155,7 +156,7 @@ def run_identity(run: Path, service: str, *, new: bool, make: Callable[[], str])
     """Read the run's name from its folder; a ``new`` run, or one without, gets one by ``make``."""
     path = run / IDENTITIES
     try:
-        known = json.loads(path.read_text())
+        known = read_json(path)
     except (OSError, ValueError):
         known = {}
     if not isinstance(known, dict):
@@ -286,33 +287,56 @@ def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]
     return found
 
 
-def check_loggers(names: Sequence[str]) -> None:
-    """Import the libraries of loggers, before anything begins.
+A_LOGGER = RightKind("a logger: a class with add(values, step), flush() and close()", (ScalarLog,))
+"""Is called with the run's folder, its settings and the steps done, and the recipe's arguments."""
+
+Loggers = Sequence[str | TargetSection]
+"""Names and targets, as a recipe has them."""
+
+
+def check_loggers(loggers: Loggers) -> None:
+    """Import the libraries and classes of loggers, before anything begins.
 
     Raises:
-        RecipeError: the library of one is not installed.
+        RecipeError: the library of one is not installed; a target is no logger.
     """
-    for name, kind in _classes(names).items():
-        if kind.library is not None:
-            with importing(kind.library, f"loggers: {name}", RecipeError):
+    for number, logger in enumerate(loggers):
+        if isinstance(logger, TargetSection):
+            _maker(number).check(logger)
+        elif (kind := _class_of(logger)) is not None and kind.library is not None:
+            with importing(kind.library, f"loggers: {logger}", RecipeError):
                 importlib.import_module(kind.library)
 
 
 def open_loggers(
-    names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int
+    loggers: Loggers, run: Path, settings: Mapping[str, Any], step: int
 ) -> list[GuardedLog]:
-    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`."""
-    made = []
-    for name, kind in _classes(names).items():
-        opening = functools.partial(kind, run, settings, step)
-        made.append(GuardedLog(name, BackgroundLog(name, opening) if kind.waits else opening()))
+    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`.
+
+    Anybody's own gets a thread of its own: it may be slow.
+    """
+    made: list[GuardedLog] = []
+    for number, logger in enumerate(loggers):
+        if isinstance(logger, TargetSection):
+            name = str(logger.target)
+            opening = functools.partial(_maker(number, run, settings, step), logger)
+            made.append(BackgroundLog(name, opening))
+        elif (kind := _class_of(logger)) is not None:
+            opening = functools.partial(kind, run, settings, step)
+            waits = kind.waits
+            made.append(BackgroundLog(logger, opening) if waits else GuardedLog(logger, opening()))
     return made
 
 
-def _classes(names: Sequence[str]) -> dict[str, LoggerClass]:
-    """Import the classes of loggers; the CSV files are not theirs."""
-    paths = {name: LOGGERS[name].rpartition(".") for name in names if name != "csv"}
-    return {
-        name: getattr(importlib.import_module(module), kind)
-        for name, (module, _, kind) in paths.items()
-    }
+def _maker(number: int, *given: Any) -> Maker:
+    """``given`` is not known when a recipe is only checked."""
+    return Maker(f"loggers.{number}", A_LOGGER, given or (Path(), {}, 0))
+
+
+def _class_of(name: str) -> LoggerClass | None:
+    """Import the class of a logger; the CSV files are nobody's."""
+    if name == "csv":
+        return None
+    module, _, kind = LOGGERS[name].rpartition(".")
+    found: LoggerClass = getattr(importlib.import_module(module), kind)
+    return found

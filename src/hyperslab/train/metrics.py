@@ -57,31 +57,11 @@ class Predictions:
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
     """Return the errors of each parameter by name, those of :func:`errors_of`."""
-    return {
-        name: errors_of(
-            p.true[:, i],
-            p.predicted[:, i],
-            true_physical=p.true_physical[:, i],
-            predicted_physical=p.predicted_physical[:, i],
-            training_mean=float(p.training_mean[i]),
-            training_mean_physical=(
-                None if p.training_mean_physical is None else float(p.training_mean_physical[i])
-            ),
-        )
-        for i, name in enumerate(p.names)
-    }
+    return {name: errors_of(p, i) for i, name in enumerate(p.names)}
 
 
-def errors_of(
-    true: FloatArray,
-    predicted: FloatArray,
-    *,
-    true_physical: FloatArray,
-    predicted_physical: FloatArray,
-    training_mean: float,
-    training_mean_physical: float | None = None,
-) -> dict[str, float]:
-    """Return the errors of one parameter over N samples; arrays are (N,).
+def errors_of(p: Predictions, i: int) -> dict[str, float]:
+    """Return the errors of the parameter ``i`` over N samples.
 
     ``mse_of_mean`` is the error of always predicting ``training_mean`` and ``ratio`` is
     ``mse / mse_of_mean``: 1 means that nothing was learnt, 0 is perfect. ``relative_error`` is
@@ -90,8 +70,11 @@ def errors_of(
     same. ``relative_error_sc18_of_mean`` is what always predicting ``training_mean_physical`` gives
     by their formula. A number that is not defined, such as the correlation of one sample, is NaN.
     """
+    true, predicted = p.true[:, i], p.predicted[:, i]
+    true_physical, predicted_physical = p.true_physical[:, i], p.predicted_physical[:, i]
+    mean = np.nan if p.training_mean_physical is None else p.training_mean_physical[i]
     mse = float(np.mean((predicted - true) ** 2))
-    mse_of_mean = float(np.mean((training_mean - true) ** 2))
+    mse_of_mean = float(np.mean((p.training_mean[i] - true) ** 2))
     off = np.abs(predicted_physical - true_physical)
     return {
         **_error_measures(true, predicted),
@@ -105,13 +88,8 @@ def errors_of(
         },
         "relative_error": _mean_relative(off, true_physical),
         "relative_error_sc18": _mean_relative(off, predicted_physical),
-        "relative_error_sc18_of_mean": (
-            float("nan")
-            if training_mean_physical is None
-            else _mean_relative(
-                np.abs(training_mean_physical - true_physical),
-                np.full_like(true_physical, training_mean_physical),
-            )
+        "relative_error_sc18_of_mean": _mean_relative(
+            np.abs(mean - true_physical), np.full_like(true_physical, mean)
         ),
     }
 
@@ -198,20 +176,9 @@ def means_of_volumes(values: FloatArray, volumes: Sequence[str]) -> FloatArray:
 def averaged_over_volumes(p: Predictions) -> Predictions:
     """Return one prediction a volume, the mean of those of its samples."""
     names, _ = volume_indices(p.volumes)
-    means = (
-        means_of_volumes(values, p.volumes)
-        for values in (p.true, p.predicted, p.true_physical, p.predicted_physical)
-    )
-    true, predicted, true_physical, predicted_physical = means
-    return replace(
-        p,
-        samples=names,
-        volumes=names,
-        true=true,
-        predicted=predicted,
-        true_physical=true_physical,
-        predicted_physical=predicted_physical,
-    )
+    arrays = ("true", "predicted", "true_physical", "predicted_physical")
+    means: dict[str, Any] = {name: means_of_volumes(getattr(p, name), p.volumes) for name in arrays}
+    return replace(p, samples=names, volumes=names, **means)
 
 
 def calibration_of(validation: Predictions) -> CalibrationLines:
@@ -270,38 +237,21 @@ def bootstrap_means(
     return np.stack(means)
 
 
-def mean_interval(
-    errors: FloatArray, *, level: float = CONFIDENCE, replicates: int = BOOTSTRAP_REPLICATES
-) -> ConfidenceInterval:
-    """Return the mean of errors (S, V) with the percentile interval of `bootstrap_means`."""
-    (means,) = bootstrap_means([errors], replicates=replicates)
-    return _percentile_interval(float(errors.mean()), means, level)
-
-
 def ratio_interval(
-    above: FloatArray,
-    below: FloatArray,
-    *,
-    level: float = CONFIDENCE,
-    replicates: int = BOOTSTRAP_REPLICATES,
+    above: FloatArray, below: FloatArray, *, replicates: int = BOOTSTRAP_REPLICATES
 ) -> ConfidenceInterval:
     """Return the ratio of two mean errors, (S, V) each over the same volumes, with its interval."""
     first, second = bootstrap_means([above, below], replicates=replicates)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _percentile_interval(
-            float(np.divide(above.mean(), below.mean())), first / second, level
-        )
+        value = float(np.divide(above.mean(), below.mean()))
+        ends = np.quantile(first / second, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return ConfidenceInterval(value, float(ends[0]), float(ends[1]))
 
 
 def _replicate_shares(random: np.random.Generator, count: int, replicates: int) -> FloatArray:
     """Return the share of each replicate that each of ``count`` items has (B, count)."""
     drawn = random.multinomial(count, np.full(count, 1 / count), size=replicates)
     return drawn / count
-
-
-def _percentile_interval(value: float, replicates: FloatArray, level: float) -> ConfidenceInterval:
-    ends = np.quantile(replicates, [(1 - level) / 2, (1 + level) / 2])
-    return ConfidenceInterval(value, float(ends[0]), float(ends[1]))
 
 
 Counts = NDArray[np.int64]

@@ -21,6 +21,7 @@ from hyperslab import losses
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import keeping_contact
+from hyperslab.comm.bootstrap import world
 from hyperslab.errors import RecipeError, UnsupportedOp, reason
 from hyperslab.recipe.instantiate import A_LOSS, Maker, imported
 from hyperslab.recipe.network import references_to_data
@@ -89,10 +90,6 @@ class Objective:
                 raise RecipeError(
                     f"metrics.{name}: validation_{name} is measured anyhow\n    take another name"
                 )
-
-    def metric_sums(self, grid: Grid) -> MetricSums:
-        """Begin a pass over a split."""
-        return MetricSums(self, grid)
 
 
 class MetricSums:
@@ -189,7 +186,7 @@ class _SampleMean:
             missing = sums.isnan()
             facts = torch.stack([sums.where(~missing, -math.inf), missing.double()])
             with keeping_contact("the measures of a validation"):
-                dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+                dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=world())
             sums = facts[0].where(facts[1] == 0, math.nan)
         return [value / self.samples if self.samples else None for value in sums.tolist()]
 

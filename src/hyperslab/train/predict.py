@@ -5,8 +5,8 @@ windows; the `Journal` notes in a file that survives a stop which inputs are don
 says by which network, then one line for each input); `ResultFolder` fills a folder with masks or
 a table of parameters; `predict` does so for a run and a grid.
 
-A window may be larger than one device has room for; only the main rank's host memory holds the
-classes' scores of a whole volume.
+A window may be larger than one device has room for. No rank holds a whole volume, its scores or
+its mask: each sums up the scores of its part of a few layers, and writes their classes to a file.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,38 +31,48 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, collective_try
-from hyperslab.data import Subvolumes
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
 from hyperslab.errors import DataError, LayoutError, RecipeError
-from hyperslab.formats.views import fill_as, rounded_up
+from hyperslab.formats.nifti.image import Mask
+from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
-from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, recipe_for, started_ranks
 from hyperslab.train.input_volumes import (
     ArrayVolume,
     InputFile,
     NiftiVolume,
+    block_of_sample,
     list_inputs,
     open_volume,
-    read_block,
+)
+from hyperslab.train.mask_files import (
+    MASK_SUFFIXES,
+    FinishedMask,
+    MaskBytes,
+    MaskFormat,
+    check_mask_format,
+    publish,
+    strips,
 )
 from hyperslab.train.metrics import predicted_classes
+from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
-from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowPolicy, blended_scores
+from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowPolicy, blended_layers
 from hyperslab.train.step import autocast
 from hyperslab.util.atomic_files import (
     append_whole,
     json_lines,
-    read_json_lines,
+    partial_path,
     write_bytes,
     write_csv,
 )
+from hyperslab.util.documents import read_json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,7 @@ class TrainedNetwork:
             )
         about = DataCard.from_state(extra["about"])
         model = build_model(recipe, about, grid, given)
-        load(checkpoint, model)
+        use_averages(model, load(checkpoint, model).get("ema"))
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)
 
@@ -123,30 +135,54 @@ class TrainedNetwork:
         return prediction
 
 
-def predict_windows(
-    network: TrainedNetwork, volume: NiftiVolume | ArrayVolume, policy: WindowPolicy, where: str
-) -> NDArray[np.uint8] | None:
-    """The classes (D, H, W) of a volume on the main rank, None on the others; every rank calls it.
+def predict_mask(
+    network: TrainedNetwork,
+    volume: NiftiVolume | ArrayVolume,
+    windows: WindowPolicy | None,
+    where: str,
+    first: int = 0,
+) -> Iterator[tuple[Box, Mask]]:
+    """Yield the classes (d, h, w) of boxes of a volume, this rank's; all ranks get as many.
 
-    Every rank reads its box of each window for `blended_scores`.
+    Without ``windows`` one, which the grid gives this rank; else layers as they are final, of the
+    part that `strips` gives it, from the layer ``first`` on.
 
     Raises:
         DataError: on every rank: values that cannot be right, or the extra ``medical`` is missing.
-        LayoutError: a window is too small for the grid or the network.
+        LayoutError: a window, or the volume, is too small for the grid or the network.
     """
+    grid = network.grid
     channels, *extents = volume.shape
+    if windows is None:
+        box = Box.whole(rounded_up(volume.shape, network.recipe.data.multiple or 1))
+        found = predicted_classes(network(volume.block(grid, box), box.shape, where))
+        own = found.partition.box(grid.coords)
+        own = Box(own.lo[1:], own.hi[1:])
+        inside = own.intersect(Box.whole(extents))
+        if not found.partition.is_first_copy(grid.coords):
+            inside = Box(inside.lo, inside.lo)
+        yield inside, found.local[0].cpu().numpy()[inside.slices(own)]
+        return
 
     def predict_window(box: Box) -> Sharded:
         wanted = Box((0, *box.lo), (channels, *box.hi))
-        return network(volume.block(network.grid, wanted), wanted.shape, where)
+        return network(volume.block(grid, wanted), wanted.shape, where)
 
-    scores = blended_scores(tuple(extents), policy, predict_window)
-    return None if scores is None else scores.argmax(0).numpy().astype(np.uint8)
+    owners = strips(extents, grid.size)
+    layers = blended_layers(tuple(extents), windows, predict_window, owners, grid, first)
+    for box, scores in layers:
+        classes = np.empty(box.shape, np.uint8)
+        for layer in range(0 if box.empty else box.shape[0]):  # the numbers of classes are int64
+            classes[layer] = scores[:, layer].argmax(0).numpy()
+        yield box, classes
 
 
 JOURNAL = "predictions.jsonl"
 
 JournalRow = dict[str, Any]
+
+UNDER_WAY = "layers"
+"""In a journal's row: the layers of a mask that are written while it is not finished."""
 
 
 class Journal:
@@ -175,10 +211,19 @@ class Journal:
 
     def done(self, entry: InputFile) -> bool:
         """Check whether this very file is done."""
+        row = self._row(entry)
+        return row is not None and UNDER_WAY not in row
+
+    def layers(self, entry: InputFile) -> int:
+        """Return how many layers of this very file's mask were written before a stop."""
+        return int((self._row(entry) or {}).get(UNDER_WAY, 0))
+
+    def _row(self, entry: InputFile) -> JournalRow | None:
         row = self.rows.get(entry.name)
         if row is None or not all(path.exists() for path in entry.paths):
-            return False
-        return all(row.get(key) == value for key, value in _state_of_input(entry).items())
+            return None
+        same = all(row.get(key) == value for key, value in _state_of_input(entry).items())
+        return row if same else None
 
     def add(self, entry: InputFile, **result: Any) -> None:
         """Note that an input is done, with its result where that is not a file."""
@@ -234,10 +279,12 @@ class ResultFolder:
         *,
         native: bool,
         windows: WindowPolicy | None = None,
+        format: MaskFormat = "nifti",
     ) -> None:
         """Every rank makes one; only the main rank keeps the journal.
 
-        With ``windows`` volumes are predicted in parts, see `predict_windows`.
+        With ``windows`` volumes are predicted in parts, see `predict_mask`. Masks are written in
+        the ``format``.
 
         Raises:
             DataError: the folder cannot be written.
@@ -246,6 +293,7 @@ class ResultFolder:
         self.folder = folder
         self.native = native
         self.windows = windows
+        self.format = format
         self.fill = fill_as(network.transform.lowest, np.dtype(network.about.dtype))
         self.grid = network.grid
         self.about = network.about
@@ -261,6 +309,7 @@ class ResultFolder:
             "precision": of.recipe.precision,
             "transform": of.transform.name,
             **({} if self.windows is None else self.windows.facts),
+            **({} if self.format == "nifti" else {"format": self.format}),
         }
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 
@@ -281,43 +330,73 @@ class ResultFolder:
 
     def _is_done(self, entry: InputFile) -> bool:
         assert self.journal is not None
-        there = not self.about.classes or (self.folder / entry.mask).exists()
+        there = not self.about.classes or self._mask_path(entry).exists()
         return there and self.journal.done(entry)
 
     def _classes(self, entry: InputFile) -> None:
-        data = self.network.recipe.data
-        volume = open_volume(entry, self.about, data, native=self.native, fill=self.fill)
+        path = self._mask_path(entry)
+        volume = open_volume(
+            entry,
+            self.about,
+            self.network.recipe.data,
+            self.grid,
+            path.parent,
+            native=self.native,
+            fill=self.fill,
+        )
+        with closing(volume):
+            depth = volume.shape[1]
+            begun = broadcast_from_main(lambda: self._noted(entry))
+            under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
+            mask = MaskBytes(under_way, volume.shape[1:], begun)
+            with closing(mask):
+                try:
+                    self._fill(mask, entry, volume, depth)
+                    found = FinishedMask(mask, volume.extents, self.about.classes, volume.affine)
+                    publish(found, path, self.format, self.grid, volume.write)
+                except (DataError, LayoutError):
+                    broadcast_from_main(mask.remove)
+                    raise
+                broadcast_from_main(lambda: self._note(entry))
+                broadcast_from_main(mask.remove)
+
+    def _fill(
+        self, mask: MaskBytes, entry: InputFile, volume: NiftiVolume | ArrayVolume, depth: int
+    ) -> None:
+        """Predict what is not yet written of a mask; what is, is noted for a run after a stop."""
+        if mask.kept == depth:
+            return
         where = str(entry.path)
-        mask = None
-        if self.windows is not None:
-            mask = predict_windows(self.network, volume, self.windows, where)
-        else:
-            box = Box.whole(rounded_up(volume.shape, data.multiple or 1))
-            logits = self.network(volume.block(self.grid, box), box.shape, where)
-            whole = gather_to_main(predicted_classes(logits))
-            if whole is not None:
-                depth, height, width = volume.shape[1:]
-                mask = whole[0, :depth, :height, :width]
-        path = self.folder / entry.mask
+        parts = predict_mask(self.network, volume, self.windows, where, mask.kept)
+        for box, classes in parts:
+            collective_try(
+                partial(mask.write, box, classes),
+                failing=f"cannot write {mask.path}",
+                error=DataError,
+            )
+            done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
+            broadcast_from_main(
+                partial(self._note, entry, **{UNDER_WAY: done}),
+                failing=f"cannot write into {self.folder}",
+                error=DataError,
+            )
 
-        def write() -> None:
-            assert mask is not None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            volume.write(mask, path)
-            self._note(entry)
+    def _noted(self, entry: InputFile) -> int:
+        assert self.journal is not None
+        return self.journal.layers(entry)
 
-        broadcast_from_main(write, failing=f"cannot write {path}", error=DataError)
+    def _mask_path(self, entry: InputFile) -> Path:
+        return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
 
     def _numbers(self, entry: InputFile) -> None:
         data = self.network.recipe.data
-        volume = open_volume(entry, self.about, data, fill=self.fill)
+        volume = open_volume(entry, self.about, data, self.grid, self.folder, fill=self.fill)
         assert isinstance(volume, ArrayVolume)
-        source = volume.source
-        source = source if data.subvolume is None else Subvolumes(source, data.subvolume)
+        source = selected(volume.source, None, None, data.subvolume)
         unit = []
         for sample in range(len(source.names)):
             box = Box.whole(rounded_up(source.shape, data.multiple or 1))
-            block = read_block(source, sample, self.grid, box, self.fill)
+            block = block_of_sample(source, sample, self.grid, box, self.fill)
             prediction = self.network(block, box.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
@@ -366,6 +445,7 @@ def predict(
     checkpoint: str = "best",
     native: bool = False,
     windows: WindowPolicy | None = None,
+    format: MaskFormat = "nifti",
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
     given: UserObjects = NO_USER_OBJECTS,
@@ -375,12 +455,15 @@ def predict(
 
     Every rank calls it alike. Classes become a mask ``{name}-mask.nii.gz`` on the lattice of its
     file, numbers a row of ``parameters.csv``. What cannot be read is passed over and named. Files
-    that this checkpoint has predicted into ``out`` before are kept.
+    that this checkpoint has predicted into ``out`` before are kept, and a mask that was under way
+    goes on where it was. No rank holds a whole volume, its scores or its mask.
 
     Args:
         checkpoint: see `hyperslab.train.evaluate.evaluate`.
         native: predict at the file's own resolution, not at that of the training.
         windows: predict volumes in windows that overlap, each cut over all ranks.
+        format: of masks: ``"nifti"``, ``"hdf5"`` (``{name}-mask.hdf5``, ``segmentation``) or
+            ``"zarr"`` (``{name}-mask.zarr``, OME-Zarr of several levels).
         overrides: see `recipe_for`.
         done: called after every input, with the number of all.
         given: the network of a run that a program has trained.
@@ -393,11 +476,13 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
+    check_mask_format(format)
     recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {
         "checkpoint": checkpoint,
         "native": native,
+        "format": format,
         "inputs": [str(i) for i in inputs],
         **({} if windows is None else windows.facts),
     }
@@ -413,13 +498,15 @@ def predict(
         )
         if windows is not None and not network.about.classes:
             raise DataError(WINDOWS_NEED_CLASSES)
+        if format != "nifti" and not network.about.classes:
+            raise DataError(f"{format} is a format of masks; this network gives numbers")
         if windows is not None and isinstance(network.transform, MeanScale):
             raise DataError(
                 f"data.transform={network.transform.name} divides by the mean of a whole volume, "
                 "which a window has not\n"
                 "    predict whole volumes: leave --window out"
             )
-        results = ResultFolder(network, folder, native=native, windows=windows)
+        results = ResultFolder(network, folder, native=native, windows=windows, format=format)
         outcomes = []
         for entry in entries:
             outcomes.append(results.predict(entry))

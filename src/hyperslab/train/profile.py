@@ -9,12 +9,13 @@ the step's begin. Rows that a rank works or waits in never overlap; `UNDER_WAY` 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hyperslab.errors import DataError
 from hyperslab.util.atomic_files import write_json
+from hyperslab.util.documents import check_json_memory, read_bytes
 
 Stage = Literal["forward", "backward", "optimizer"]
 
@@ -30,9 +31,7 @@ over ranks within a pass) and ``gradients`` are time in which communication hold
 between its operators.
 """
 
-ROWS: tuple[TimelineRow, ...] = (
-    "convolutions", "operators", "halos", "statistics", "gradients", "data", "vote", "framework",
-)  # fmt: skip
+ROWS: tuple[TimelineRow, ...] = get_args(TimelineRow)
 
 UNDER_WAY = "under way"
 """Added to a row's name: messages that travel while the rank works on."""
@@ -137,7 +136,9 @@ def read_profile(path: Path) -> Profile:
         DataError: it cannot be read or is not one; names the file and the place.
     """
     try:
-        return Profile.model_validate_json(path.read_bytes())
+        data = read_bytes(path)
+        check_json_memory(data)
+        return Profile.model_validate_json(data)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
@@ -147,6 +148,8 @@ def read_profile(path: Path) -> Profile:
             f"{path} is no profile: {where}: {first['msg']}\n"
             "    remove it, and profile again with hyperslab train --profile"
         ) from error
+    except ValueError as error:
+        raise DataError(f"{path} is no profile: {error}") from error
 
 
 def read_profiles(run: Path) -> list[Profile]:

@@ -23,7 +23,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,7 @@ def row_of(event: ProfiledRange) -> TimelineRow | None:
         return "convolutions" if any(word in name for word in words) else "operators"
     above = itertools.islice(event.ancestors, 1, None)
     if event.is_operator and not any(e.is_operator for e in above):
-        convolves = any(word in event.name for word in ("conv", "winograd"))
+        convolves = any(word in event.name for word in ("conv", "winograd", "depthwise"))
         return "convolutions" if convolves else "operators"
     return None
 
@@ -580,7 +580,7 @@ def profile_summary(profile: Profile, path: Path) -> str:
 
 
 def empty_profile(grid: Grid, precision: str, peak: float | None) -> Profile:
-    """Return a profile of this rank that holds nothing yet."""
+    """Return a profile of this rank that holds nothing yet; benchmarks make one, too."""
     return Profile(
         rank=grid.rank,
         ranks=grid.size,
@@ -600,15 +600,7 @@ class ProfiledTrainer(Trainer):
 
         Profiles of an earlier start of the run are removed, with what was predicted for it.
         """
-        super().__init__(
-            trainer.recipe,
-            trainer.grid,
-            trainer.objective,
-            trainer.data,
-            trainer.validation,
-            trainer.progress,
-            trainer.test,
-        )
+        super().__init__(**{one.name: getattr(trainer, one.name) for one in fields(Trainer)})
         run = self.recipe.output
         if self.grid.is_main:
             for old in profile_folder(run).glob("*.json"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,33 +21,20 @@ import torch.distributed as dist
 
 from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import (
-    LOST_RANK_WORDS,
-    any_rank,
-    broadcast_from_main,
-    failure_broadcast,
-    lost_contact,
-    start_alike,
-)
+from hyperslab.comm import Grid, agreement
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.builders import (
-    build_model,
-    check_targets,
-    check_user_objects,
-    data_card,
-    open_training,
-    training_digest,
-)
+from hyperslab.train import builders
 from hyperslab.train.history import Reporter, record_changes
 from hyperslab.train.mlperf import MlperfLog, RunEvents
+from hyperslab.train.moving_average import MovingAverage
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import build_objective, loss_to_device
 from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
+from hyperslab.train.step import LossScaler, arithmetic
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
 from hyperslab.util.atomic_files import check_links, open_to_append, try_lock
 
@@ -110,15 +98,15 @@ def train(
         )
     steps = None if profile is None else profile.steps
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
-    started = start_alike(recipe.device, recipe.timeout, facts)
+    started = agreement.start_alike(recipe.device, recipe.timeout, facts)
     try:
-        with failure_broadcast():
+        with agreement.failure_broadcast():
             if recipe.undecided and choose is not None:
                 ranks = dist.get_world_size() if dist.is_initialized() else 1
-                recipe = broadcast_from_main(partial(choose, recipe, ranks))
-            _train(recipe, resume or any_rank(started_again), profile, given)
+                recipe = agreement.broadcast_from_main(partial(choose, recipe, ranks))
+            _train(recipe, resume or agreement.any_rank(started_again), profile, given)
     except Stopped:
-        if started:
+        if started and dist.is_initialized():  # a wait that hung has aborted it
             dist.destroy_process_group()
         raise
     if started:  # after an error the others may be anywhere: do not wait for them
@@ -127,8 +115,8 @@ def train(
 
 def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: UserObjects) -> None:
     with ExitStack() as stack:
-        check_user_objects(recipe, given)
-        check_targets(recipe)
+        builders.check_user_objects(recipe, given)
+        builders.check_targets(recipe)
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
         prepare_folder(recipe, stack, resume=resume)
@@ -137,7 +125,9 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
             events = _on_main(lambda: MlperfLog(recipe, grid)) or events
             stack.callback(events.close)
         trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
-        broadcast_from_main(lambda: remember_code(recipe))  # all of it was allowed and made
+        agreement.broadcast_from_main(
+            lambda: remember_code(recipe)
+        )  # all of it was allowed and made
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
@@ -153,7 +143,7 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
 def _on_main(make: Callable[[], T]) -> T | None:
     """Make something on the main rank, where it stays; raises on every rank what went wrong."""
     made: list[T] = []
-    broadcast_from_main(lambda: made.append(make()))
+    agreement.broadcast_from_main(lambda: made.append(make()))
     return made[0] if made else None
 
 
@@ -168,10 +158,13 @@ def build_trainer(
 ) -> Trainer:
     """Build everything that a step needs; ``stack`` closes what must be closed."""
     torch.manual_seed(recipe.seed)
-    data, validation, *followed = map(stack.enter_context, open_training(recipe, grid, given))
+    data, validation, *followed = map(
+        stack.enter_context, builders.open_training(recipe, grid, given)
+    )
     events.data_opened(len(data), len(validation))
-    about = data_card(data)
-    model = build_model(recipe, about, grid, given)
+    stack.enter_context(arithmetic(recipe, same_shapes=not data.source.shapes))
+    about = builders.data_card(data)
+    model = builders.build_model(recipe, about, grid, given)
     objective = build_objective(recipe, about, given)
     loss_to_device(objective.loss, grid.device)
     steps = -(-data.steps // recipe.optimizer.accumulate)
@@ -181,24 +174,29 @@ def build_trainer(
         optimizer,
         schedule,
         batch_size=recipe.data.batch_size,
-        samples=training_digest(recipe, data),
+        samples=builders.training_digest(recipe, data),
         about=about,
         device=grid.device,
+        scaler=LossScaler(grid, recipe.precision),
+        average=None if recipe.ema is None else MovingAverage(model, recipe.ema),
     )
     path = latest(recipe.output) if resume else None
     at = Position() if path is None else _resume(path, state, recipe)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         _write_on_main(recipe, lambda: save_recipe(recipe, recipe.output / RECIPE))
     if grid.is_main:
+        where = grid.device.type
+        if (where, recipe.precision) != ("cpu", "float32"):  # which has but one meaning there
+            where += f" in {recipe.precision}"
         if resume and path is None:
             log.info("nothing to resume in %s: from the start", recipe.output)
         log.info(
             "%s on %s: %d samples of %s to train, %d to validate, %s",
-            *(grid, grid.device.type, len(data), list(data.shape), len(validation)),
+            *(grid, where, len(data), list(data.shape), len(validation)),
             f"going on from {path}" if path else "from the start",
         )
         for override in recipe.trust.left_out:
-            log.warning("left out is what the run's folder says and you have not: %s", override)
+            log.warning("left out, as the run's folder says it and you do not: %s", override)
 
     def open_reporter() -> Reporter:
         reporter = Reporter(
@@ -237,7 +235,7 @@ def is_done(recipe: Recipe) -> bool:
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
-    changes = broadcast_from_main(lambda: _changes(recipe))
+    changes = agreement.broadcast_from_main(lambda: _changes(recipe))
     settings = settings_of_optimizer(state.optimizer)
     at = state.restore(path)
     assert isinstance(state.schedule, RateSchedule)
@@ -250,7 +248,7 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
 
 def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:
     words = f"cannot write into output {recipe.output}"
-    broadcast_from_main(write, failing=words, error=RecipeError)
+    agreement.broadcast_from_main(write, failing=words, error=RecipeError)
 
 
 def _changes(recipe: Recipe) -> dict[str, list[Any]]:
@@ -258,7 +256,7 @@ def _changes(recipe: Recipe) -> dict[str, list[Any]]:
     try:
         before = load_recipe(recipe.output / RECIPE)
     except RecipeError as error:
-        log.warning("what the resumed run changes cannot be told: %s", error)
+        log.warning("cannot tell what the resumed run changes: %s", error)
         return {}
     changes = changed_keys(before, recipe)
     for key, (then, now) in changes.items():
@@ -302,11 +300,42 @@ def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
         yield
     except HyperslabError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise HyperslabError(_out_of_memory(grid, error)) from error
     except OSError as error:
         raise HyperslabError(f"run {recipe.output}: {reason(error)}") from error
     except RuntimeError as error:
-        if grid.size == 1 or not LOST_RANK_WORDS.search(str(error)):
+        if grid.size == 1 or not agreement.LOST_RANK_WORDS.search(str(error)):
             raise
         what = f"training with timeout={recipe.timeout:g} s"
-        lost = lost_contact(grid.rank, (), what, error)
+        lost = agreement.lost_contact(grid.rank, (), what, error)
         raise CommError(f"{lost}\n    go on from the last checkpoint with --resume") from error
+
+
+def _out_of_memory(grid: Grid, error: torch.OutOfMemoryError) -> str:
+    """Say which rank ran out of its device's memory, where, and how much it had taken by then."""
+    words = f"rank {grid.rank} of {grid.size} ran out of the memory of {grid.device}"
+    layer = layer_of(error)
+    words += f" in {layer}" if layer else " in the backward pass or the optimizer's step"
+    if grid.device.type == "cuda":
+        peak, total = (
+            torch.cuda.max_memory_allocated(grid.device),
+            torch.cuda.get_device_properties(grid.device).total_memory,
+        )
+        words += f"\n    its tensors took up to {peak / 2**30:.2f} of {total / 2**30:.2f} GiB"
+    return f"{words}\n    {str(error).splitlines()[0]}"
+
+
+def layer_of(error: BaseException) -> str:
+    """Name the innermost layer whose forward pass an error came out of; "" if it was in none."""
+    root: torch.nn.Module | None = None
+    inner: torch.nn.Module | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module):
+            root = root or module
+            inner = module
+    if root is None or inner is None:
+        return ""
+    name = next((name for name, part in root.named_modules() if part is inner), "")
+    return f"{name} ({type(inner).__name__})" if name else type(inner).__name__

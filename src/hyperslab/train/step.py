@@ -1,7 +1,8 @@
 """Defines what surrounds one optimizer step: its precision, its result, its vote, its clock.
 
-In reading order: the types that torch computes in; the vote, one small collective a step (is the
-loss a number, does any rank want to stop?); a step's result, its time and its row of the history.
+In reading order: the types that torch computes in, and the scale of float16; the vote, one small
+collective a step (is the loss a number, does any rank want to stop?); a step's result, its time and
+its row of the history.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import datetime
 import math
 import resource
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,21 +21,119 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperslab.comm import Grid
+from hyperslab.comm.bootstrap import world
 from hyperslab.data import Dataset
+from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import choose
 
-PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16}
+PRECISIONS: dict[str, torch.dtype | None] = {
+    "float32": None,
+    "tf32": None,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+}
 """Autocast casts to these by ``precision``, None for weights and values as they are."""
 
+_MATMUL: Any = torch.backends.cuda.matmul
+_CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return a context in which a network computes in the recipe's precision.
+
+@contextmanager
+def autocast(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute in the recipe's precision: autocast, and `float32_products` as it says.
 
     Raises:
         RecipeError: `PRECISIONS` has no such name.
     """
     dtype = choose(PRECISIONS, precision, "precision")
-    return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+    cast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
+    with float32_products(precision), cast:
+        yield
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Let a CUDA device multiply float32 as TF32 (10 bits) with "tf32" alone, and in no other run.
+
+    By torch's defaults convolutions do so and products of matrices do not. Afterwards its switches
+    are as they were.
+    """
+    before = _MATMUL.fp32_precision, _CONV.fp32_precision
+    _set_products("tf32" if precision == "tf32" else "ieee")
+    try:
+        yield
+    finally:
+        _set_products(*before)
+
+
+def _set_products(matmul: str, conv: str | None = None) -> None:
+    """Set both generations of torch's switches: code that reads an older one that differs gets an
+    error from torch.
+    """
+    conv = conv or matmul
+    _MATMUL.allow_tf32 = matmul == "tf32"
+    torch.backends.cudnn.allow_tf32 = conv == "tf32"
+    _MATMUL.fp32_precision = matmul
+    _CONV.fp32_precision = conv
+
+
+@contextmanager
+def arithmetic(recipe: Recipe, *, same_shapes: bool) -> Iterator[None]:
+    """Set torch's switches for a run, whose backward passes are outside of `autocast`.
+
+    With ``same_shapes`` cuDNN tries its algorithms for each convolution once and keeps the fastest,
+    but for ``kernels: fixed`` (it does not choose the same one each time) and ``torch``.
+    """
+    before = torch.backends.cudnn.benchmark
+    with float32_products(recipe.precision):
+        if recipe.kernels != "torch":
+            torch.backends.cudnn.benchmark = same_shapes and recipe.kernels != "fixed"
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+class LossScaler:
+    """Scales the loss of a run in float16, whose small gradients would be zero; torch's GradScaler.
+
+    [Note: float16 on a grid] Until gradients are averaged they are those of the sum of all ranks'
+    losses, of which each is the global mean: in a cut network as many times the serial ones as
+    there are ranks. So the loss is scaled by that much less, and float16 ends where it does in a
+    serial run. Other types need no scale; then this does nothing.
+    """
+
+    FIRST = 2.0**16
+    """Scales the loss of a serial run at first, as torch does."""
+
+    def __init__(self, grid: Grid, precision: str) -> None:
+        self.ranks = grid.size
+        self.on = precision == "float16"
+        first = self.FIRST / grid.size
+        self.scaler = torch.amp.GradScaler(grid.device.type, init_scale=first, enabled=self.on)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradients of the scaled loss."""
+        self.scaler.scale(loss).backward()
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, for code that looks at them before the step."""
+        self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the optimizer's step if all gradients are finite, which is the same on all ranks."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state as on one rank; empty where there is no scale."""
+        state = self.scaler.state_dict()
+        return {**state, "scale": state["scale"] * self.ranks} if state else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with a state that any grid has written; an empty one is left."""
+        if self.on and state:
+            self.scaler.load_state_dict({**state, "scale": state["scale"] / self.ranks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +165,9 @@ class Vote:
         self.arrived: torch.cuda.Event | None = None
         self.facts = _vote_facts(grid, loss, prediction, stop=stop, wait=wait)
         if grid.size > 1:
-            self.work = dist.all_reduce(self.facts, op=dist.ReduceOp.MAX, async_op=True)
+            self.work = dist.all_reduce(
+                self.facts, op=dist.ReduceOp.MAX, group=world(), async_op=True
+            )
         if grid.device.type == "cuda":
             self._fetch()
 

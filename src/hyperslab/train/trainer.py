@@ -12,7 +12,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from hyperslab.checkpoint.retention import folder_of, save_step
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import any_rank
+from hyperslab.comm.bootstrap import backend_of
+from hyperslab.comm.watch import Watch
 from hyperslab.data import Dataset
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
@@ -30,12 +32,15 @@ from hyperslab.tensor import Sharded
 from hyperslab.train.flops import FlopCount, StepFlops
 from hyperslab.train.history import Reporter
 from hyperslab.train.mlperf import RunEvents
-from hyperslab.train.objective import Objective
+from hyperslab.train.moving_average import MovingAverage
+from hyperslab.train.objective import MetricSums, Objective
 from hyperslab.train.optimizer import RateSchedule
 from hyperslab.train.step import (
+    LossScaler,
     PendingStep,
     StepClock,
     StepResult,
+    Verdict,
     Vote,
     autocast,
     weights_are_finite,
@@ -66,6 +71,7 @@ class Progress:
     pending: PendingStep | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self.watch = Watch(self.recipe.timeout)
         self.flops = StepFlops(self.grid.size, self.recipe.peak)
 
     @property
@@ -106,7 +112,7 @@ class Progress:
             "peak_share": self.flops.share(speed),
         }
         self.pending = PendingStep(vote, done.samples, facts)
-        self._leave_if(self._finish(before))
+        self.leave_if(self._finish(before))
         every = self.recipe.checkpoint.every_steps
         if every is not None and self.at.step % every == 0:
             self.checkpoint()
@@ -114,21 +120,21 @@ class Progress:
 
     def end_steps(self) -> None:
         """Read the vote on the last step of an epoch; raises as `record` does."""
-        self._leave_if(self._settle())
+        self.leave_if(self._settle())
 
     def await_vote(self) -> None:
         """Wait until the vote that is under way has arrived, or was lost; nothing is read."""
         if self.pending is not None:
             self.pending.vote.wait(LOST_AFTER)
 
-    def check_stop(self, loss: torch.Tensor, prediction: torch.Tensor) -> None:
-        """Vote on one mini-batch of a validation, and wait: only a signal counts.
+    def vote(self, loss: torch.Tensor, prediction: torch.Tensor) -> Vote:
+        """Start the vote on a mini-batch of a validation, which a signal of any rank ends."""
+        return Vote(self.grid, loss, prediction, stop=self.stop.signal, wait=0.0)
 
-        Raises:
-            Stopped: any rank got one.
-        """
-        vote = Vote(self.grid, loss, prediction, stop=self.stop.signal, wait=0.0)
-        self._leave_if(vote.result().signal)
+    def read(self, vote: Vote, what: str) -> Verdict:
+        """Wait for a vote, under watch; raises as `Watch.over`."""
+        with self.watch.over(what):
+            return vote.result()
 
     def finish_epoch(self, measured: dict[str, float | None], seconds: float) -> None:
         """Record an epoch, go to the next one, and write a checkpoint where one is due.
@@ -193,7 +199,7 @@ class Progress:
         """
         if done is None:
             return 0
-        verdict = done.vote.result()
+        verdict = self.read(done.vote, f"the vote on step {done.facts['step']}")
         if not verdict.finite:
             where = "" if verdict.culprit is None else f"; the first is rank {verdict.culprit}"
             raise self._diverged("the loss is", done.facts["step"], done.facts["epoch"], where)
@@ -220,7 +226,7 @@ class Progress:
             "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
         )
 
-    def _leave_if(self, number: int) -> None:
+    def leave_if(self, number: int) -> None:
         """Write a checkpoint and end, if there is a signal."""
         if number:
             path = self.checkpoint()
@@ -258,7 +264,11 @@ class Trainer:
         self.optimizer = state.optimizer
         assert isinstance(state.schedule, RateSchedule)
         self.schedule = state.schedule
+        assert state.average is None or isinstance(state.average, MovingAverage)
+        self.average = state.average
         self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore[assignment]
+        assert isinstance(state.scaler, LossScaler)
+        self.scaler = state.scaler
         self.clock = StepClock(self.data)
 
     @property
@@ -274,7 +284,12 @@ class Trainer:
             DivergedError: the loss is not finite; the last checkpoint is from before.
             CheckpointError: one cannot be written.
         """
-        with self.progress.stop.listening(), self.progress.writer.finishing():
+        hangs = self.grid.size > 1 and "nccl" in backend_of()
+        with (
+            self.progress.stop.listening(),
+            self.progress.writer.finishing(),
+            self.progress.watch.running() if hangs else nullcontext(),
+        ):
             events = self.progress.events
             while not self.progress.finished:
                 epoch = self.at.epoch
@@ -321,7 +336,7 @@ class Trainer:
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
         """Take one step of the optimizer over ``batch`` and those that are accumulated with it.
 
-        It waits for nothing.
+        It waits for nothing, but in float16 for whether gradients are finite.
         """
         losses: list[torch.Tensor] = []
         seen = 0
@@ -335,15 +350,18 @@ class Trainer:
                 with self.autocast():
                     prediction = self.model(x)
                     loss = self.objective.loss(prediction, y) * (x.shape[0] / planned)
-                loss.backward()
+                self.scaler.backward(loss)
             losses.append(loss.detach())
         if seen != planned:  # samples were left out because they could not be read
             foreach_multiply_(
                 [p.grad for p in self.model.parameters() if p.grad is not None], planned / seen
             )
         if self.recipe.optimizer.clip is not None:
+            self.scaler.unscale(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        if self.average is not None:
+            self.average.update(self.at.step + 1)
         self.schedule.step()
         self.optimizer.zero_grad()
         mean = torch.stack(losses).sum() * (planned / seen)
@@ -355,7 +373,7 @@ class Trainer:
         done = self.at.batch
         return min((done + count) * size, len(self.data)) - done * size
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[None]:
         """Return the autocast of the recipe's precision."""
         return autocast(self.grid.device, self.recipe.precision)
 
@@ -367,11 +385,25 @@ class Trainer:
     def measure(self, split: Dataset) -> dict[str, float | None]:
         """The objective's measures over a split, under the names that they have in a validation."""
         self.model.eval()
-        sums = self.objective.metric_sums(self.grid)
-        for x, y in split.epoch(0):
-            with self.autocast():
-                prediction = self.model(x)
-                loss = self.objective.loss(prediction, y).reshape(())
-                sums.add(prediction, y, loss)
-            self.progress.check_stop(loss, prediction.local)
+        sums = MetricSums(self.objective, self.grid)
+        signal_of_any = 0
+        pending: Vote | None = None
+        vote = "the vote on a mini-batch of a validation"
+        with nullcontext() if self.average is None else self.average.in_place():
+            for x, y in split.epoch(0):
+                with self.autocast():
+                    prediction = self.model(x)
+                    loss = self.objective.loss(prediction, y).reshape(())
+                    sums.add(prediction, y, loss)
+                # Read a mini-batch later, as in training: the device has the next one by then.
+                before, pending = pending, self.progress.vote(loss, prediction.local)
+                if before is not None:
+                    signal_of_any = self.progress.read(before, vote).signal
+                if signal_of_any:
+                    break
+        if pending is not None:
+            last = self.progress.read(pending, vote).signal
+            signal_of_any = signal_of_any or last
+        # A checkpoint has the network's own weights: it is written outside.
+        self.progress.leave_if(signal_of_any)
         return sums.result()

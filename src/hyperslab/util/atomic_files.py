@@ -20,6 +20,7 @@ import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from hyperslab.errors import RecipeError
-from hyperslab.util.documents import value_of_json
 
 
 def partial_path(path: Path) -> Path:
@@ -47,14 +47,15 @@ def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> 
         ending: what the partial name ends in, where a library goes by it.
 
     Raises:
-        OSError: it cannot be made, or renamed.
+        OSError: it cannot be made, or renamed, or another process writes it now.
     """
     partial = partial_path(path)
     owner = f".{os.getpid()}" if concurrent else ""
     partial = partial.with_name(f"{partial.name}{owner}{ending}")
-    partial.unlink(missing_ok=True)  # see [Note: links]
+    _remove_left(partial)
     try:
         with open(partial, "xb", opener=_exclusive) as file:
+            try_lock(file.fileno())
             yield file
         partial.replace(path)
     except BaseException:
@@ -68,6 +69,22 @@ def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> 
     """Yield the name of a new, empty file, for what takes a name; else as `created_aside`."""
     with created_aside(path, concurrent=concurrent, ending=ending) as file:
         yield Path(file.name)
+
+
+def _remove_left(partial: Path) -> None:
+    """Remove what a killed process has left under a partial name, or a link; see [Note: links].
+
+    Raises:
+        OSError: a process that lives has locked it.
+    """
+    free = True
+    with suppress(OSError):  # nothing is there, or a link
+        left = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        free = try_lock(left)
+        os.close(left)
+    if not free:
+        raise OSError(errno.EBUSY, "another process is writing it", str(partial))
+    partial.unlink(missing_ok=True)
 
 
 def _exclusive(path: str, flags: int) -> int:
@@ -110,20 +127,6 @@ def json_lines(rows: Iterable[object]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def read_json_lines(path: Path) -> tuple[list[Any], int]:
-    """Return the rows of a journal and the bytes [B] of its whole lines.
-
-    A last line that was not finished is no line.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: a line is not JSON.
-    """
-    whole, newline, _ = path.read_bytes().rpartition(b"\n")
-    rows = [value_of_json(line) for line in whole.split(b"\n")] if newline else []
-    return rows, len(whole) + len(newline)
-
-
 def append_whole(path: Path, data: bytes) -> None:
     """Add whole lines to a file, or, if that cannot be, nothing.
 
@@ -146,16 +149,20 @@ def open_to_append(path: Path) -> int:
     """Return the number of a file that is open to grow, and is made if there is none.
 
     Raises:
-        OSError: it is a link (see [Note: links]), or cannot be opened.
+        OSError: it is a link (see [Note: links]) or no plain file, or cannot be opened.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             words = "is a link, and what grows is not written through links"
             raise OSError(errno.ELOOP, words, str(path)) from None
         raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return descriptor
 
 
 def make_scratch(folder: Path) -> None:
@@ -179,7 +186,7 @@ def check_links(folder: Path, *names: str) -> None:
     """Refuse links that lead out of a folder, in it and below; with ``names`` in these of it alone.
 
     Raises:
-        RecipeError: names the first one. Whoever writes or deletes there would do so elsewhere.
+        RecipeError: names the first one. A write or a deletion there would happen elsewhere.
     """
     real = os.path.realpath(folder)
     tops = [folder / name for name in names] or [folder]

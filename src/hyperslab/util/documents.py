@@ -8,9 +8,15 @@ it; and a million brackets keep PyYAML busy for an hour.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -23,8 +29,14 @@ MOST_LONG_YAML_CHARACTERS = 32 << 20
 MOST_NODES = 200_000
 """Limits the nodes of a document that a person wrote, aliases counted as what they stand for."""
 
-MOST_JSON_BYTES = 256 << 20
-"""Limits the size of a JSON file [B]."""
+MOST_JSON_BYTES = 64 << 20
+"""Limits the size of a JSON file, and of a line of a journal [B]."""
+
+MOST_JSON_MEMORY = 192 << 20
+"""Limits what the values of a JSON document take as objects of Python [B], roughly counted."""
+
+LINES_RATIO = 8
+"""How many times its bytes the values of a long journal may take; honest ones take 3 or 4."""
 
 MOST_DEPTH = 64
 """Limits how deep brackets, lists and mappings nest."""
@@ -81,19 +93,55 @@ class _BoundedLoader(yaml.SafeLoader):
             raise TooMuch(f"a number has {len(value)} characters")
         return _TEXT
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Refuses a key that is there twice: PyYAML takes the last one, without a word."""
+        if isinstance(node, yaml.MappingNode):
+            keys = [(k.tag, k.value) for k, _ in node.value if isinstance(k, yaml.ScalarNode)]
+            if twice := [key for (_, key), count in Counter(keys).items() if count > 1]:
+                raise TooMuch(f"it has the key {twice[0][:MOST_DIGITS]!r} twice in one mapping")
+        return super().construct_mapping(node, deep)
+
     def construct_yaml_int(self, node: Any) -> Any:
         if len(node.value) > MOST_DIGITS:
             raise TooMuch(f"a number has {len(node.value)} characters")
         return super().construct_yaml_int(node)
 
+    def construct_yaml_binary(self, node: Any) -> Any:
+        """Checks of texts would pass over bytes, of which pydantic makes a text afterwards."""
+        return self.construct_undefined(node)
+
 
 _BoundedLoader.add_constructor("tag:yaml.org,2002:int", _BoundedLoader.construct_yaml_int)
+_BoundedLoader.add_constructor("tag:yaml.org,2002:binary", _BoundedLoader.construct_yaml_binary)
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         return [part for pair in node.value for part in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+GIVEN = ("/dev/stdin", "/dev/fd", "/proc/self/fd")
+"""Pipes that only the user himself names, as in ``hyperslab train <(...)``, or where they lie."""
+
+
+def open_plain(path: Path, *, links: bool = True) -> io.BufferedReader:
+    """Open a file that is one: no pipe, no device, of which there might be no end.
+
+    Raises:
+        OSError: it cannot be read, is something else, or is a link where ``links`` is False.
+    """
+    if str(path) in GIVEN or str(path.parent) in GIVEN:
+        return path.open("rb")
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        folder = stat.S_ISDIR(mode)
+        words = os.strerror(errno.EISDIR) if folder else "it is no plain file"
+        raise OSError(errno.EISDIR if folder else errno.EINVAL, words, str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
@@ -103,7 +151,7 @@ def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
         OSError: it cannot be read.
         UnicodeDecodeError: it is no text.
     """
-    with path.open(encoding="utf-8") as file:
+    with io.TextIOWrapper(open_plain(path), encoding="utf-8") as file:
         return file.read(most + 1)
 
 
@@ -147,16 +195,48 @@ def _load(text: str, loader: Any) -> Any:
         raise TooMuch(f"{type(error).__name__}: {error}") from None
 
 
+def check_json_memory(text: str | bytes, most: int | None = None) -> int:
+    """Refuse JSON whose values take far more memory than it has bytes: ``[[],[],...`` twenty times.
+
+    Returns what they take [B], roughly.
+
+    Raises:
+        ValueError: it is more than ``most``, by default `MOST_JSON_MEMORY`.
+    """
+    most = MOST_JSON_MEMORY if most is None else most
+    signs = (b"{", b"[", b",") if isinstance(text, bytes) else ("{", "[", ",")
+    mappings, lists, commas = map(text.count, signs)  # type: ignore[arg-type]
+    size = 240 * mappings + 64 * (lists + commas)
+    if size > most:
+        raise ValueError(f"its values would take more than {most >> 20} MiB")
+    return size
+
+
 def value_of_json(text: str | bytes) -> Any:
     """Return the value of a JSON document.
 
     Raises:
-        ValueError: it is none, or deeper than Python goes.
+        ValueError: it is none, deeper than Python goes, or stands for too much.
     """
+    check_json_memory(text)
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("its brackets are too deep") from None
+
+
+def read_bytes(path: Path, most: int = MOST_JSON_BYTES) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it has more than ``most`` bytes.
+    """
+    size = path.stat().st_size
+    if size > most:
+        raise ValueError(f"it has {size} bytes; {most} are read at most")
+    with open_plain(path) as file:
+        return file.read(size)
 
 
 def read_json(path: Path) -> Any:
@@ -166,7 +246,41 @@ def read_json(path: Path) -> Any:
         OSError: it cannot be read.
         ValueError: it is none, or larger or deeper than it may be.
     """
-    size = path.stat().st_size
-    if size > MOST_JSON_BYTES:
-        raise ValueError(f"it has {size} bytes; {MOST_JSON_BYTES} are read at most")
-    return value_of_json(path.read_bytes())
+    return value_of_json(read_bytes(path))
+
+
+def lines_of(file: IO[bytes], most: int = MOST_JSON_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a file, each with its end.
+
+    Raises:
+        ValueError: a line has more than ``most`` bytes.
+    """
+    while line := file.readline(most + 1):
+        if len(line) > most:
+            raise ValueError(f"a line has more than {most} bytes")
+        yield line
+
+
+def finished_lines(file: IO[bytes], most: int = MOST_JSON_BYTES) -> Iterator[bytes]:
+    """Yield what `lines_of` does, but for a last line that does not end: it is being written."""
+    return (line for line in lines_of(file, most) if line.endswith(b"\n"))
+
+
+def read_json_lines(path: Path) -> tuple[list[Any], int]:
+    """Return the rows of a journal and the bytes [B] of its whole lines.
+
+    A last line that was not finished is no line.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: a line is not JSON, or the rows take far more memory than the file has bytes.
+    """
+    rows: list[Any] = []
+    size = taken = 0
+    with open_plain(path) as file:
+        for line in finished_lines(file):
+            size += len(line)
+            most = max(MOST_JSON_MEMORY, LINES_RATIO * size)
+            taken += check_json_memory(line, most - taken)
+            rows.append(value_of_json(line))
+    return rows, size

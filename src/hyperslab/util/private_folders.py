@@ -1,6 +1,6 @@
 """Makes folders of the user's own, of which what lies there is run or believed later.
 
-Whoever may write to such a folder, or put another one in its place, decides what this user runs.
+A user who may write to such a folder, or put another one in its place, decides what this one runs.
 """
 
 from __future__ import annotations

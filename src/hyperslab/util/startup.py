@@ -56,8 +56,8 @@ def say_stopped() -> None:
 def fill_standard_descriptors() -> None:
     """Open the null device in place of each standard stream that is closed.
 
-    The next pipe or file would be given its number, and whoever takes that for the stream would
-    close it, or read and write there.
+    The next pipe or file would get its number, and code that takes that for the stream would close
+    it, or read and write there.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     while nowhere <= 2:
@@ -103,12 +103,20 @@ def is_command() -> bool:
     return os.getpid() in COMMAND_PROCESSES
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Names torch's variables for the memory of devices: the present one and the one before."""
+
+
 def begin_command() -> None:
     """Prepare the process of a command, before it imports.
 
     Its streams may be closed, its current folder somebody else's, and Ctrl-C may come meanwhile.
+    Unless the user has said how torch takes a GPU's memory, it does so in segments that grow: a
+    block of another size then leaves no hole.
     """
     COMMAND_PROCESSES.add(os.getpid())
+    if not {*ALLOCATOR} & os.environ.keys():
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     fill_standard_descriptors()
     leave_out_current_folder()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

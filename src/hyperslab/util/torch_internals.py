@@ -1,7 +1,7 @@
 """Names everything of torch that is used here and not public, each with the reason.
 
-No other module reaches into private torch: whoever moves to another version of torch reads this
-file. Everything in it was run with torch 2.11, 2.13 and 2.15. What a step calls often is an alias,
+No other module reaches into private torch, so a move to another version of torch needs this file
+alone. Everything in it was run with torch 2.11, 2.13 and 2.15. What a step calls often is an alias,
 not a function of its own, so that the indirection costs nothing.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import importlib
 import operator
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch, _pytree
 
 # Operators and their dispatch.
@@ -34,6 +36,12 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 dispatch_modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Counts the active modes: one that watches or traces must see no write past the dispatcher."""
 
+function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
+"""Counts the active modes of the other kind, such as ``torch.set_default_device``."""
+
+profiler_runs: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Tells whether a profiler notes operators, by their names in the dispatcher."""
+
 foreach_multiply_: Callable[..., None] = torch._foreach_mul_
 """Scales a list of tensors in place with one kernel on a GPU; no optimizer offers that alone."""
 
@@ -41,6 +49,11 @@ tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
 tree_map_only = _pytree.tree_map_only
 """Walk nested arguments as torch does, users' registered containers included."""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether ``torch.compile`` has made this module, or ``module.compile`` was called."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def fake_tensor_mode() -> Any:
@@ -116,7 +129,8 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
             vmap,
             "_add_batch_dim",
             "torch.vmap (also torch.func.jacrev, jacfwd, hessian)",
-            "call the function itself: operators of a cut tensor take dim 0 for the batch",
+            "call f(x) itself, whose operators take dim 0 for the batch,\n"
+            "    or torch.stack([f(each) for each in x.unbind(dim)])",
         ),
         (
             transforms,
@@ -192,6 +206,43 @@ FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-
 """Is the size of DistributedDataParallel's first bucket [B], which a trace imitates."""
 
 
+jit_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
+"""Tells whether `torch.jit.trace` runs; its module does not list the name among its own."""
+
+
+def inside_ddp() -> bool:
+    """Tell whether the forward of a DistributedDataParallel runs, which dynamo asks, too."""
+    return DistributedDataParallel._get_active_ddp_module() is not None
+
+
+Addressed = tuple[torch.Tensor, int]
+"""Pairs a contiguous tensor with the rank, as torch numbers all, that sends or gets it."""
+
+
+def begin_messages(
+    group: dist.ProcessGroup, receives: Sequence[Addressed], sends: Sequence[Addressed]
+) -> list[dist.Work]:
+    """Begin messages between pairs of ranks, all at once, as ``batch_isend_irecv`` does.
+
+    That makes an object for each and asks the same of each several times: half of what an exchange
+    with seven neighbours costs the host. The works are those of the messages in this order, or one
+    for all of them.
+
+    Raises:
+        ValueError: the group has ended.
+    """
+    numbers = dist.distributed_c10d._world.pg_group_ranks.get(group)
+    if numbers is None:
+        raise ValueError("the process group has ended")
+    device = (receives or sends)[0][0].device
+    at_once = group._get_backend(device).supports_coalescing
+    if at_once:
+        group._start_coalescing(device)
+    works = [group.recv([tensor], numbers[rank], 0) for tensor, rank in receives]
+    works += [group.send([tensor], numbers[rank], 0) for tensor, rank in sends]
+    return [group._end_coalescing(device)] if at_once else works
+
+
 def default_group() -> dist.ProcessGroup:
     """Return the group of all ranks; ``dist.group.WORLD`` is None before it is initialised."""
     return dist.distributed_c10d._get_default_group()
@@ -210,6 +261,24 @@ def time_limit_of(group: dist.ProcessGroup, device: torch.device) -> datetime.ti
 def set_time_limit(options: Any, limit: datetime.timedelta) -> None:
     """Write a limit into the options of a group, for which their constructor has no argument."""
     options._timeout = limit
+
+
+def nccl_trace() -> dict[str, Any]:
+    """Return what NCCL's flight recorder has of this process; nothing where torch has no NCCL.
+
+    It is the only place that says which operation of which communicator has not ended.
+    """
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
+    if dump is None:
+        return {}
+    found: dict[str, Any] = pickle.loads(dump(True, False, False))
+    return found
+
+
+def abort_groups() -> None:
+    """End all process groups without waiting for anybody; ``destroy_process_group`` would wait."""
+    if dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
 
 
 def number_of_groups() -> int:

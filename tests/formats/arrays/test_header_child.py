@@ -19,6 +19,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.layouts import FileHeader, read_header
 from hyperslab.formats.registry import source_of
+from tests.forked import forked_commands
 from tests.formats.universes import Seat
 from tests.formats.writers import universes
 
@@ -36,14 +37,18 @@ def crash(file: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("read", "words", "forks"),
+    ("read", "limit", "words", "forks"),
     [
-        (hang, "evil: HDF5 has not come back .* in 0.3 s", 2),
-        (crash, r"evil: HDF5 crashes .*signal 11", 3),
+        (hang, 2.0, "evil: HDF5 has not come back .* in 2 s", 2),
+        (crash, 100.0, r"evil: HDF5 crashes .*signal 11", 3),
     ],
 )
 def test_the_file_is_named_and_the_others_go_on(
-    read: Callable[[str], str], words: str, forks: int, monkeypatch: pytest.MonkeyPatch
+    read: Callable[[str], str],
+    limit: float,
+    words: str,
+    forks: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     children = []
     fork = os.fork
@@ -53,7 +58,7 @@ def test_the_file_is_named_and_the_others_go_on(
         return children[-1]
 
     monkeypatch.setattr(os, "fork", noted)
-    with HeaderChild(read, limit=0.3) as child:
+    with HeaderChild(read, limit) as child:
         assert child("good") == "good"
         with pytest.raises(DataError, match=words):
             child("evil")
@@ -153,7 +158,9 @@ with HeaderChild(spin, limit=float(sys.argv[1])) as child:
 def spinning(limit: float) -> Iterator[tuple[int, int]]:
     """Starts a process whose child walks in circles, and gives the numbers of both."""
     command = [sys.executable, "-c", SPIN, str(limit)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with forked_commands():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with process:
         assert process.stdout is not None
         try:
             yield process.pid, int(process.stdout.readline())

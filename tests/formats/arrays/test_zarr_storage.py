@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,29 @@ def test_links_in_a_zarr_group_do_not_leave_the_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"secret.* not in the folder"):
         source_of(folder, Seat())
     assert source_of(folder, Seat(), allowed=AccessPolicy(outside_files=True)).read(0, WHOLE).any()
+
+
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "no chunks": (
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 4, 4, 4]}}},
+        r"'full' is stored in chunks of \(0, 4, 4, 4\) values",
+    ),
+    "many chunks": ({"shape": [1 << 27, 8, 8, 4]}, "lacks the chunk c/2/0/0/0"),
+    "many words": ({"attributes": {"x": ["y" * 100] * 100_000}}, r"zarr\.json: has \d+ bytes"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_zarr_group_only_says_takes_no_memory(tmp_path: Path, lie: str) -> None:
+    zarr_group(tmp_path / "a.zarr")[...] = values() + 1
+    source_of(tmp_path, Seat())
+    said, words = LIES[lie]
+    file = tmp_path / "a.zarr" / "full" / "zarr.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **said}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=rf"a\.zarr.*{words}"):
+            source_of(tmp_path, Seat())
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -18,6 +18,7 @@ from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert import worker as work
 from hyperslab.formats.registry import source_of
+from tests.forked import forked_commands
 from tests.formats.scans import folder as scans_folder
 from tests.formats.universes import Seat, counts, folder, public
 from tests.simulate.test_universe_file import full_disk
@@ -84,7 +85,8 @@ def test_a_process_with_a_full_disk_ends_well(tmp_path: Path) -> None:
     """HDF5 alone would crash it at its end: it cannot close the file."""
     public(tmp_path / "src/u.hdf5", counts(0, (32, 32, 32, 4)))
     command = [sys.executable, "-c", ENDS, tmp_path / "src", tmp_path / "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    with forked_commands():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert (
         "out: u cannot be written as hdf5: File too large; finished files are kept" in done.stdout

@@ -21,6 +21,7 @@ from hyperslab.formats.convert.scans import ScanOutcome, convert_scans
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.lists import find_pairs
+from tests.forked import forked_commands
 from tests.formats.convert.scans import affine_of, classes, numbers, write
 from tests.simulate.test_universe_file import full_disk
 
@@ -219,7 +220,9 @@ convert_scans(find_pairs(Path(sys.argv[1])), Path(sys.argv[2]), shape=(2, 2, 2),
 def test_workers_end_with_a_run_that_is_killed(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", KILLED, str(source), str(out)]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+    with forked_commands():
+        run = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    with run:
         until(lambda: out.is_dir() and len(list(out.iterdir())) == 2)
         run.kill()
     workers = [Path("/proc", path.name) for path in out.iterdir()]

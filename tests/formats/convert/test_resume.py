@@ -24,6 +24,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.forked import forked_commands
 from tests.formats.universes import Seat, counts, folder, unit
 from tests.formats.writers import npy
 from tests.selection import in_gate
@@ -276,7 +277,9 @@ convert(Path(sys.argv[1]), Path(sys.argv[2]), Request("hdf5"))
 
 def test_a_killed_run_leaves_nothing_that_looks_finished(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with subprocess.Popen([sys.executable, "-c", KILLED, source, out], cwd=ROOT) as process:
+    with forked_commands():
+        process = subprocess.Popen([sys.executable, "-c", KILLED, source, out], cwd=ROOT)
+    with process:
         end = time.monotonic() + 60
         while not list(out.glob(".partial/2/b/*.hdf5")):
             assert time.monotonic() < end

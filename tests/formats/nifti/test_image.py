@@ -12,6 +12,7 @@ import pytest
 
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.nifti import image as nifti
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.geometry import Box
 from tests.formats.convert.scans import (
     ORIENTATIONS,
@@ -44,14 +45,15 @@ def test_every_orientation_is_the_same_volume(tmp_path: Path, orientation: str) 
 @pytest.mark.parametrize("suffix", nifti.NIFTI_SUFFIXES)
 @pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
 def test_a_mask_goes_back_to_the_very_same_voxels(
-    tmp_path: Path, orientation: str, suffix: str, kind: Any
+    tmp_path: Path, orientation: str, suffix: str, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change = {"cal_max": 400, "descrip": b"scan 7", "sform_code": 1, "qform_code": 2}
     path = write(tmp_path / f"v{suffix}", numbers(XYZ), orientation, kind=kind, **change)
-    like = nifti.read_volume(path)
-    mask = (like.values > 100).astype(np.uint8)
+    like = nifti.open_nifti(path)
+    mask = (nifti.read_volume(path).values > 100).astype(np.uint8)
     out = tmp_path / f"mask{suffix}"
-    nifti.write_mask(out, mask, like)
+    monkeypatch.setattr(nifti, "MASK_BLOCK", 35)  # one layer or two at a time
+    nifti.write_mask(out, lambda box: mask[box.slices()], like)
     scan, image = nib.load(path), nib.load(out)
     np.testing.assert_array_equal(np.asarray(image.dataobj), scan.get_fdata() > 100)
     assert image.get_data_dtype() == np.uint8
@@ -64,15 +66,19 @@ def test_a_mask_goes_back_to_the_very_same_voxels(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([path.name, out.name])
 
 
-def test_a_mask_of_another_lattice_is_resampled(tmp_path: Path) -> None:
-    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
-    mask = np.zeros((8, 10, 12), np.uint8)
-    mask[:4], mask[:, :5, :6] = 1, 2  # below; and right of the middle behind
-    nifti.write_mask(tmp_path / "m.nii", mask, like)
-    got = nifti.read_volume(tmp_path / "m.nii").values
-    assert got.shape == (4, 5, 6)
-    assert (got[:2, 3:] == 1).all()
-    assert (got[:, :2, :3] == 2).all()
+@pytest.mark.parametrize("suffix", nifti.NIFTI_SUFFIXES)
+@pytest.mark.parametrize("affine", [None, np.diag([2.0, 3.0, 4.0, 1.0])])
+def test_layers_make_the_file_that_the_library_writes(
+    tmp_path: Path, suffix: str, affine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = classes(XYZ).astype(np.uint8)
+    nifti.save_image(tmp_path / f"a{suffix}", mask, np.dtype(np.uint8), affine, None)
+    monkeypatch.setattr(nifti, "MASK_BLOCK", 35)
+    dhw = mask.transpose(2, 1, 0)
+    path = tmp_path / f"b{suffix}"
+    order = StorageOrder("WHD")
+    nifti.write_layers(path, lambda box: dhw[box.slices()], dhw.shape, order, affine, None)
+    assert path.read_bytes() == (tmp_path / f"a{suffix}").read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint8", "uint16", "int32", "float32", "float64"])
@@ -275,8 +281,11 @@ def test_channels_of_several_files_lie_at_one_place(tmp_path: Path) -> None:
 
 
 def test_a_mask_that_cannot_be_written(tmp_path: Path) -> None:
-    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ)))
-    mask = np.zeros((4, 5, 6), np.uint8)
+    like = nifti.open_nifti(write(tmp_path / "v.nii", numbers(XYZ)))
+
+    def mask(box: Box) -> Any:
+        return np.zeros(box.shape, np.uint8)
+
     with pytest.raises(DataError, match=r"mask.mgz: the name of a NIfTI file ends in \.nii or"):
         nifti.write_mask(tmp_path / "mask.mgz", mask, like)
     with pytest.raises(DataError, match=r"cannot write .*mask\.nii"):

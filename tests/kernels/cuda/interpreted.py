@@ -8,6 +8,7 @@ bfloat16 instead of rounding it (3.9), so that results of that type may be one u
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.kernels.registry import OPERATORS
-from tests.gpus import SAMPLES_ON
 
 REFERENCES = {one.name: one.reference for one in OPERATORS.values() if one.cuda}
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative L2
@@ -155,11 +155,38 @@ def check_reorder() -> None:
             check("reorder", x, to_last, torch.float16)
 
 
+def check_dropout() -> None:
+    """The same bits, wherever a box lies in its volume; nothing, half and all is dropped."""
+    volumes = (
+        ((2, 3, 5, 7, 9), (1, 0, 2, 3, 1), (1, 3, 3, 4, 8)),
+        ((1, 16, 6, 8, 1100), (0, 0, 1, 2, 3), (1, 16, 2, 3, 11)),
+        ((3, 70000, 20000), (1, 69990, 19990), (2, 5, 7)),
+        ((2, 4, 9), (0, 1, 0), (2, 3, 9)),
+        ((7, 5), (2, 1), (3, 4)),
+    )
+    turns = itertools.cycle(itertools.product(TYPES, (0.3, 0.0, 1.0, 0.5)))
+    for shape, first, own in volumes:
+        for form in formats(own):
+            for _ in range(3):
+                dtype, p = next(turns)
+                x = block(own, dtype, form)
+                seed = int(torch.randint(2**62, (), device="cpu").item())
+                found = OPERATORS["drop_elements"].triton(x, shape, first, seed, p)
+                expected = REFERENCES["drop_elements"](x, shape, first, seed, p)
+                assert found.stride() == expected.stride()
+                if dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
+                    check("drop_elements", x, shape, first, seed, p)  # it cuts off
+                    assert torch.equal(found == 0, expected == 0)
+                else:
+                    assert torch.equal(found.isnan(), expected.isnan())
+                    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
 def check_wide() -> None:
     """The same in 64 bits, as for a sample of more than 2^31 elements."""
-    from hyperslab.kernels.cuda import reorder, tiles
+    from hyperslab.kernels.cuda import dropout, reorder, tiles
 
-    tiles.NARROW = reorder.NARROW = 0
+    tiles.NARROW = reorder.NARROW = dropout.NARROW = 0
     x = torch.randn(2, 4, 4, 2, 2)
     norm = torch.randn(3, 1, 4)
     for form in formats(x.shape):
@@ -171,15 +198,17 @@ def check_wide() -> None:
         check("chain_backward_sums", y, marks, x, norm, 0.0, [2] * 3, True)
         check_channel_sums(x, 0)
         check("reorder", x, form == torch.contiguous_format, x.dtype)
+        check("drop_elements", x, [2, 4, 8, 2, 2], [0, 0, 1, 0, 0], 5, 0.5)
 
 
 if __name__ == "__main__":
-    torch.set_default_device(SAMPLES_ON)
+    torch.set_default_device(os.environ.get("HYPERSLAB_TEST_DEVICE", "cpu"))
     torch.manual_seed(0)
     check_chains()
     check_sums()
     check_far_from_zero()
     check_numbers()
     check_reorder()
+    check_dropout()
     check_wide()
     print("equal")

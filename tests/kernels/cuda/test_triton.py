@@ -1,14 +1,24 @@
-"""The Triton kernels: equal to the references, compiled (tiers: one process; an accelerator)."""
+"""The Triton kernels: equal to the references, compiled, or refused.
+
+Tiers: one process; two gloo ranks; an accelerator.
+"""
 
 from __future__ import annotations
 
+import logging
+import socket
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+import hyperslab as hs
+from hyperslab.comm import grid as grids
+from hyperslab.kernels import registry
 from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, needs_triton, run_module
 from tests.kernels.cuda import interpreted
+from tests.ranks import run_ranks
 
 pytestmark = needs_triton
 
@@ -39,6 +49,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         "_backward",
         "_backward_sums",
         "_channel_sums",
+        "_drop",
         "_forward",
         "_normalisation",
         "_pack",
@@ -48,3 +59,66 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         "_shared_sums",
         "_through_statistics",
     ]
+
+
+def test_triton_is_tried_before_it_is_used(tmp_path: Path) -> None:
+    """Each machine lacks something, and is told so in words, not by an exception in a step."""
+    module = interpreted.__name__.replace("interpreted", "tried")
+    said = run_module(module, TRITON_INTERPRET="0", HYPERSLAB_TRIED=str(tmp_path)).splitlines()
+    told = dict(line.split(": ", 1) for line in said)
+    assert "Failed to find C compiler" in told.pop("no_compiler")
+    assert "returned non-zero exit status 1" in told.pop("broken_compiler")
+    assert told.pop("no_cache") == f"Not a directory: {tmp_path}/no_cache/file/hyperslab"
+    assert told == dict.fromkeys(
+        ("own_cache", "nothing"), "its kernels compute something else than torch"
+    )
+    own = tmp_path / "nothing" / "cache" / "hyperslab" / "triton" / socket.gethostname()
+    assert list(own.glob("*/_reorder.cubin"))
+    assert own.stat().st_mode & 0o077 == 0
+    assert list((tmp_path / "own_cache" / "own").glob("*/_reorder.cubin"))
+    assert not (tmp_path / "own_cache" / "cache").exists()
+
+
+@needs_interpreter
+def test_triton_that_works_is_taken() -> None:
+    assert run_module("tests.kernels.cuda.works", TRITON_INTERPRET="1") == "None\n"
+
+
+def grid_on_cuda(failing: int | None) -> tuple[bool, list[str]]:
+    """Pretends CUDA devices, on one of which Triton fails: does it run here, and what is logged?"""
+    rank = torch.distributed.get_rank()
+    why = "no compiler" if rank == failing else None
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    grids.log.addHandler(handler)
+    guest = registry._Guest(installed=True)
+    try:
+        with (
+            mock.patch.object(grids, "take_own_device", return_value=torch.device("cuda", 0)),
+            mock.patch.object(grids, "why_triton_fails", return_value=why),
+            mock.patch.object(registry, "_guest", guest),
+        ):
+            for _ in range(2):
+                hs.Grid(depth=2)
+            return registry.triton_runs(), heard
+    finally:
+        grids.log.removeHandler(handler)
+
+
+def test_triton_runs_on_all_ranks_or_on_none() -> None:
+    assert run_ranks(2, grid_on_cuda, None) == [(True, []), (True, [])]
+    (first, words), (second, silent) = run_ranks(2, grid_on_cuda, 1)
+    assert not first
+    assert not second
+    assert not silent
+    (said,) = words  # once, of two grids
+    assert said.startswith("the fused kernels for GPUs do not run on rank 1: no compiler\n")
+    assert registry.TRITON_NEEDS in said
+
+
+def test_refused_triton_leaves_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_guest", registry._Guest(installed=True, refused=True))
+    x = torch.arange(24.0).view(1, 2, 3, 2, 2)
+    reorder = registry.OPERATORS["reorder"]  # Triton would find no device for a CPU tensor
+    assert torch.equal(reorder.on_cuda(x, True, torch.float32), x)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels import registry, winograd
+from hyperslab.kernels import winograd
 from hyperslab.kernels.compile import (
-    CannotCompile,
     Library,
-    library,
-    load_library,
     winograd_is_known,
 )
-from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
+from tests.kernels.compiled import BOTH_WIDTHS, library_of
 
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 """Of a result that is written in this type, where sums are in float32."""
@@ -29,20 +25,10 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["this processor's", WITHOUT_WIDE_REGISTERS])
+@pytest.fixture(scope="module", params=BOTH_WIDTHS)
 def functions(request: pytest.FixtureRequest) -> Iterator[Library | None]:
-    """The library as it is, and as for a processor without AVX-512."""
-    if request.param.startswith("this"):
-        yield library()
-        return
-    try:
-        narrow = load_library(compiled(request.param))
-    except CannotCompile:
-        pytest.skip("no compiler")
-    if not narrow.winograd_is_known(b""):
-        pytest.skip("no AVX2")
-    with patch.object(registry, "library", lambda: narrow):
-        yield narrow
+    with library_of(request.param, "winograd_is_known") as functions:
+        yield functions
 
 
 @dataclass(frozen=True)

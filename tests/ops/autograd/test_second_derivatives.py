@@ -28,10 +28,11 @@ ELSEWHERE = {
     "SlabConv": "slabs/test_stages.py",
     "_ShardParameter": "filter_parallel/test_share.py",
     "_GiveBack": "autograd/test_double_backward.py",
+    "_DropElements": "elementwise/test_dropout.py",
 }
 """Functions whose second derivatives another test compares."""
 
-ONCE = {"_Sample", "_Scatter"}
+ONCE = {"_Sample", "_Scatter", "_Attend"}
 """Functions that are differentiable once."""
 
 HELPERS = {"_Refused"}
@@ -149,13 +150,20 @@ def sampled(x: Any) -> Any:
     return F.grid_sample(x, grid, align_corners=False)
 
 
+def attended(x: Any) -> Any:
+    tokens = x.transpose(2, 3)
+    return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+
 def refusals() -> list[str]:
     """What is said where something that is differentiable once is differentiated again."""
     grid = hs.Grid(depth=2)
     words = []
     x = hs.shard(torch.randn(2, 4, 8, 6, 4), grid).requires_grad_()
     held = torch.randn(2, 4, 8, 6, 4, requires_grad=True)
-    for y, leaf in ((sampled(x), x), (hs.scatter(held, grid), held)):
+    tokens = hs.shard(torch.randn(2, 4, 8, 6, 4), grid).requires_grad_()
+    cases = ((sampled(x), x), (attended(tokens), tokens), (hs.scatter(held, grid), held))
+    for y, leaf in cases:
         (y**3).sum().backward(create_graph=True)
         if leaf.grad is None:  # another rank holds it
             continue
@@ -171,5 +179,6 @@ def test_what_is_differentiable_once_says_so() -> None:
     said = run_ranks(2, refusals)[0]
     assert said == [
         "the gradient of grid_sample cannot be differentiated again",
+        "the gradient of attention over cut tokens cannot be differentiated again",
         "the gradient of scatter cannot be differentiated again",
     ]

@@ -1,4 +1,4 @@
-"""Both ways of a cut convolution, each also on blocks of the other (tier: a few gloo ranks)."""
+"""All ways of a cut convolution, each also on blocks of the other (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
+from hyperslab.comm import exchange
 from hyperslab.ops import convolution
 from tests.ranks import run_ranks
 
 SHAPES = {(2, 1, 1): (7, 5, 6), (2, 2, 1): (6, 7, 5), (2, 2, 2): (6, 7, 5), (3, 2, 1): (9, 5, 4)}
 
 
-def errors(axes: tuple[int, int, int], stride: int, thin: bool) -> list[float]:
+def errors(axes: tuple[int, int, int], stride: int, way: str) -> list[float]:
     """Relative differences of output and gradients from the serial convolution, in float64."""
-    kept = convolution.thin
-    convolution.thin = lambda spec: thin
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "thin", lambda _: way != "slabs")
+        if way != "buffer by one index":
+            patch.setattr(exchange, "FEW_ELEMENTS", 0)
         grid = hs.Grid(depth=axes[0], height=axes[1], width=axes[2])
         x = torch.randn(2, 3, *SHAPES[axes], dtype=torch.float64, requires_grad=True)
         weight = torch.randn(4, 3, 3, 3, 3, dtype=torch.float64, requires_grad=True)
@@ -32,14 +34,12 @@ def errors(axes: tuple[int, int, int], stride: int, thin: bool) -> list[float]:
         # The adjoint of shard averages: see the note on gradients.
         pairs = [(y.full(), want), (dx * grid.size, want_dx), (dw, want_dw)]
         return [((a - b).norm() / b.norm()).item() for a, b in pairs]
-    finally:
-        convolution.thin = kept
 
 
-@pytest.mark.parametrize("thin", [False, True], ids=["slabs", "buffer"])
+@pytest.mark.parametrize("way", ["slabs", "buffer by one index", "buffer piece by piece"])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("axes", SHAPES, ids=str)
-def test_equals_serial(axes: tuple[int, int, int], stride: int, thin: bool) -> None:
+def test_equals_serial(axes: tuple[int, int, int], stride: int, way: str) -> None:
     size = axes[0] * axes[1] * axes[2]
-    for per_rank in run_ranks(size, errors, axes, stride, thin):
+    for per_rank in run_ranks(size, errors, axes, stride, way):
         assert max(per_rank) <= 1e-12

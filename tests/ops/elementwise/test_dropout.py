@@ -15,6 +15,7 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.geometry import Box
 from hyperslab.kernels.random_bits import uniform_bits
+from hyperslab.kernels.registry import choose_as_if_on
 from tests.ranks import run_ranks
 
 COVERS = {
@@ -165,3 +166,35 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_ranks(2, refused, case)
+
+
+def as_on(kind: str, p: float, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Result, gradient and second gradient of a volume; and the bytes that autograd keeps."""
+    grid = hs.Grid(depth=2, data=2)
+    torch.manual_seed(2)
+    full = torch.randn(4, 3, 5, 4, 3).to(dtype).requires_grad_()
+    kept: list[torch.Tensor] = []
+    with choose_as_if_on(kind):
+        x = hs.shard(full, grid)
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = F.dropout(x, p)
+        count = len(kept)
+        (gradient,) = torch.autograd.grad(y.square().sum(), full, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), full)
+    return [y.full().detach(), gradient.detach(), second, torch.tensor(count)]
+
+
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_gpu_drops_the_same_and_keeps_nothing(p: float, dtype: torch.dtype) -> None:
+    for here, there in zip(
+        run_ranks(4, as_on, "cpu", p, dtype), run_ranks(4, as_on, "cuda", p, dtype), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(here[:3], there[:3], strict=True))
+        assert here[3] > 0
+        assert there[3] == 0

@@ -186,6 +186,24 @@ def test_a_network_trains(axes: dict[str, int]) -> None:
     run_ranks(4, train, axes)
 
 
+def samples_take_the_cut() -> None:
+    """No rank has all sequences where there are as many as ranks; under dropout each has."""
+    full = torch.randn(3, FEATURES, 6)
+    steps = hs.shard(full, hs.Grid(width=2)).transpose(1, 2)
+    layer = nn.LSTM(FEATURES, HIDDEN, 2, batch_first=True)
+    y, (state, _) = layer(steps)
+    assert y.partition.cuts[0] is not None
+    assert state.partition.cuts[1] is not None
+    assert torch.allclose(y.full(), layer(full.transpose(1, 2))[0], atol=1e-6)
+    layer.dropout = 0.5
+    assert layer(steps)[0].partition.axes == ()
+    assert layer(steps[:1])[0].partition.axes == ()  # one sample for two ranks
+
+
+def test_samples_take_the_cut() -> None:
+    run_ranks(2, samples_take_the_cut)
+
+
 def refused(case: str) -> None:
     x = hs.shard(torch.randn(4, FEATURES, 6), hs.Grid(data=2))
     steps = x.transpose(1, 2)
@@ -210,7 +228,7 @@ def refused(case: str) -> None:
     ("case", "message"),
     [
         ("dropout", "(?s)gru draws its dropout mask for the block only.*gather.x, .'data',"),
-        ("packed", "pack_padded_sequence"),
+        ("packed", r"(?s)pack_padded_sequence.*pack x.full\(\), so that every rank"),
         ("packed, of cut states", "gru of packed sequences has no rule"),
         ("packed, of two cut states", "lstm of packed sequences has no rule"),
         ("another batch", "the input and its states have to have one batch"),

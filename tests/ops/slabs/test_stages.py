@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
+from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.ops import slabs
 from hyperslab.tensor.sharded import Policy
 from tests.ops.convolution.test_conv import conv
@@ -295,3 +296,57 @@ def test_on_a_grid(axes: dict[str, int]) -> None:
     ranks = 2 * len(axes)
     assert max(run_ranks(ranks, on_a_grid, False, axes)) < 1e-10
     assert max(run_ranks(ranks, on_a_grid, True, axes)) < 1e-5
+
+
+class Large(nn.Module):
+    """A wide stage with a normalisation, one without, and a convolution that nothing follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv3d(2, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm3d(8)
+        self.second = nn.Conv3d(8, 2, 3, padding=1, stride=(2, 1, 1))
+        self.third = nn.Conv3d(2, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.leaky_relu(self.norm(self.first(x)))
+        return self.third(F.leaky_relu(self.second(x)))
+
+
+def largest_operands(extents: dict[str, int], most: int) -> tuple[list[torch.Tensor], int]:
+    """Results and gradients as on a CUDA device, and the largest block that was convolved."""
+    grid = hs.Grid(**extents)
+    torch.manual_seed(0)
+    model = Large()
+    x = torch.randn(2, 2, 160, 4, 6)
+    model = hs.parallelize(model, grid)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if func.overloadpacket is torch.ops.aten.convolution:
+                largest = max(largest, args[0].numel(), result.numel())
+            return result
+
+    with choose_as_if_on("cuda"), mock.patch("hyperslab.ops.convolution.MOST_AT_ONCE", most):
+        cut = hs.shard(x, grid).requires_grad_()
+        with Watch():
+            y = model(cut)
+            y.full().square().sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [y.full().detach(), *gradients], largest
+
+
+@pytest.mark.parametrize("extents", [{}, {"depth": 2}], ids=str)
+def test_blocks_too_large_for_cudnn_are_cut(extents: dict[str, int]) -> None:
+    """Without memory=tile, too, and whether anything follows them or not."""
+    ranks = len(extents) + 1
+    whole = run_ranks(ranks, largest_operands, extents, 1 << 30)
+    cut = run_ranks(ranks, largest_operands, extents, 20000)
+    for (expected, before), (found, after) in zip(whole, cut, strict=True):
+        assert before > 20000
+        assert after <= 20000
+        for a, b in zip(found, expected, strict=True):
+            assert torch.linalg.norm(a - b) <= 1e-5 * torch.linalg.norm(b)

@@ -182,15 +182,3 @@ def refused(case: int) -> None:
 def test_what_is_refused(case: int) -> None:
     with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=REFUSED[case][1]):
         run_ranks(2, refused, case)
-
-
-PATCHES: list[Callable[[], Any]] = [
-    lambda: F.fold(hs.shard(torch.randn(1, 8, 9), hs.Grid()), (4, 4), 2),
-    lambda: nn.Fold((4, 4), 2)(hs.shard(torch.randn(1, 8, 9), hs.Grid())),
-]
-
-
-@pytest.mark.parametrize("case", range(len(PATCHES)))
-def test_sums_of_patches_have_no_rule(case: int) -> None:
-    with pytest.raises(hs.UnsupportedOp, match="fold has no rule for a cut tensor"):
-        PATCHES[case]()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.geometry import Cut
+from hyperslab.kernels.registry import choose_as_if_on
 from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
@@ -207,3 +208,62 @@ def order_of_gradients() -> list[bool]:
 
 def test_gradients_of_joined_channels_have_no_gaps() -> None:
     assert run_ranks(2, order_of_gradients) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_gradients_of_joined_channels_are_not_copied_on_a_gpu(kind: str) -> None:
+    grid = hs.Grid()
+    leaves = [torch.randn(1, c, 2, 3, 4, requires_grad=True) for c in (8, 5)]
+    parts = [x.contiguous(memory_format=torch.channels_last_3d) for x in leaves]
+    found: list[torch.Tensor] = []
+    for part in parts:
+        part.register_hook(lambda gradient: found.append(gradient))
+    joined = torch.cat([hs.shard(part, grid) for part in parts], 1)
+    given = torch.randn(joined.shape).contiguous(memory_format=torch.channels_last_3d)
+    with choose_as_if_on(kind):
+        joined.full().backward(given)
+    wants = {want.shape: want for want in given.split([8, 5], 1)}
+    assert len(found) == 2
+    assert all(torch.equal(gradient, wants.pop(gradient.shape)) for gradient in found)
+    storages = {gradient.untyped_storage().data_ptr() for gradient in found}
+    assert len(storages) == (1 if kind == "cuda" else 2)
+
+
+def densely(x: Any, filters: list[torch.Tensor]) -> list[Any]:
+    """What each layer of a dense block adds to."""
+    found = [x]
+    for weight in filters:
+        new = torch.nn.functional.conv3d(found[-1], weight, padding=1)
+        found.append(torch.cat([found[-1], new], 1))
+    return found
+
+
+def dense_block(depth: int, batch: int) -> list[tuple[str, ...]]:
+    """Which axes cut what is joined; both gradients are the serial ones."""
+    grid = hs.Grid(depth=2, data=batch)
+    torch.manual_seed(0)
+    full = torch.randn(2, 2, depth, 6, 6, dtype=torch.float64, requires_grad=True)
+    filters = [torch.randn(2, 2 + 2 * i, 3, 3, 3, dtype=torch.float64) for i in range(3)]
+    weights = [w.requires_grad_() for w in filters]
+    expected = torch.autograd.grad(densely(full, weights)[-1].square().mean(), [full, *weights])
+    leaf = full.detach().clone().requires_grad_()
+    blocks = densely(hs.shard(leaf, grid), weights)
+    loss = blocks[-1].square().mean()
+    found = torch.autograd.grad(loss, [leaf, *weights])
+    for got, want in zip(found, expected, strict=True):
+        total = got.clone()
+        torch.distributed.all_reduce(total)
+        torch.testing.assert_close(total / grid.size, want, rtol=1e-10, atol=1e-12)
+    return [block.partition.axes for block in blocks]
+
+
+@pytest.mark.parametrize(
+    ("depth", "batch", "after"),
+    [(4, 1, ()), (3, 1, ()), (8, 1, ("depth",)), (4, 2, ("data",)), (8, 2, ("data", "depth"))],
+)
+def test_a_dense_block_is_gathered_once(depth: int, batch: int, after: tuple[str, ...]) -> None:
+    """Where its convolutions gather what they read, what they add to is gathered, too."""
+    before = ("data", "depth") if batch > 1 else ("depth",)
+    for first, *others in run_ranks(2 * batch, dense_block, depth, batch):
+        assert first == before
+        assert others == [after] * 3

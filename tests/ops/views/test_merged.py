@@ -100,9 +100,15 @@ def layouts() -> None:
     assert rows.partition.axes == ("depth",)  # no message, no copy of the whole
     assert rows.local.shape == (2, 3, 48)
     assert rows.view(2, 3, 6, 4, 4).partition == x.partition
-    assert rows.view(2, 3, 6, 16).partition.axes == ()  # not what was merged
-    kept = rows.transpose(1, 2)  # needs no message, but what follows may want whole rows
-    assert kept.partition.axes == rows.partition.axes == ()
+    assert rows.view(2, 3, 6, 16).partition.axes == ("depth",)  # split between whole parts
+    assert rows.view(2, 3, 1, 96).partition.axes == ("depth",)
+    assert rows.view(2, 3, 3, 32)[:, :, 1:].partition.axes == ("depth",)
+    assert rows.view(2, 3, 32, 3).sort(2).values.partition.axes == ()
+    kept = rows.transpose(1, 2)
+    assert kept.partition.axes == rows.partition.axes == ("depth",)
+    assert kept[:, :, 1:].partition.axes == kept.chunk(3, -1)[1].partition.axes == ("depth",)
+    assert kept.sort(-1).values.shape == (2, 96, 3)  # a rule that wants all of it
+    assert kept.partition.axes == ()
     assert torch.equal(rows.full(), F.relu(full.flatten(2) + 1))
     view = x.view(2, 3, 96)
     view.mul_(2)

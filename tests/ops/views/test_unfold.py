@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"views": {"unfold"}, "spatial": {"unfold"}}
+COVERS = {"views": {"unfold"}, "spatial": {"unfold", "fold"}}
 
 
 def windows(x: Any, *, dim: int, size: int, step: int, seed: int) -> Any:
@@ -94,6 +95,13 @@ def columns(x: Any, weight: torch.Tensor, *, seed: int, **options: Any) -> Any:
     return torch.einsum("oc,bcl->bol", weight, found)
 
 
+def folded(x: Any, *, seed: int, **options: Any) -> Any:
+    """Columns of an image, changed, and summed to an image again."""
+    columns = F.unfold(recut(x * 2, seed), **options)
+    columns = columns.sin() if seed % 2 else columns.sort(1).values
+    return F.fold(columns, tuple(x.shape[2:]), **options)
+
+
 @st.composite
 def images(draw: st.DrawFn, ranks: int) -> Example:
     grid = draw(grids(ranks).filter(lambda g: g["depth"] == 1))
@@ -119,3 +127,26 @@ def images(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_columns_of_images(ranks: int) -> None:
     run_ranks(ranks, compare, columns, draw_examples(images(ranks), 24))
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_columns_to_images(ranks: int) -> None:
+    run_ranks(
+        ranks, compare, folded, [replace(e, weights=()) for e in draw_examples(images(ranks), 16)]
+    )
+
+
+def fold_without_a_batch() -> None:
+    full = torch.randn(3, 9, 6)
+    columns = F.unfold(full, 2, stride=2)
+    x = hs.shard(full, hs.Grid(width=2), batch="none")
+    assert torch.allclose(
+        F.fold(F.unfold(x, 2, stride=2), (9, 6), 2, stride=2).full(),
+        F.fold(columns, (9, 6), 2, stride=2),
+    )
+    with pytest.raises(RuntimeError, match="Given output_size"):
+        F.fold(F.unfold(x, 2, stride=2), (7, 6), 2, stride=2)
+
+
+def test_fold_without_a_batch() -> None:
+    run_ranks(2, fold_without_a_batch)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.planner.calibrate.communication import (
+from hyperslab.planner.timing import (
     fit_line,
     fit_power,
     geometric_series,

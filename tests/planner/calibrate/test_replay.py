@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hyperslab.planner.calibrate.timing import (
+from hyperslab.planner.records import Call, TensorSpec
+from hyperslab.planner.timing import (
     MOST_SETS,
     WRITES_BEFORE_REFILL,
     Replay,
     flat_tensor,
     operator_of,
 )
-from hyperslab.planner.trace.records import Call, TensorSpec
 
 CPU = torch.device("cpu")
 FORMS = [

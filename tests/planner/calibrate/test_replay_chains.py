@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.planner.calibrate.timing import Replay
-from hyperslab.planner.machine.operator_times import read_call, write_call
-from hyperslab.planner.trace import LocalOperator, Workload, trace_step
+from hyperslab.planner.calls import read_call, write_call
+from hyperslab.planner.records import LocalOperator
+from hyperslab.planner.timing import Replay
+from hyperslab.planner.trace import Workload, trace_step
 
 FUSED = "hyperslab."
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -13,27 +15,24 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from hyperslab.errors import MachineError
-from hyperslab.planner.calibrate import (
-    Calibration,
-    Measurement,
-    calibrate,
-    communication,
-    run,
-    timing,
-)
-from hyperslab.planner.calibrate.communication import hidden_share
-from hyperslab.planner.calibrate.timing import distinct_operators
+from hyperslab.planner import calibrate as calibration
+from hyperslab.planner import timing
+from hyperslab.planner.calibrate import Calibration, calibrate
 from hyperslab.planner.machine import Machine, load_machine, save_machine
-from hyperslab.planner.trace import Call, LocalOperator, Workload, trace_step
+from hyperslab.planner.records import Call, LocalOperator
+from hyperslab.planner.timing import distinct_operators, hidden_share
+from hyperslab.planner.trace import Workload, trace_step
 from tests.planner.machine.test_machine import gradients, machine
 from tests.ranks import run_ranks
 
 SHORT = 0.001  # [s]
 # What is measured is looked at, not how well: few repetitions of little.
 LITTLE = (
-    mock.patch.multiple(run, MATRIX_ROWS=128, TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)),
+    mock.patch.multiple(
+        calibration, MATRIX_ROWS=128, TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
+    ),
     mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
-    mock.patch.multiple(communication, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
+    mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
 )
 
 
@@ -49,9 +48,27 @@ def traced(ranks: int) -> list[LocalOperator]:
 def measure(folder: Path, before: Machine | None, *unknown: LocalOperator) -> Calibration:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     operators = (*traced(ranks), *unknown)
-    measurement = Measurement("here", folder, operators, before, budget=SHORT)
     with LITTLE[0], LITTLE[1], LITTLE[2]:
-        return calibrate(hs.Grid(data=ranks), measurement, lambda done, total: None)
+        return calibrate(hs.Grid(data=ranks), "here", folder, operators, before, budget=SHORT)
+
+
+def on_a_full_disk(folder: Path) -> str:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    grid = hs.Grid(data=2)
+    with pytest.MonkeyPatch.context() as patch:
+        if grid.rank == 1:
+            patch.setattr(os, "fsync", full)
+        with pytest.raises(MachineError) as caught:
+            calibration.measure_reading(grid, folder)
+    return str(caught.value)
+
+
+def test_a_disk_that_is_full_is_one_error_on_all_ranks(tmp_path: Path) -> None:
+    for words in run_ranks(2, on_a_full_disk, tmp_path):
+        assert f"cannot write a file in {tmp_path} to time how it is read: No space" in words
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.fixture(scope="module")

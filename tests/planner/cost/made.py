@@ -6,10 +6,18 @@ import datetime
 
 import torch
 
-from hyperslab.planner.machine import Machine, Measured, Overhead, Setting
-from hyperslab.planner.machine.links import AllReduceFits, HiddenShares, LinearFit, PowerFit
-from hyperslab.planner.machine.operator_times import write_call
-from hyperslab.planner.trace.records import (
+from hyperslab.planner.calls import write_call
+from hyperslab.planner.machine import (
+    AllReduceFits,
+    HiddenShares,
+    LinearFit,
+    Machine,
+    Measured,
+    Overhead,
+    PowerFit,
+    Setting,
+)
+from hyperslab.planner.records import (
     Call,
     Exchange,
     LocalOperator,

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from hyperslab.planner.calls import BOTH_GRADIENTS
 from hyperslab.planner.cost import exchange_seconds, step_cost
-from hyperslab.planner.machine.operator_times import BOTH_GRADIENTS
-from hyperslab.planner.trace.records import Call, Exchange, LocalOperator, Pass, TensorSpec, Wait
+from hyperslab.planner.records import Call, Exchange, LocalOperator, Pass, TensorSpec, Wait
 from tests.planner.cost.made import exchange, gradients, operator, round_machine, statistics, trace
 
 TIMES = {"main": 5.0, "halo": 2.0, "backward": 10.0, "update": 1.0}

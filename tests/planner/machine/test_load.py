@@ -44,7 +44,7 @@ def test_the_published_machine_names_its_sources() -> None:
         at: Any = values
         for key in source.key.split("."):
             at = at[int(key)] if isinstance(at, list) else at[key]
-        assert at
+        assert at is not None
 
 
 @pytest.mark.parametrize(

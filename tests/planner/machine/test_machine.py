@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hyperslab.planner.machine import (
-    Machine,
-    load_machine,
-    measurable_passes,
-    only_pass,
-    save_machine,
-)
-from hyperslab.planner.machine.operator_times import entry_of
-from hyperslab.planner.trace.records import (
+from hyperslab.planner.calls import measurable_passes, only_pass
+from hyperslab.planner.machine import Machine, entry_of, load_machine, save_machine
+from hyperslab.planner.records import (
     Call,
     LocalOperator,
     Pass,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyperslab.planner.trace import Exchange, Workload, trace_step
+from hyperslab.planner.records import Exchange
+from hyperslab.planner.trace import Workload, trace_step
 
 SHAPE = (2, 4, 16, 12, 8)
 MODES = 6

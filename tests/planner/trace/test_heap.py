@@ -8,7 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.planner.trace.unbacked_memory import Heap
+from hyperslab.planner.unbacked_memory import Heap
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60), st.booleans())
@@ -39,7 +39,7 @@ def test_a_heap_whose_holes_are_joined_is_reused_whole() -> None:
 PROGRAM = """
 import re, torch
 from hyperslab.comm.bootstrap import keep_freed_memory
-from hyperslab.planner.trace.unbacked_memory import Heap
+from hyperslab.planner.unbacked_memory import Heap
 
 def resident():
     status = open("/proc/self/status").read()

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyperslab.planner.trace import Exchange, Trace, Workload, trace_step
+from hyperslab.planner.records import Exchange, Trace
+from hyperslab.planner.trace import Workload, trace_step
 from tests.networks.zoo import NETWORKS, Network
 from tests.selection import in_gate
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from hyperslab.planner.trace.records import Call, TensorSpec, contiguous_strides
-from hyperslab.planner.trace.unbacked_memory import scratch_of
+from hyperslab.planner.records import Call, TensorSpec, contiguous_strides
+from hyperslab.planner.unbacked_memory import scratch_of
 
 PROGRAM = """
 import os, re, sys, torch

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.planner.trace import Exchange, Sum, Trace, Workload, trace_step
+from hyperslab.planner.records import Exchange, Sum, Trace
+from hyperslab.planner.trace import Workload, trace_step
 from tests.planner.trace.listen import Heard, Listener, counts
 from tests.ranks import run_ranks
 from tests.selection import in_gate

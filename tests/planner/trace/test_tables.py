@@ -9,7 +9,8 @@ import pytest
 import torch.nn.functional as F
 
 from hyperslab import models
-from hyperslab.planner.trace import LocalOperator, TensorSpec, Trace, Workload, trace_step
+from hyperslab.planner.records import LocalOperator, TensorSpec, Trace
+from hyperslab.planner.trace import Workload, trace_step
 
 GIB = 2**30
 

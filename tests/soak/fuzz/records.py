@@ -280,7 +280,7 @@ RECORDS: dict[str, Subject] = {
         copied("recipes/sweeps/figure9.yaml"), lambda f: repr(load_sweep(f / "it.yaml")), TEXT
     ),
     "machine": Subject(
-        copied("src/hyperslab/planner/machine/shipped/lassen-v100.yaml"),
+        copied("src/hyperslab/planner/machines/lassen-v100.yaml"),
         lambda f: repr(load_machine(f / "it.yaml")),
         TEXT,
     ),

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hyperslab.checkpoint import files
+from hyperslab.checkpoint.files import ChecksumManifest
 from hyperslab.errors import DataError
+from hyperslab.planner import machine
 from tests.selection import in_gate
 from tests.soak.fuzz import __main__ as command
 from tests.soak.fuzz import worker
@@ -57,3 +60,31 @@ def test_violations_are_found(
     found = [player.play(number) for number in range(20)]
     assert any(outcome == "violation" and words in why for outcome, why in found)
     assert found == [player.play(number) for number in range(20)], "cases can be repeated"
+
+
+def believing(path: Path) -> ChecksumManifest:
+    """Reads the sums and compares nothing."""
+    return files.read_checksum_manifest(path)
+
+
+def nameless_words(error: object, where: str) -> list[str]:
+    return ["a value is bad"]
+
+
+BROKEN: dict[str, tuple[object, str, object, str]] = {
+    "checkpoint": (files, "verify_checksums", believing, "silently changed"),
+    "machine": (machine, "_sentences", nameless_words, "names no file"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_reader_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Without what guards it, the campaign notices; with it, the same cases are fine."""
+    module, name, broken, words = BROKEN[kind]
+    player = worker.Player(kind, 0, tmp_path)
+    assert not [why for outcome, why in map(player.play, range(12)) if outcome == "violation"]
+    monkeypatch.setattr(module, name, broken)
+    found = map(player.play, range(200))  # until the first
+    assert any(outcome == "violation" and words in why for outcome, why in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -13,11 +14,10 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.studies.number_format import DASH
 from hyperslab.studies.report import write_report
-from hyperslab.studies.report.samples import scans
-from hyperslab.studies.report.volumes import CLASS_COLOURS, class_colour
+from hyperslab.studies.report.volumes import CLASS_COLOURS, class_colour, scans
 from hyperslab.studies.run_folder import read_run
+from hyperslab.studies.table import DASH
 from tests.studies.report.fake_scans import CONFUSION, SHAPE, fake_run
 from tests.studies.report.test_report import Outline
 from tests.train.scans import CLASSES
@@ -177,3 +177,54 @@ def test_broken_masks_are_named(run: Path, content: bytes) -> None:
     (run / "evaluation" / "masks.npz").write_bytes(content)
     page = write_report(run).read_text()
     assert "masks.npz holds no masks" in page
+
+
+LIES = {
+    "of more voxels than its scan": {"masks": np.zeros((2, 512, 512, 512), np.uint8)},
+    "of wider numbers": {"masks": np.zeros((2, *SHAPE), np.int64)},
+    "of more samples": {"samples": [f"volume-{i}" for i in range(400)]},
+    "of long names": {"samples": ["volume-1" + "x" * (1 << 18), "volume-3"]},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.usefixtures("undrawn")
+def test_masks_that_unpack_to_much_are_not_unpacked(run: Path, lie: str) -> None:
+    path = run / "evaluation" / "masks.npz"
+    with np.load(path) as file:
+        held = {key: file[key] for key in file.files}
+    np.savez_compressed(path, **{**held, **LIES[lie]})
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"masks\.npz holds no masks|a mask \("):
+            scans(read_run(run))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert "No scan of this run can be shown" in write_report(run).read_text()
+
+
+@pytest.mark.parametrize("window", ["/etc/passwd", "[200, -100]", "[1, x]", "[.nan, 1]", "{a: b}"])
+@pytest.mark.usefixtures("undrawn")
+def test_a_window_of_any_value(run: Path, window: str) -> None:
+    recipe = (run / "recipe.yaml").read_text()
+    assert "[-100.0, 200.0]" in recipe
+    (run / "recipe.yaml").write_text(recipe.replace("[-100.0, 200.0]", window))
+    page = write_report(run).read_text()
+    assert ("No scan of this run can be shown" in page) == (window != "[200, -100]")
+
+
+def test_a_page_reads_no_files_outside_of_the_data(tmp_path: Path) -> None:
+    """Whatever the recipe of a run's folder permits; the user has trained with nothing of it."""
+    run = fake_run(tmp_path / "theirs")
+    scan = tmp_path / "theirs" / "scans" / "volume-1.hdf5"
+    with h5py.File(scan, "a") as file, h5py.File(tmp_path / "secret.hdf5", "w") as other:
+        file.copy("volume", other)
+        del file["volume"]
+        file["volume"] = h5py.ExternalLink(other.filename, "volume")
+    recipe = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(
+        recipe.replace("batch_size", "outside_files: true, batch_size")
+    )
+    with pytest.raises(DataError, match=r"secret\.hdf5"):
+        scans(read_run(run))

@@ -186,7 +186,8 @@ def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     run = fake_run(tmp_path / "a")
     other = fake_run(tmp_path / "b")
     done = CliRunner().invoke(app, ["report", str(run), str(other)])
-    assert done.output.strip() == str(run / "report.html")
+    said = f"{run / 'report.html'} (the page of {run}, with {other} beside it)"
+    assert done.output.strip() == said
     page = (run / "report.html").read_text()
     assert "All configurations" not in page
     assert "Their errors are not compared" in page
@@ -198,7 +199,7 @@ def test_the_page_of_two_runs_compares_them_if_it_can(tmp_path: Path) -> None:
     assert "optimizer" not in shown
     pair = [write_run(tmp_path / name, seed=seed, noise=0.2) for seed, name in enumerate("cd")]
     done = CliRunner().invoke(app, ["report", *map(str, pair)])
-    assert done.output.strip() == str(pair[0] / "report.html")
+    assert done.output.startswith(f"{pair[0] / 'report.html'} (the page of {pair[0]}, ")
     page = (pair[0] / "report.html").read_text()
     assert "All configurations" in page
     assert "Timeline of a step" in page

@@ -12,8 +12,10 @@ from hyperslab.studies.report.chapters import loss_by_step, running_median
 def test_a_running_median_where_values_are_missing() -> None:
     nan = np.nan
     values = np.array([nan, nan, nan, nan, nan, 3.0, 1.0, 2.0])
-    assert running_median(values).tolist()[4:] == [2.0, 2.0, 2.0, 2.0]
-    assert np.isnan(running_median(values)[:3]).all()
+    found = running_median(values, np.arange(8))
+    assert found.tolist()[4:] == [2.0, 2.0, 2.0, 2.0]
+    assert np.isnan(found[:3]).all()
+    assert running_median(values, np.array([0, 6])).tolist()[1] == 2.0
 
 
 def test_a_single_step_is_drawn() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyperslab.studies.number_format import DASH
 from hyperslab.studies.report.accuracy import (
     fitted_band,
     learnt_parameters,
@@ -16,6 +15,7 @@ from hyperslab.studies.report.accuracy import (
 )
 from hyperslab.studies.report.chapters import key_numbers
 from hyperslab.studies.run_folder import read_run
+from hyperslab.studies.table import DASH
 from hyperslab.train.metrics import ConfidenceInterval
 from tests.studies.report.compared import MEAN, columns, write_run
 from tests.studies.report.fake import NAMES, fake_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from hyperslab.studies.report import write_comparison, write_report
 from hyperslab.studies.report.accuracy import learnt_words
 from hyperslab.studies.report.comparison import loss_curves
 from hyperslab.studies.report.configurations import read_comparison
+from hyperslab.studies.run_folder import read_run
 from hyperslab.train.history import record_changes
 from hyperslab.train.metrics import ConfidenceInterval
 from tests.studies.report import fake_scans
@@ -256,3 +258,21 @@ def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
         (run / "changes.jsonl").write_text(broken + "\n")
         with pytest.raises(DataError, match=r"changes\.jsonl holds no changes of a recipe"):
             write_report(run)
+
+
+def test_a_table_of_holes_is_not_read(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, epochs=3)
+    with (run / "steps.csv").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"steps\.csv cannot be read as CSV: a line has more than"):
+        write_report(run)
+
+
+def test_an_event_file_of_a_year_that_is_none(tmp_path: Path) -> None:
+    run = fake_run(tmp_path, epochs=3)
+    (run / "tensorboard").mkdir(exist_ok=True)
+    found = read_run(run).started
+    (run / "tensorboard" / f"events.out.tfevents.{10**20}.host").touch()
+    assert read_run(run).started == found
+    (run / "tensorboard" / "events.out.tfevents.86400.host").touch()
+    assert read_run(run).started == datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)

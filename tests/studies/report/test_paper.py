@@ -20,6 +20,7 @@ from hyperslab.studies.report import page_of
 from hyperslab.studies.report.canvas import COLUMN_INCHES, FIRST, Canvas, for_paper
 from hyperslab.studies.run_folder import read_run
 from hyperslab.train.profile import profile_path, write_profile
+from tests.docs.blocks import DOCS
 from tests.selection import in_gate
 from tests.studies.report import fake, fake_scans
 from tests.studies.report.test_timelines import a_profile
@@ -102,7 +103,8 @@ def test_no_legend_is_clipped(count: int) -> None:
 def test_files_have_a_columns_width_and_letters_that_can_be_read(run: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), "--figures", "pdf,png"])
     folder = run / "report-figures"
-    assert f"figures in {folder}, each as pdf and png" in result.output
+    shown = (DOCS / "report.md").read_text().partition("--figures pdf,png\n")[2].partition("...")[0]
+    assert result.output.startswith(shown.replace("runs/demo", str(run)))
     for name in ("loss-epoch", "scatter-sigma-8", "slice-depth", "timeline"):
         assert name in result.output
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")

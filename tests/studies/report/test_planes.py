@@ -10,14 +10,16 @@ import pytest
 
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.studies.report import page_of, write_report
-from hyperslab.studies.report.samples import (
-    Planes,
+from hyperslab.studies.report.volumes import (
+    LONGER_SIDE,
+    PlaneCanvas,
+    Scan,
     Voxels,
     first_volume,
+    limits_of,
     voxels_of,
     voxels_of_affine,
 )
-from hyperslab.studies.report.volumes import LONGER_SIDE, PlaneCanvas, limits_of
 from hyperslab.studies.run_folder import read_run
 from tests.studies.report import fake, fake_scans
 
@@ -98,7 +100,7 @@ def test_a_very_thin_volume_is_drawn() -> None:
     sizes = {"depth": 1.0, "height": 1.0, "width": 100.0}
     voxels = Voxels(sizes, "mm")
     values = {"height": np.arange(27.0).reshape(3, 9)}
-    planes = Planes("one", (3, 1, 9), {"height": 0}, values, voxels, "HU")
-    canvas = PlaneCanvas("thin", planes, "height", (0, 27), colours="gray", upwards=True)
+    planes = Scan("one", (3, 1, 9), {"height": 0}, values, voxels, "HU", {}, {})
+    canvas = PlaneCanvas("thin", planes, "height", (0, 27))
     canvas.outline(np.eye(3, 9, dtype=bool), "red")
     assert "HU" in canvas.picture(title="a", alt="b").svg

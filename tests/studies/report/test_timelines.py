@@ -112,7 +112,7 @@ def test_two_runs_on_one_scale(run: Path, tmp_path: Path) -> None:
     other = fake_run(tmp_path / "other", epochs=1, evaluated=False)
     write_profile(profile_path(other, 0), a_profile(0, scale=2.0))
     result = CliRunner().invoke(app, ["report", str(run), str(other)])
-    assert result.output == f"{run / 'report.html'}\n"
+    assert result.output.startswith(f"{run / 'report.html'} (the page of {run}, ")
     (alt,) = [a for a in Outline((run / "report.html").read_text()).alts if "Timeline" in a]
     assert "1000 ms" in alt
     assert "2000 ms" in alt

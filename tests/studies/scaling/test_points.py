@@ -13,9 +13,8 @@ from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.studies.scaling.study import (
     ScalingKind,
     ScalingPoint,
+    grown_points,
     own_points,
-    strong_points,
-    weak_points,
 )
 
 
@@ -33,18 +32,21 @@ def extents(points: list[ScalingPoint]) -> list[tuple[int, ...]]:
 
 def test_strong_scaling_is_the_papers() -> None:
     # Figure 4 of Oyama et al. 2020: 16 groups, 8 to 64 ranks along the depth of a sample.
-    points = strong_points(recipe(data=16), [128, 256, 512, 1024], "depth")
+    points = grown_points(ScalingKind.STRONG, recipe(data=16), [128, 256, 512, 1024], "depth")
     assert extents(points) == [(16, depth, 1, 1, 16) for depth in (8, 16, 32, 64)]
 
 
 def test_another_axis_grows_from_one() -> None:
-    points = strong_points(recipe(depth=4, width=2), [2, 4], "depth")
+    points = grown_points(ScalingKind.STRONG, recipe(depth=4, width=2), [2, 4], "depth")
     assert extents(points) == [(1, 1, 1, 2, 16), (1, 2, 1, 2, 16)]
-    assert extents(strong_points(recipe(), [1, 4], "data")) == [(1, 1, 1, 1, 16), (4, 1, 1, 1, 16)]
+    assert extents(grown_points(ScalingKind.STRONG, recipe(), [1, 4], "data")) == [
+        (1, 1, 1, 1, 16),
+        (4, 1, 1, 1, 16),
+    ]
 
 
 def test_weak_scaling_keeps_the_samples_of_a_replica() -> None:
-    points = weak_points(recipe(8, data=2, depth=4), [4, 8, 2048])
+    points = grown_points(ScalingKind.WEAK, recipe(8, data=2, depth=4), [4, 8, 2048], "data")
     assert extents(points) == [(1, 4, 1, 1, 4), (2, 4, 1, 1, 8), (512, 4, 1, 1, 2048)]
 
 
@@ -77,12 +79,12 @@ def test_what_does_not_divide() -> None:
     with pytest.raises(
         LayoutError, match=r"12 ranks cannot .* grid\.data=8 it takes a multiple of 8"
     ):
-        strong_points(recipe(data=8), [8, 12], "depth")
+        grown_points(ScalingKind.STRONG, recipe(data=8), [8, 12], "depth")
     with pytest.raises(LayoutError, match=r"mini-batch of 16 .* evenly to grid\.data=3 replicas"):
-        strong_points(recipe(), [1, 3], "data")
+        grown_points(ScalingKind.STRONG, recipe(), [1, 3], "data")
     with pytest.raises(LayoutError, match="6 ranks cannot be made by more places along data"):
-        weak_points(recipe(depth=4), [4, 6])
+        grown_points(ScalingKind.WEAK, recipe(depth=4), [4, 6], "data")
     with pytest.raises(LayoutError, match=r"mini-batch of 15 .* grid\.data=2"):
-        weak_points(recipe(15, data=2), [4])
+        grown_points(ScalingKind.WEAK, recipe(15, data=2), [4], "data")
     with pytest.raises(LayoutError, match="two grids have 2 ranks"):
         own_points(ScalingKind.STRONG, recipe(), [GridSection(depth=2), GridSection(width=2)])

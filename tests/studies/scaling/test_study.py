@@ -14,7 +14,6 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from hyperslab.recipe.schema import GridSection
-from hyperslab.studies.number_format import TIMES
 from hyperslab.studies.scaling.study import ScalingKind, ScalingPoint, Study, StudyRow
 from hyperslab.studies.scaling.summary import (
     STEP_PARTS,
@@ -25,6 +24,7 @@ from hyperslab.studies.scaling.summary import (
     table_of_study,
     write_tables,
 )
+from hyperslab.studies.table import TIMES
 from tests.selection import by_rotation
 from tests.studies.scaling.studies import breakdown, predicted_step, study
 

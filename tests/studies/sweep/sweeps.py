@@ -50,14 +50,14 @@ def write_sweep(folder: Path, **keys: Any) -> Path:
 
 
 def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, **_: float) -> None:
-    """Takes the place of `launch`: what the command does, in this process."""
+    """Takes the place of `launch_training`: what the command does, in this process."""
     assert (ranks, silent) == (1, True)
     match arguments:
-        case ["-m", "hyperslab", "train", file, "--resume", "--output", folder]:
+        case ["train", file, "--resume", "--output", folder]:
             recipe = load_recipe(file)
             assert recipe.output == Path(folder)
             train(recipe, resume=True)
-        case ["-m", "hyperslab", "evaluate", folder, "--calibrate"]:
+        case ["evaluate", folder, "--calibrate"]:
             evaluate(folder, calibrate=True)
         case _:
             raise AssertionError(arguments)
@@ -66,7 +66,7 @@ def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, *
 def sweep_here(path: Path, *overrides: str) -> SweepState:
     """Run a sweep in this process, with a narrow network."""
     sweep = load_sweep(path, overrides)
-    with narrow_network(), mock.patch.object(run, "launch", launch_here):
+    with narrow_network(), mock.patch.object(run, "launch_training", launch_here):
         return run_sweep(sweep, 1, SweepProgress(sweep))
 
 

@@ -93,7 +93,7 @@ def test_what_is_done_is_not_done_again(
 ) -> None:
     before = table_of(done.parent / "out")
     sweep = load_sweep(done)
-    monkeypatch.setattr(execute, "launch", None)
+    monkeypatch.setattr(execute, "launch_training", None)
     with caplog.at_level("INFO", "hyperslab"):
         run_sweep(sweep, 1, SweepProgress(sweep))
     assert table_of(done.parent / "out") == before
@@ -215,6 +215,7 @@ def test_a_signal_ends_the_sweep_and_says_how_to_go_on(
     def do(run: SweepRun, ranks: int) -> RunResult:
         raise Stopped(signal.SIGINT, "stopped by SIGINT")
 
+    caplog.set_level("INFO")
     with pytest.raises(Stopped):
         run_sweep(sweep, 1, SweepProgress(sweep), do)
     assert "the same command goes on with plain, rate 0.001, seed 0" in caplog.text
@@ -224,7 +225,7 @@ def test_failures_end_the_command_with_1(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise CommError("rank 0 was killed by SIGKILL")
 
-    monkeypatch.setattr(execute, "launch", fail)
+    monkeypatch.setattr(execute, "launch_training", fail)
     ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path))])
     assert ended.exit_code == 1
     assert "failed: no norm: no rate could be tried" in ended.output
@@ -305,3 +306,18 @@ def test_the_command_killed_with_its_ranks_or_before_them_goes_on(tmp_path: Path
     assert ended.returncode == 0, ended.stderr
     subprocess.run([*command, paths["plain"], *options], check=True, timeout=300)
     assert table_of(out["killed"]) == table_of(out["plain"])
+
+
+def test_variants_that_the_data_cannot_make_are_refused(tmp_path: Path) -> None:
+    """A "32" of volumes of 16 would be trained on whole ones of 16, and be called "32"."""
+    of_files = {"data.synthetic.width": 16, "data.shape": [4, 32, 32, 32]}
+    path = write_sweep(tmp_path / "shape", variants={"whole": {}, "32": of_files})
+    with pytest.raises(RecipeError, match=r"'32' is of volumes of 32 x 32 x 32 .* have 16 x"):
+        sweep_here(path)
+    dry = CliRunner().invoke(app, ["sweep", str(path), "--dry-run"])
+    assert isinstance(dry.exception, RecipeError)
+    assert "data.shape=[4,16,16,16]" in str(dry.exception)
+    path = write_sweep(tmp_path / "cut", variants={"whole": {}, "12": {"data.subvolume": 12}})
+    with pytest.raises(RecipeError, match=r"variant '12': cannot cut .* into sub-volumes of 12"):
+        sweep_here(path)
+    assert not (tmp_path / "shape" / "out").exists()

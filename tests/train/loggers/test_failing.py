@@ -12,10 +12,12 @@ import pytest
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.trust import Trust
 from hyperslab.train import loggers
 from hyperslab.train.history import STEP_COLUMNS, Reporter
 from hyperslab.train.loggers import BackgroundLog, GuardedLog, run_identity
 from hyperslab.train.run import train
+from tests.train.universes import narrow_network, write_recipe
 
 WORDS = (
     "logger own failed and is off from here on (OSError: no space); steps.csv and epochs.csv go on"
@@ -50,7 +52,7 @@ def test_one_warning_and_the_rest_is_dropped(
     behind: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(2)
-    logger = GuardedLog("own", BackgroundLog("own", lambda: failing) if behind else failing)
+    logger = BackgroundLog("own", lambda: failing) if behind else GuardedLog("own", failing)
     for step in range(1, 6):
         logger.add({"loss": 1.0}, step)
         logger.flush()
@@ -63,7 +65,7 @@ def test_one_that_cannot_be_opened_is_one_warning(caplog: pytest.LogCaptureFixtu
     def open_log() -> Failing:
         raise ConnectionError("nobody there")
 
-    logger = GuardedLog("own", BackgroundLog("own", open_log))
+    logger = BackgroundLog("own", open_log)
     logger.add({"loss": 1.0}, 1)
     logger.close()
     assert [words.partition(";")[0] for words in warnings_of(caplog)] == [
@@ -81,7 +83,7 @@ def test_nobody_waits_for_one_that_hangs(
         go_on.wait(60)
         return Failing(0)
 
-    logger = GuardedLog("own", BackgroundLog("own", open_log))
+    logger = BackgroundLog("own", open_log)
     logger.add({"loss": 1.0}, 1)
     logger.close()
     go_on.set()
@@ -137,3 +139,57 @@ def test_a_run_keeps_its_name_until_it_begins_anew(tmp_path: Path) -> None:
     assert [of(new=True), of(new=False, service="two")] == ["c", "b"]
     (tmp_path / "loggers.json").write_text('["damaged"')
     assert of(new=False) == "d"
+
+
+class OwnLog:
+    """A logger of anybody's, as a recipe may name it."""
+
+    made: list[OwnLog] = []  # noqa: RUF012 - the test looks there
+
+    def __init__(
+        self, run: Path, settings: Mapping[str, object], step: int, prefix: str = ""
+    ) -> None:
+        self.about = (run.name, settings["epochs"], step, prefix)
+        self.taken: dict[str, float] = {}
+        self.closed = False
+        OwnLog.made.append(self)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        self.taken.update(values)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_recipe_may_name_a_logger_of_anybodys(
+    tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = {"target": "own_log_module.OwnLog", "prefix": "a"}
+    monkeypatch.setitem(sys.modules, "own_log_module", sys.modules[__name__])
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=1, loggers=["csv", target])
+    with narrow_network():
+        train(load_recipe(recipe, trust=Trust(own=True, named=frozenset({target["target"]}))))
+    (made,) = OwnLog.made
+    assert made.about == ("run", 1, 0, "a")
+    assert made.closed
+    assert "step/loss" in made.taken
+    assert load_recipe(tmp_path / "run" / "recipe.yaml").loggers[0] == "csv"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({"target": "collections.OrderedDict"}, "not a logger: a class with add"),
+        ({"target": "hyperslab.train.loggers.TensorboardLog", "other": 1}, "no argument 'other'"),
+    ],
+)
+def test_a_target_that_is_no_logger_is_refused(
+    target: dict[str, object], words: str, tmp_path: Path, universes: Path
+) -> None:
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=1, loggers=[target])
+    trust = Trust(own=True, named=frozenset({str(target["target"])}))
+    with narrow_network(), pytest.raises(RecipeError, match=words):
+        train(load_recipe(recipe, trust=trust))

@@ -81,14 +81,11 @@ def test_relative_errors_of_the_paper_divide_by_the_prediction() -> None:
 
 
 def test_a_relative_error_to_nothing_is_not_defined() -> None:
-    errors = errors_of(
-        np.zeros(2),
-        np.zeros(2),
-        true_physical=np.ones(2),
-        predicted_physical=np.array([1.0, 0.0]),
-        training_mean=0.0,
-        training_mean_physical=0.0,
-    )
+    zeros = np.zeros((2, 1))
+    physical = np.ones((2, 1)), np.array([[1.0], [0.0]])
+    mean = np.zeros(1)
+    p = Predictions(("a",), ("0", "1"), zeros, zeros, *physical, mean, training_mean_physical=mean)
+    errors = errors_of(p, 0)
     assert errors["relative_error"] == 0.5
     assert math.isnan(errors["relative_error_sc18"])
     assert math.isnan(errors["relative_error_sc18_of_mean"])
@@ -96,13 +93,8 @@ def test_a_relative_error_to_nothing_is_not_defined() -> None:
 
 def test_the_mean_is_that_of_the_training_split() -> None:
     p = predictions()
-    shifted = errors_of(
-        p.true[:, 0],
-        np.full(7, 0.2),
-        true_physical=p.true_physical[:, 0],
-        predicted_physical=p.true_physical[:, 0],
-        training_mean=0.2,
-    )
+    same = np.broadcast_to(p.training_mean, p.true.shape)
+    shifted = errors_of(dataclasses.replace(p, predicted=same), 0)
     assert shifted["ratio"] == pytest.approx(1.0)
     assert shifted["r2"] < 0, "the mean of the test split would have been better"
 

@@ -36,7 +36,6 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
     found = list_inputs([tmp_path])
     assert [entry.name for entry in found] == ["a", "b", "c", "x/a"]
     assert found[3] == InputFile(tmp_path / "x" / "a.nii", "x/a")
-    assert found[3].mask == "x/a-mask.nii.gz"
 
 
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:

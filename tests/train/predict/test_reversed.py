@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hyperslab.checkpoint.run_state import DataCard
+from hyperslab.comm import Grid
 from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.formats.registry import source_of
@@ -26,7 +27,7 @@ ABOUT = DataCard(SHAPE, SHAPE, (), Parameters.normalised("abcd"))
 
 def opened(path: Path, format: str | None) -> ArrayVolume:
     data = DataSection(path=path.parent, batch_size=1, format=format)
-    found = open_volume(InputFile(path, path.stem), ABOUT, data)
+    found = open_volume(InputFile(path, path.stem), ABOUT, data, Grid(), path.parent)
     assert isinstance(found, ArrayVolume)
     return found
 

@@ -33,13 +33,7 @@ import numpy as np
 from h5py._objects import phil
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.hdf5_chunks import (
-    PACKED_LARGER,
-    check_unpacked,
-    chunks_of,
-    filters_of,
-    named_file,
-)
+from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.files import ALLOW_MISSING, FileAccess, naming
 from hyperslab.geometry import Box
 from hyperslab.util.startup import tie_to_parent
@@ -52,6 +46,9 @@ MOST_PACKED_CHUNK = 256 << 20
 
 NEW_SUPERBLOCK = 3
 """The version of the first block of a file whose other blocks have checksums."""
+
+MOST_ATTRIBUTE = 1 << 20
+"""The largest attribute that is read [B]."""
 
 LOOK = 16 << 20
 """Bytes that are searched at a time for a value that somebody has written [B]."""
@@ -82,7 +79,7 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
             case None:
                 raise KeyError(f"{name!r} is not in it")
             case h5py.ExternalLink():
-                target = named_file(path, link.filename)
+                target = hdf5_chunks.named_file(path, link.filename)
                 reach.check(path, f"the external link {name!r}", target)
                 with h5py.File(target, "r", locking=False) as other:
                     _follow(target, other, "/".join([link.path, *rest]), reach, left - 1)
@@ -101,6 +98,28 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
                 raise KeyError(f"{name!r} is not in it")
 
 
+def check_attributes(path: Path, found: Any) -> None:
+    """Accepts a group or data set whose attributes are small.
+
+    Words of variable length do not say how long they are: these are read, which a `HeaderChild`
+    does within its memory.
+
+    Raises:
+        DataError: one of them is not.
+    """
+    for number in range(h5py.h5a.get_num_attrs(found.id)):
+        size = h5py.h5a.get_info(found.id, index=number).data_size
+        if size > MOST_ATTRIBUTE:
+            raise DataError(
+                f"{path}: an attribute of {found.name!r} has {size} bytes; at most "
+                f"{MOST_ATTRIBUTE} are read of one"
+            )
+        attribute = h5py.h5a.open(found.id, index=number)
+        with suppress(TypeError):  # of a type that numpy has not, so that nobody reads it
+            if attribute.dtype.hasobject:
+                _ = found.attrs[attribute.name]
+
+
 def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
     """Accepts a volume whose values are there to be read.
 
@@ -113,7 +132,7 @@ def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
     early = dataset.id.get_create_plist().get_alloc_time() == h5py.h5d.ALLOC_TIME_EARLY
     if not early or dataset.is_virtual:
         return
-    check_unpacked(path, key, dataset, Box.whole(dataset.shape), {})
+    hdf5_chunks.check_unpacked(path, key, dataset, Box.whole(dataset.shape), {})
     if not _any_written(dataset):
         raise _never_written(path, key, "every voxel is the fill value")
 
@@ -158,7 +177,7 @@ def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None
         )
     wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
     stored = dataset.id.get_num_chunks()
-    if dataset.id.get_storage_size() > stored * (size + PACKED_LARGER):
+    if dataset.id.get_storage_size() > stored * (size + hdf5_chunks.PACKED_LARGER):
         raise DataError(
             f"{path}: {key!r} is packed in chunks of {size} bytes, which take more than that in "
             "the file: they unpack to more than they say\n    get the file anew"
@@ -176,9 +195,10 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     """
     if dataset.file.id.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
         return
-    codes = filters_of(dataset)
-    summed = 1 << codes.index(h5py.h5z.FILTER_FLETCHER32) if dataset.fletcher32 else 0
-    chunks = chunks_of(dataset)
+    codes = hdf5_chunks.filters_of(dataset)
+    sums = hdf5_chunks.FLETCHER32
+    summed = 1 << codes.index(sums) if sums in codes else 0
+    chunks = hdf5_chunks.chunks_of(dataset)
     places = np.array([chunk.chunk_offset for chunk in chunks])
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
     numbers = np.ravel_multi_index(tuple((places // dataset.chunks).T), dataset.shape, "clip")
@@ -202,7 +222,7 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: 
         covered = covered + count
         what = f"{key!r}, a virtual data set,"
         own = source.file_name == "."
-        target = path if own else named_file(path, source.file_name.replace("%%", "%"))
+        target = path if own else hdf5_chunks.named_file(path, source.file_name.replace("%%", "%"))
         if not own:
             reach.check(path, what, target)
         with (
@@ -256,6 +276,15 @@ T = TypeVar("T")
 HEADER_LIMIT = 30.0
 """The time that reading a header may take [s]: a file system may be slow, too."""
 
+HEADER_MEMORY = 192 << 20
+"""The memory that reading a header may take [B]."""
+
+DONE, TOO_LARGE = b".", b"m"
+"""Say that a child came back, or that it would have needed too much memory."""
+
+NO_MEMORY = "memory allocation failed"
+"""The words of HDF5 for that."""
+
 
 class HeaderChild(Generic[T]):
     """Calls ``read`` of a file's name, after a child process has come back from that."""
@@ -277,7 +306,7 @@ class HeaderChild(Generic[T]):
         """Returns what ``read`` does; it may raise, too.
 
         Raises:
-            DataError: it does not come back in time, or ends the process.
+            DataError: it does not come back in time, takes too much memory, or ends the process.
         """
         if "mpi4py.MPI" not in sys.modules:  # whose transports do not all bear a fork
             self._try(file)
@@ -295,7 +324,14 @@ class HeaderChild(Generic[T]):
                 f"{file}: HDF5 has not come back from its header in {self.limit:g} s: it is "
                 "damaged, or its disk is very slow\n    look at it with h5dump, or take it away"
             )
-        if not os.read(self._answers, 1):
+        answer = os.read(self._answers, 1)
+        if answer == TOO_LARGE:
+            raise DataError(
+                f"{file}: reading its header takes more than {HEADER_MEMORY >> 20} MiB: it has "
+                "words of variable length\n    that say more than words do, or very large packed "
+                "chunks\n    get the file anew, or write it anew in smaller chunks"
+            )
+        if not answer:
             ended = self._end()
             if again:  # the fork of a process with threads may end for reasons of its own
                 return self._try(file, again=False)
@@ -349,14 +385,27 @@ def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float
             signal.signal(number, signal.SIG_DFL)
         faulthandler.disable()  # what a crash would print is not for the user
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _limit_memory(HEADER_MEMORY)
         with os.fdopen(asked) as lines:
             for line in lines:
                 _limit_cpu(limit)
-                with suppress(Exception):  # the parent will see for itself
+                answer = DONE
+                try:
                     read(json.loads(line))
-                os.write(answers, b".")
+                except Exception as error:  # the parent will see for itself
+                    if isinstance(error, MemoryError) or NO_MEMORY in str(error):
+                        answer = TOO_LARGE
+                os.write(answers, answer)
     finally:
         os._exit(0)
+
+
+def _limit_memory(more: int) -> None:
+    """Lets this process take no more than so many bytes of address space more than it has [B]."""
+    with suppress(OSError, ValueError):  # elsewhere than on Linux, or beyond a limit that there is
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + more
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size, hard))
 
 
 def _limit_cpu(seconds: float) -> None:

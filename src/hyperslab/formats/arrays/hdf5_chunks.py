@@ -41,6 +41,9 @@ DEFLATE = h5py.h5z.FILTER_DEFLATE
 SHUFFLE = h5py.h5z.FILTER_SHUFFLE
 FLETCHER32 = h5py.h5z.FILTER_FLETCHER32
 
+WORDS = {DEFLATE: "gzip", h5py.h5z.FILTER_SZIP: "szip", h5py.h5z.FILTER_LZF: "lzf"}
+"""Names filters that pack, as h5py does: its own words fail on a filter that lacks its options."""
+
 UNDONE_HERE = tuple(
     (*before, DEFLATE, *behind) for before in ((), (SHUFFLE,)) for behind in ((), (FLETCHER32,))
 )

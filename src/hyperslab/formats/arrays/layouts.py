@@ -332,7 +332,6 @@ def catalog_of(
         folder=folder,
         files=tuple(file for file, _ in found),
         volumes=(one.volume,) * len(found),
-        places=tuple((number, None) for number in range(len(found))),
         names=tuple(file.rpartition(".")[0] for file, _ in found),
         stamps=stamps,
         order=one.order,

@@ -47,6 +47,7 @@ from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats, Parameters
 from hyperslab.geometry import Box
+from hyperslab.util.documents import open_plain
 
 T = TypeVar("T")
 Header = TypeVar("Header")
@@ -58,9 +59,10 @@ MOST_BESIDE = 1 << 20
 
 
 def kind_of_file(path: Path) -> str:
-    """Tells ``"npy"``, ``"npz"``, ``"HDF5"`` or ``"Zarr"`` by a file's name."""
+    """Tells ``"npy"``, ``"npz"``, ``"HDF5"``, ``"Zarr"`` or ``"TFRecord"`` by a file's name."""
     kinds = {".npy": "npy", ".npz": "npz", ".zarr": "Zarr"}
-    return kinds.get(path.suffix, "HDF5")
+    records = dict.fromkeys((".tfrecord", ".tfrecords", ".gz"), "TFRecord")
+    return (kinds | records).get(path.suffix, "HDF5")
 
 
 def stamped_file(path: Path, key: str) -> Path:
@@ -108,7 +110,10 @@ def open_keyed(path: Path, reach: FileAccess) -> Iterator[KeyedFile]:
 
 
 def _zarr_group(path: Path) -> Any:
-    return optional.zarr().open_group(path, mode="r", zarr_format=3)
+    optional.zarr()  # or an error that says what to install
+    from hyperslab.formats.arrays.zarr_bounded import BoundedGroup
+
+    return BoundedGroup(path)
 
 
 class KeyedFile:
@@ -125,7 +130,18 @@ class KeyedFile:
 
     @property
     def attrs(self) -> Any:
-        return self.file.attrs
+        """Returns the attributes of the file or group.
+
+        Raises:
+            DataError: one is too large to be read.
+        """
+        return self.attributes_of(self.file)
+
+    def attributes_of(self, found: Any) -> Any:
+        """Returns the attributes of a group or an array; raises as `attrs`."""
+        if not self.zarr:  # the size of Zarr's metadata is limited
+            hdf5.check_attributes(self.path, found)
+        return found.attrs
 
     def keys(self) -> list[str]:
         """Lists all keys, those of groups too, sorted."""
@@ -181,7 +197,13 @@ class KeyedFile:
                 raise DataError(f"{self.path}: {key!r} has {found.size} values; needs a few")
             check = zarr.check_beside if self.zarr else hdf5.check_storage
             check(self.path, key, found, self.reach)
+            if found.dtype.hasobject and not self.zarr:  # the words of Zarr's chunks are bounded
+                _ = found[()]  # as `hdf5.check_attributes`
         return found
+
+
+MOST_HEADER = 10_000
+"""The longest header of an .npy array [B]: numpy refuses more, too, once it has read all of it."""
 
 
 def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArray, int]:
@@ -197,6 +219,10 @@ def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArra
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format is for arrays of records")
     first = version == (1, 0)
+    length = int.from_bytes(file.read(2 if first else 4), "little")
+    if length > MOST_HEADER:
+        raise ValueError(f"its header is said to have {length} bytes")
+    file.seek(at + len(np.lib.format.MAGIC_PREFIX) + 2)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = read(file)
@@ -217,7 +243,7 @@ def read_vector(path: Path, most: int = MOST_BESIDE) -> Array:
         DataError: it is not small.
         OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         header, _ = array_header(file, path)
         dtype = np.dtype(header.dtype)
         if math.prod(header.shape) * dtype.itemsize > most:
@@ -258,7 +284,7 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
     if kind == "npy":
         if key:
             raise DataError(f"{path}: is one array, without keys: leave data.keys.volume out")
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return array_header(file, path)[0]
     if kind == "npz":
         return _in_zip(path, key)
@@ -349,10 +375,11 @@ def _keyed_values(file: KeyedFile, word: str) -> Any:
             raise DataError(f"{file.path}: {word!r} is a group; give an array, or group@attribute")
         if array.size * max(1, array.dtype.itemsize) > MOST_BESIDE:
             raise DataError(f"{file.path}: {word!r} has {array.size} values; targets are few")
-        if not file.zarr:
-            hdf5.check_storage(file.path, word, array, file.reach)
+        check = zarr.check_beside if file.zarr else hdf5.check_storage
+        check(file.path, word, array, file.reach)
         return array[()]
-    attributes = (_object(file, group, "targets") if group.strip("/") else file.file).attrs
+    found = _object(file, group, "targets") if group.strip("/") else file.file
+    attributes = file.attributes_of(found)
     if name not in attributes:
         raise DataError(
             f"{file.path}: {group or '/'!r} has no attribute {name!r}; it has "
@@ -387,9 +414,10 @@ def _words(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """N samples in arrays of files below ``folder``, all stored alike, with their targets (N, P).
+    """Lists N samples in arrays of files below ``folder``, all stored alike, with targets (N, P).
 
-    ``places``: the number of each sample's file and, where a file has many, the row there.
+    ``files``, ``volumes`` and ``labels`` are by sample. ``rows``: of the samples in their arrays,
+    where the first dim of these counts samples.
     ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
     ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
     the channels, where all files say the same ones. ``table``: the file of the targets, where it
@@ -398,14 +426,14 @@ class Catalog:
 
     folder: Path
     files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
-    volumes: tuple[StoredArray, ...]  # by file
-    places: tuple[tuple[int, int | None], ...]  # by sample
-    names: tuple[str, ...]  # by sample
+    volumes: tuple[StoredArray, ...]
+    names: tuple[str, ...]
     stamps: Mapping[str, Stamp]
     order: StorageOrder
     targets: Floats
     parameters: Parameters
-    labels: tuple[StoredArray, ...] = ()  # by file
+    rows: tuple[int, ...] = ()
+    labels: tuple[StoredArray, ...] = ()
     classes: tuple[str, ...] = ()
     redshifts: tuple[float, ...] = ()
     table: Path | None = None
@@ -418,22 +446,17 @@ class Catalog:
         return FileAccess(self.folder, self.allowed)
 
     @property
-    def stacked(self) -> bool:
-        """Tells if the first dim of arrays counts samples."""
-        return self.places[0][1] is not None
-
-    @property
     def stored(self) -> tuple[int, ...]:
         """Returns the shape of one sample in its file."""
-        return self.volumes[0].shape[int(self.stacked) :]
+        return self.volumes[0].shape[1 if self.rows else 0 :]
 
     def path(self, sample: int) -> Path:
         """Returns the file of a sample's volume."""
-        return self.folder / self.files[self.places[sample][0]]
+        return self.folder / self.files[sample]
 
     def scanned(self, sample: int, array: StoredArray) -> tuple[Path, str, Stamp]:
         """Returns what `check_unchanged` asks for: a file, the sample and the scan's stamp."""
-        file = stamped_file(Path(self.files[self.places[sample][0]]), array.key)
+        file = stamped_file(Path(self.files[sample]), array.key)
         return self.folder / file, self.names[sample], self.stamps[file.as_posix()]
 
     @contextmanager
@@ -449,8 +472,8 @@ class Catalog:
 
     def only(self, sample: int) -> Catalog:
         """Keeps one sample, which is light to send to another process."""
-        number, row = self.places[sample]
-        file = self.files[number]
+        one = slice(sample, sample + 1)
+        file = self.files[sample]
         stamps = {
             name: stamp
             for name, stamp in self.stamps.items()
@@ -459,12 +482,12 @@ class Catalog:
         return replace(
             self,
             files=(file,),
-            volumes=(self.volumes[number],),
-            places=((0, row),),
-            names=(self.names[sample],),
+            volumes=self.volumes[one],
+            names=self.names[one],
             stamps=stamps,
-            targets=self.targets[sample : sample + 1],
-            labels=self.labels[number : number + 1],
+            targets=self.targets[one],
+            rows=self.rows[one],
+            labels=self.labels[one],
         )
 
 
@@ -616,11 +639,7 @@ class MpioReader(ArrayReader):
         return values
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
-        """Returns what ``attempt`` does, if it succeeds on all ranks of the replica.
-
-        Raises:
-            DataError: on all of them; see `collective_try`.
-        """
+        """Returns what ``attempt`` does, if it succeeds on all ranks of the replica."""
         failing = f"{path}: cannot be read"
         gather = self.communicator.allgather
         return collective_try(attempt, failing=failing, error=DataError, gather=gather)

@@ -16,10 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.layouts import (
-    Published,
-    recognise_published,
-)
+from hyperslab.formats.arrays.layouts import Published, recognise_published
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     Catalog,
@@ -43,6 +40,7 @@ from hyperslab.formats.files import (
     OF_LIBRARIES,
     FileAccess,
     Stamp,
+    check_names,
     list_files,
     naming,
     walk_folder,
@@ -101,7 +99,6 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
         folder=folder,
         files=kept,
         volumes=tuple(volumes[file] for file in kept),
-        places=tuple((number, None) for number in range(len(kept))),
         names=names,
         stamps=stamps,
         order=order,
@@ -267,10 +264,9 @@ def scan_arrays(
         targets, parameters, words = found_targets
     return Catalog(
         folder=folder,
-        files=tuple(files),
-        volumes=tuple(arrays),
+        files=tuple(files[number] for number, _ in places),
+        volumes=tuple(arrays[number] for number, _ in places),
         stamps=stamps,
-        places=tuple(places),
         names=names,
         order=order,
         targets=targets,
@@ -278,7 +274,8 @@ def scan_arrays(
         table=table_path,
         allowed=options.allowed,
         remark=f"{path}: {'' if known is None else known.name + ', '}{len(names)} samples, {words}",
-        labels=tuple(labels),
+        rows=tuple(row for _, row in places if row is not None),
+        labels=tuple(labels[number] for number, _ in places) if labels else (),
         classes=said.classes,
     )
 
@@ -380,6 +377,7 @@ def _files(folder: Path, pattern: str, table: Path | None) -> list[str]:
             "    data.files is a pattern of the files with volumes, relative to the folder "
             f"({OWN_DATA})"
         )
+    check_names(folder, files)
     return sorted(files, key=_natural)
 
 

@@ -23,19 +23,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm import Grid
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.layouts import (
-    HDF5_SUFFIXES,
-    KEYS_OF_LAYOUTS,
-    LBANN_PART_NAME,
-    catalog_of,
-    lbann_of,
-    read_header,
-    recognise_published,
-    scan_layouts,
-)
+from hyperslab.formats.arrays import hdf5_chunks, layouts
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
@@ -46,17 +36,20 @@ from hyperslab.formats.arrays.open import (
     replica_of,
     stamps_of,
 )
-from hyperslab.formats.arrays.scan import (
-    SHOWN_AS,
-    as_labels,
-    scan_arrays,
-    scan_npy,
-)
+from hyperslab.formats.arrays.scan import SHOWN_AS, as_labels, scan_arrays, scan_npy
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
-from hyperslab.formats.files import STRICT, AccessPolicy, FileAccess, Refuse, naming
-from hyperslab.formats.source import OWN_DATA, Array, DataMap, Extras, ScanOptions, Source
+from hyperslab.formats.files import FileAccess, naming
+from hyperslab.formats.source import (
+    OWN_DATA,
+    Array,
+    DataMap,
+    Extras,
+    ScanOptions,
+    Source,
+    SourceView,
+)
 from hyperslab.formats.storage import HDF5_SIEVE, Storage
-from hyperslab.formats.storage_order import LBANN_ORDER, Channels
+from hyperslab.formats.storage_order import LBANN_ORDER
 from hyperslab.formats.targets import SCAN_KEYS, as_classes
 from hyperslab.geometry import Box
 
@@ -90,12 +83,12 @@ class ArrayFolder(Source):
             DataError: the file has gone, is damaged, or has changed since the folder was scanned.
         """
         catalog = self.catalog
-        number, row = catalog.places[sample]
         stored = catalog.order.to_file(box)
-        if row is not None:
+        if catalog.rows:
+            row = catalog.rows[sample]
             stored = Box((row, *stored.lo), (row + 1, *stored.hi))
-        found = self.reader.read(catalog, sample, catalog.volumes[number], stored)
-        if row is not None:
+        found = self.reader.read(catalog, sample, catalog.volumes[sample], stored)
+        if catalog.rows:
             found = found[0]
         return catalog.order.to_volume(found.astype(found.dtype.newbyteorder("="), copy=False))
 
@@ -103,19 +96,19 @@ class ArrayFolder(Source):
         return self.catalog.targets[sample]
 
     def where(self, sample: int) -> str:
-        row = self.catalog.places[sample][1]
-        return str(self.path(sample)) + ("" if row is None else f", row {row}")
+        rows = self.catalog.rows
+        return str(self.path(sample)) + (f", row {rows[sample]}" if rows else "")
 
     def path(self, sample: int) -> Path:
         """Returns the file of a sample's volume."""
         return self.catalog.path(sample)
 
     def storage(self, sample: int) -> Storage | None:
-        """Describes .npy and .npz, whose samples lie in one piece each; None for the others."""
-        array = self.catalog.volumes[self.catalog.places[sample][0]]
-        if kind_of_file(self.path(sample)) not in ("npy", "npz"):
+        """Describes files in which a sample lies in one piece; None for the others."""
+        array = self.catalog.volumes[sample]
+        if kind_of_file(self.path(sample)) not in ("npy", "npz", "TFRecord"):
             return None
-        if array.fortran and self.catalog.stacked:
+        if array.fortran and self.catalog.rows:
             return None  # the values of one sample are strewn over all of the file
         order = self.catalog.order.reversed if array.fortran else self.catalog.order
         stored = self.catalog.stored[:: -1 if array.fortran else 1]
@@ -134,9 +127,6 @@ class ArrayFolder(Source):
         self.reader.close()
 
 
-FORMAT_OF_LBANN = {True: "lbann", False: "hdf5", None: None}
-"""The format to ask for, by whether spatial dims are reversed; None where that is not known."""
-
 CARRIED_KEYS = ("physPar", "redshifts")
 """Arrays beside the volume and its target that a conversion takes along."""
 
@@ -144,7 +134,7 @@ CARRIED_KEYS = ("physPar", "redshifts")
 class KeyedFolder(ArrayFolder):
     """Shows files of the layouts that `layouts` knows by their keys, each of which is a sample."""
 
-    suffixes: ClassVar[tuple[str, ...]] = HDF5_SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = layouts.HDF5_SUFFIXES
 
     def __init__(self, catalog: Catalog, reader: ArrayReader | None = None) -> None:
         super().__init__(catalog, reader)
@@ -152,31 +142,9 @@ class KeyedFolder(ArrayFolder):
             self.label_bytes *= catalog.labels[0].shape[0]
 
     @classmethod
-    def scan(  # type: ignore[override]
-        cls,
-        path: str | Path,
-        grid: Grid,
-        channels: Channels | None = None,
-        lbann: bool | None = None,
-        refuse: Refuse | None = None,
-    ) -> Self:
-        """Opens the folder as the main rank sees it. All ranks call this.
-
-        ``lbann``: whether the spatial dims are stored reversed; ``None`` finds it out.
-
-        Raises:
-            DataError: as `scan_layouts`.
-        """
-        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann], refuse)
-        source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
-        if source.remark:
-            log_once(grid, source.remark)
-        return source
-
-    @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
-        source = cls(scan_layouts(folder, options, cls.suffixes))
-        if source.order == LBANN_ORDER and lbann_of(options.format) is None:
+        source = cls(layouts.scan_layouts(folder, options, cls.suffixes))
+        if source.order == LBANN_ORDER and layouts.lbann_of(options.format) is None:
             source.remark = (
                 f"{folder}: sub-volumes of LBANN's by key, order and names; their reversed spatial "
                 'dims (C, W, H, D) are read as (C, D, H, W); format="hdf5" takes them as they are'
@@ -184,34 +152,21 @@ class KeyedFolder(ArrayFolder):
         return source
 
     @classmethod
-    def of_file(cls, folder: Path, file: str, options: ScanOptions) -> Self:
-        """Opens one file of a folder, with its target, without a look at the others.
-
-        Raises:
-            DataError: it is not what it should be.
-        """
-        stamps = stamps_of(folder, file, KEYS_OF_LAYOUTS)  # before it is read
-        header = read_header(folder / file, options, FileAccess(folder, options.allowed))
-        alone = replace(header, physical=None)  # of one sample no range can be told
-        return cls(catalog_of(folder, [(file, alone)], stamps, options.allowed))
-
-    @classmethod
-    def of_volume(
-        cls,
-        path: Path,
-        like: tuple[int, ...],
-        channels: Channels | None = None,
-        lbann: bool | None = None,
-        allowed: AccessPolicy = STRICT,
+    def of_file(
+        cls, folder: Path, file: str, options: ScanOptions, like: tuple[int, ...] | None = None
     ) -> tuple[Self, Any]:
-        """Opens one file that need not have a target; also returns its affine or ``None``.
+        """Opens one file of a folder, without a look at the others; also returns its affine.
 
-        ``allowed``: what it may do. For the other arguments and errors see `read_header`.
+        With ``like`` it need not have a target. For that, and for errors, see `read_header`.
         """
-        stamps = stamps_of(path.parent, path.name, KEYS_OF_LAYOUTS)  # before it is read
-        options = ScanOptions(channels, FORMAT_OF_LBANN[lbann])
-        header = read_header(path, options, FileAccess(path.parent, allowed), like)
-        return cls(catalog_of(path.parent, [(path.name, header)], stamps, allowed)), header.affine
+        stamps = stamps_of(folder, file, layouts.KEYS_OF_LAYOUTS)  # before it is read
+        header = layouts.read_header(
+            folder / file, options, FileAccess(folder, options.allowed), like
+        )
+        alone = replace(header, physical=None)  # of one sample no range can be told
+        return cls(
+            layouts.catalog_of(folder, [(file, alone)], stamps, options.allowed)
+        ), header.affine
 
     def labels(self, sample: int, box: Box) -> Array:
         """Reads the box of the labels; errors as `read`, and labels that are no classes."""
@@ -227,7 +182,7 @@ class KeyedFolder(ArrayFolder):
         if name in self.volumes:
             return self.volumes[name]
         folder, slash, base = name.rpartition("/")
-        part = LBANN_PART_NAME.fullmatch(base) if self.order == LBANN_ORDER else None
+        part = layouts.LBANN_PART_NAME.fullmatch(base) if self.order == LBANN_ORDER else None
         return f"{folder}{slash}{part[1]}" if part else name
 
     def storage(self, sample: int) -> Storage:
@@ -236,11 +191,11 @@ class KeyedFolder(ArrayFolder):
             stored: Any = file.find(self.catalog.volumes[sample].key)
             whole = Storage(self.catalog.order, stored.shape, stored.dtype.itemsize, stored.nbytes)
             if file.zarr:
-                word = ", ".join(type(codec).__name__ for codec in stored.compressors)
-                chunk = tuple(stored.chunks)
-                return replace(whole, size=stored.nbytes_stored(), chunk=chunk, compression=word)
-            words = [stored.compression, "fletcher32" if stored.fletcher32 else None]
-            word = ", ".join(filter(None, words))
+                size, chunk = stored.nbytes_stored(), tuple(stored.chunks)
+                return replace(whole, size=size, chunk=chunk, compression=stored.packing)
+            known = {**hdf5_chunks.WORDS, hdf5_chunks.FLETCHER32: "fletcher32"}
+            codes = hdf5_chunks.filters_of(stored)
+            word = ", ".join(known[code] for code in codes if code in known)
             size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
             whole = replace(whole, size=size, compression=word, buffer=HDF5_SIEVE)
             return replace(whole, chunk=stored.chunks)
@@ -300,7 +255,7 @@ class MappedFolder(ArrayFolder):
     @classmethod
     def claims(cls, path: Path) -> bool:
         """Tells if a folder, or a file, is such data by its names, whatever their suffixes say."""
-        return recognise_published(path) is not None or (
+        return layouts.recognise_published(path) is not None or (
             path.is_file() and kind_of_file(path) == "npy"
         )
 
@@ -343,11 +298,10 @@ class MappedFolder(ArrayFolder):
 
     def labels(self, sample: int, box: Box) -> Array:
         """Reads the box of the labels, in one selection; raises as `read`."""
-        number, row = self.catalog.places[sample]
-        array = self.catalog.labels[number]
+        array = self.catalog.labels[sample]
         stored = box
         if len(array.shape) == 4:
-            first = row or 0
+            first = self.catalog.rows[sample] if self.catalog.rows else 0
             stored = Box((first, *box.lo), (first + 1, *box.hi))
         found = self.reader.read(self.catalog, sample, array, stored).reshape(box.shape)
         return as_labels(found, len(self.classes), f"{self.where(sample)}: {array.key!r}")
@@ -358,30 +312,25 @@ def _shares(channels: int, fields: int) -> range:
     return range(1, max(1, channels - fields + 1) + 1)
 
 
-class Fields(Source):
+class Fields(SourceView):
     """Joins sources of one field each: their channels become one sample's, one after another.
 
     Raises:
         DataError: the sources differ in samples, extents or targets.
     """
 
-    targets_apart = True
-
     def __init__(self, sources: Sequence[Source], titles: Sequence[str]) -> None:
         self.sources = tuple(sources)
         self.titles = tuple(titles)
-        first = self.sources[0]
+        self.source = first = self.sources[0]
         for source, title in zip(self.sources[1:], self.titles[1:], strict=True):
             _check_fields_alike(first, source, self.titles[0], title)
         self.counts = tuple(source.shape[0] for source in self.sources)
+        self.take_after(first)
         self.names = first.names
         self.shape = (sum(self.counts), *first.shape[1:])
         self.dtype = np.result_type(*(source.dtype for source in self.sources))
-        self.parameters = first.parameters
-        self.classes = first.classes
-        self.label_bytes = first.label_bytes
-        if set(self.counts) == {1}:
-            self.channel_names = self.titles
+        self.channel_names = self.titles if set(self.counts) == {1} else ()
         self.remark = f"{first.remark}; channels: {', '.join(map(printable, self.titles))}"
 
     def read(self, sample: int, box: Box) -> Array:
@@ -395,14 +344,10 @@ class Fields(Source):
             begin += count
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def target(self, sample: int) -> Array:
-        return self.sources[0].target(sample)
+    volume = Source.volume  # of the folder's own manifest, which no single field has
 
-    def labels(self, sample: int, box: Box) -> Array:
-        return self.sources[0].labels(sample, box)
-
-    def where(self, sample: int) -> str:
-        return self.sources[0].where(sample)
+    def storage(self, sample: int) -> None:
+        """Not known: a field's would be of less than the sample."""
 
     def files(self, sample: int) -> tuple[Path, ...]:
         return tuple(path for source in self.sources for path in source.files(sample))

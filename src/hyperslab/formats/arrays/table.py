@@ -25,6 +25,10 @@ from hyperslab.formats.arrays.open import read_vector
 from hyperslab.formats.files import Refuse, naming, sift
 from hyperslab.formats.source import OWN_DATA, Array, DataMap
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
+from hyperslab.util.documents import lines_of, open_plain
+
+MOST_ROW = 1 << 20
+"""The longest line of ``targets.csv`` [B]."""
 
 MOST_TABLE = 64 << 20
 """The largest table that is read [B]."""
@@ -68,7 +72,7 @@ def read_target_table(path: Path) -> TargetTable:
                 )
             _check_finite(path, values.astype(np.float64), range(1, len(values) + 1), "row")
             return TargetTable(path, values.astype(np.float64))
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             data = file.read(MOST_TABLE + 1)
         if len(data) > MOST_TABLE:
             raise DataError(f"{path}: has more than {MOST_TABLE >> 20} MiB for a table")
@@ -350,23 +354,27 @@ def npy_targets(
 
 
 def _read_targets_file(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[str, ...]]:
-    with naming(path, "CSV"), path.open(newline="", encoding="utf-8") as file:
-        header, *rows = [row for row in csv.reader(file) if row] or [[]]
-        header = [printable(name) for name in header]
-    if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
-        raise DataError(
-            f"{path}: starts with {reprlib.repr(header)}; "
-            "needs name and different parameters' names"
-        )
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        if len(row) != len(header) or row[0] in found:
+    wanted = set(names)
+    found: dict[str, Floats] = {}
+    with naming(path, "CSV"), open_plain(path) as file:
+        rows = csv.reader(line.decode() for line in lines_of(file, MOST_ROW))
+        header = [printable(name) for name in next(filter(None, rows), [])]
+        if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
             raise DataError(
-                f"{path}: {reprlib.repr(row)} is not one line for a sample, of {len(header)} fields"
+                f"{path}: starts with {reprlib.repr(header)}; "
+                "needs name and different parameters' names"
             )
-        with naming(f"{path}: sample {row[0]!r}", "CSV"):
-            found[row[0]] = [float(value) for value in row[1:]]
-        _check_numbers(f"{path}: sample {row[0]!r}", np.array(found[row[0]]))
+        for row in filter(None, rows):
+            if len(row) != len(header) or row[0] in found:
+                raise DataError(
+                    f"{path}: {reprlib.repr(row)} is not one line for a sample, of {len(header)} "
+                    "fields"
+                )
+            with naming(f"{path}: sample {row[0]!r}", "CSV"):
+                values = np.array([float(value) for value in row[1:]])
+            _check_numbers(f"{path}: sample {row[0]!r}", values)
+            if row[0] in wanted:
+                found[row[0]] = values
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(f"{path}: has no line for {len(missing)} samples, {missing[0]!r} first")

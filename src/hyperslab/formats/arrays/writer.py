@@ -10,11 +10,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +24,6 @@ from hyperslab.formats import optional
 from hyperslab.formats.arrays.table import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.storage_order import (
     CDHW,
     DHW,
@@ -40,32 +37,6 @@ from hyperslab.formats.targets import SCAN_KEYS
 from hyperslab.formats.writer import SampleToWrite, Slabs, Writer
 from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import append_whole, write_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayToWrite:
-    """Describes the array ``key`` of a volume of ``shape`` (C, D, H, W), stored in an ``order``.
-
-    ``chunk``: the sides (d, h, w) of its chunks; ``None``: it is one.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: StorageOrder
-    chunk: ChunkSides | None
-    compression: str
-
-    @property
-    def stored(self) -> tuple[int, ...]:
-        """Returns the shape in the file."""
-        return self.order.stored_shape(self.shape)
-
-    @property
-    def chunks(self) -> ChunkSides:
-        """Returns the sides of a chunk in the file, with all channels."""
-        chunk = (self.shape[0], *self.chunk) if self.chunk else self.shape
-        return self.order.stored_shape(chunk)
 
 
 class KeyedWriter(Writer):
@@ -122,9 +93,15 @@ class KeyedWriter(Writer):
         """Creates the array of which these are the slabs, and fills it."""
         source = sample.source
         shape = (1, *source.shape[1:]) if labels else source.shape
-        dtype = np.dtype(np.uint8) if labels else source.dtype
-        array = ArrayToWrite(key, shape, dtype, order, sample.chunk, sample.compression)
-        dataset = self._create(file, array)
+        chunk = (shape[0], *sample.chunk) if sample.chunk else shape  # all channels in one
+        dataset = self._create(
+            file,
+            key,
+            sample.compression,
+            shape=order.stored_shape(shape),
+            dtype=np.dtype(np.uint8) if labels else source.dtype,
+            chunks=order.stored_shape(chunk),
+        )
         for lo, slab in slabs:
             box = Box((0, lo, 0, 0), (shape[0], lo + slab.shape[1], *shape[2:]))
             where = order.to_file(box).slices()
@@ -139,8 +116,8 @@ class KeyedWriter(Writer):
         """Creates a new file."""
 
     @abstractmethod
-    def _create(self, file: Any, array: ArrayToWrite) -> Any:
-        """Creates a data set to be filled."""
+    def _create(self, file: Any, key: str, compression: str, **array: Any) -> Any:
+        """Creates a data set to be filled, of the shape, type and chunks that ``array`` says."""
 
     def _check(self, file: Any) -> None:
         """Raises what went wrong in writing, where the format does not do so itself."""
@@ -174,15 +151,9 @@ class Hdf5Writer(KeyedWriter):
                 yield file
             sink.check()
 
-    def _create(self, file: Any, array: ArrayToWrite) -> Any:
-        return file.create_dataset(
-            array.key,
-            array.stored,
-            array.dtype,
-            chunks=array.chunks,
-            compression=None if array.compression == "none" else array.compression,
-            fletcher32=True,
-        )
+    def _create(self, file: Any, key: str, compression: str, **array: Any) -> Any:
+        packing = None if compression == "none" else compression
+        return file.create_dataset(key, **array, compression=packing, fletcher32=True)
 
     def _check(self, file: Any) -> None:
         file.sink.check()
@@ -246,6 +217,28 @@ def read_summed(dataset: Any) -> None:
             dataset[lo : lo + dataset.chunks[0]]
 
 
+def write_small_file(
+    path: Path, fill: Callable[[h5py.File], None], *, concurrent: bool = False
+) -> None:
+    """Writes an HDF5 file that ``fill`` fills, whole or not at all.
+
+    Its bytes are made in memory: what fails later is one plain write.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full.
+    """
+    # Names of files in memory differ, as HDF5 opens each but once.
+    in_memory = {"driver": "core", "backing_store": False}
+    with h5py.File(path.name, "w", **in_memory, libver=SUMMED_LIBVER) as file:
+        fill(file)
+        file.flush()
+        image: bytes = file.id.get_file_image()
+    try:
+        write_bytes(path, image, concurrent=concurrent)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
 class SinkFile(h5py.File):
     """Writes an HDF5 file to a sink."""
 
@@ -254,7 +247,7 @@ class SinkFile(h5py.File):
         self.sink = sink
 
 
-class Sink(io.RawIOBase):
+class Sink(io.FileIO):
     """Takes the bytes that HDF5 writes, and keeps the error if that fails.
 
     HDF5 cannot close a file to which it cannot write: it stays open, keeps its space on a full disk
@@ -263,8 +256,7 @@ class Sink(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = path.open("x+b", buffering=0)
+        super().__init__(path, "x+")
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -272,7 +264,7 @@ class Sink(io.RawIOBase):
         size = len(rest)
         try:
             while rest and self._error is None:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[super().write(rest) :]
         except OSError as error:
             self._error = error
         return size
@@ -286,34 +278,12 @@ class Sink(io.RawIOBase):
         if self._error is not None:
             raise self._error
 
-    def readinto(self, buffer: Any) -> int:
-        return self._file.readinto(buffer)
-
-    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(place, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
     def truncate(self, size: int | None = None) -> int:
         try:
-            return self._file.truncate(size) if self._error is None else 0
+            return super().truncate(size) if self._error is None else 0
         except OSError as error:
             self._error = error
             return 0
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def _hdf5_attribute(value: Any) -> Any:
@@ -344,18 +314,11 @@ class ZarrWriter(KeyedWriter):
     def _created(self, path: Path) -> Iterator[Any]:
         yield optional.zarr().create_group(path, zarr_format=3)
 
-    def _create(self, file: Any, array: ArrayToWrite) -> Any:
+    def _create(self, file: Any, key: str, compression: str, **array: Any) -> Any:
         codecs = optional.zarr().codecs
-        kinds = {"none": None, "gzip": codecs.GzipCodec, "zstd": codecs.ZstdCodec}
-        codec = kinds[array.compression]
-        return file.create_array(
-            array.key,
-            shape=array.stored,
-            dtype=array.dtype,
-            chunks=array.chunks,
-            compressors=[*([codec()] if codec else []), codecs.Crc32cCodec()],
-            config=ALL_CHUNKS,
-        )
+        kinds = {"none": [], "gzip": [codecs.GzipCodec()], "zstd": [codecs.ZstdCodec()]}
+        packing = [*kinds[compression], codecs.Crc32cCodec()]
+        return file.create_array(key, **array, compressors=packing, config=ALL_CHUNKS)
 
     def _put(self, file: Any, key: str, array: Array | None) -> None:
         sums = optional.zarr().codecs.Crc32cCodec()

@@ -3,15 +3,14 @@
 The specification lets a chunk that is all fill value be missing, so one that was lost would be
 read as that: of a volume all have to be there. Of what lies beside it they need not: libraries
 leave out a redshift of 0. Within a group links of the file system may lead out of the folder no
-more than HDF5's may: a group comes as one thing, from whoever packed it.
+more than HDF5's may: a group comes as one thing, from the one who packed it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,9 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
     Raises:
         DataError: its chunks are too large, or links that leave the folder.
     """
+    for sides in (array.chunks, array.shards or array.chunks):
+        if min(sides, default=1) < 1:
+            raise DataError(f"{path}: {key!r} is stored in chunks of {tuple(sides)} values")
     size = math.prod(array.chunks) * max(1, array.dtype.itemsize)
     if size > MOST_READ:
         raise DataError(
@@ -63,7 +65,7 @@ def check_chunks(
         for part, side in zip(selection, sides, strict=True)
     ]
     folder = path / key
-    for place in itertools.product(*places):
+    for place in _in_turn(places):
         name = array.metadata.encode_chunk_key(place)
         if not os.path.exists(folder / name):
             raise DataError(
@@ -71,6 +73,16 @@ def check_chunks(
                 f"{array.fill_value} there: it was lost, or never written\n    put it back, or "
                 f"write the array anew with write_empty_chunks=True; {ALLOW_MISSING}"
             )
+
+
+def _in_turn(places: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    """Yields what `itertools.product` does, which first makes lists of all that there is."""
+    if not places:
+        yield ()
+        return
+    for first in places[0]:
+        for rest in _in_turn(places[1:]):
+            yield (first, *rest)
 
 
 def _check_links(folder: Path, path: Path, key: str, reach: FileAccess) -> None:

@@ -1,7 +1,7 @@
 """Converts a folder of one format to a folder of another, sample by sample and byte by byte.
 
 `run` plans what there is to do and gives the files their names; `worker` converts one volume in
-a process of its own: a `Writer` writes what a `Source` reads, `verify` reads it back; `journal`
+a process of its own: a `Writer` writes what a `Source` reads, and it is read back; `journal`
 remembers. `scans` brings CT scans to one lattice.
 """
 

@@ -15,20 +15,9 @@ from pathlib import Path
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
-from hyperslab.formats.convert.journal import (
-    REMEDY,
-    Manifest,
-    Shards,
-    check_places,
-    is_written,
-    lock_manifest,
-)
+from hyperslab.formats.convert import journal
 from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
-from hyperslab.formats.files import (
-    STRICT,
-    AccessPolicy,
-    recorded_stamps,
-)
+from hyperslab.formats.files import STRICT, AccessPolicy, recorded_stamps
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import Source
@@ -115,7 +104,7 @@ class Plan:
         words = f'the shape does not tell where the channels are; open it with channels="{told}"'
         return [*filter(None, [self.word]), *([words] if told else [])]
 
-    def jobs(self, manifest: Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
+    def jobs(self, manifest: journal.Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
         """Splits volumes into those done at once and those that are to do, with the samples
         that are finished.
 
@@ -126,7 +115,7 @@ class Plan:
         self._check_sources(manifest)
         writer = self.request.writer
         if writer.per_file > 1:
-            check_places(manifest.folder, manifest.entries.values(), writer.suffix)
+            journal.check_places(manifest.folder, manifest.entries.values(), writer.suffix)
             self._check_names(manifest)
         outcomes = []
         jobs = []
@@ -172,22 +161,20 @@ class Plan:
             doubtful=doubtful,
         )
 
-    def _is_there(self, manifest: Manifest, name: str) -> bool:
-        """Tells if a sample is finished.
-
-        Raises:
-            DataError: something of its name is not it.
-        """
+    def _is_there(self, manifest: journal.Manifest, name: str) -> bool:
+        """Tells if a sample is finished; refuses what has its name and is not it."""
         entry = manifest.entries.get(name)
         folder = manifest.folder
         if self.request.writer.per_file > 1:
-            return entry is not None and is_written(folder, entry, [entry["shard"]], shared=True)
+            return entry is not None and journal.is_written(
+                folder, entry, [entry["shard"]], shared=True
+            )
         files = self.request.writer.files(name, self.request.compression)
         if entry is None:
             for file in files:
                 if (folder / file).exists():
                     raise DataError(
-                        f"{folder / file}: is of no conversion: take it away or {REMEDY}"
+                        f"{folder / file}: is of no conversion: take it away or {journal.REMEDY}"
                     )
             return False
         for file in files:
@@ -197,9 +184,9 @@ class Plan:
                     f"{name!r} has no size of {file})"
                 )
         places = [(file, 0, entry["files"].get(file, 0)) for file in files]
-        return is_written(folder, entry, places, shared=False)
+        return journal.is_written(folder, entry, places, shared=False)
 
-    def _check_names(self, manifest: Manifest) -> None:
+    def _check_names(self, manifest: journal.Manifest) -> None:
         """Refuses a sample recorded by another name, which would be appended a second time."""
         volumes = set(self.source.names)  # not those that are damaged since
         names = set(self.names)
@@ -207,16 +194,16 @@ class Plan:
             if name not in names and entry.get("source") in volumes:
                 raise DataError(
                     f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion ({name!r} is "
-                    f"no sample of {entry['source']!r}): {REMEDY}"
+                    f"no sample of {entry['source']!r}): {journal.REMEDY}"
                 )
 
-    def _check_sources(self, manifest: Manifest) -> None:
+    def _check_sources(self, manifest: journal.Manifest) -> None:
         for entry in manifest.entries.values():
             for file in entry["stamps"]:
                 if not os.path.exists(self.root / file):  # False of names that no system takes
                     raise DataError(
                         f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
-                        f"which is not in {self.root}: {REMEDY}"
+                        f"which is not in {self.root}: {journal.REMEDY}"
                     )
 
 
@@ -252,7 +239,7 @@ def convert(
     bad: list[DataError] = []
     source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
     plan = Plan(root, source, request)
-    with lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
+    with journal.lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:
@@ -264,7 +251,9 @@ def convert(
     return outcomes
 
 
-def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome, None, None]:
+def _outcomes(
+    plan: Plan, manifest: journal.Manifest, workers: int
+) -> Generator[Outcome, None, None]:
     outcomes, jobs, finished = plan.jobs(manifest)
     yield from outcomes
     scratch = manifest.folder / SCRATCH
@@ -277,7 +266,7 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
             shards = None
             if writer.per_file > 1:
                 entries = manifest.entries.values()
-                shards = Shards(manifest.folder, entries, writer.per_file, writer.suffix)
+                shards = journal.Shards(manifest.folder, entries, writer.per_file, writer.suffix)
         with closing(map_tasks(run, [(job,) for job in jobs], workers)) as results:
             for result in results:
                 with _writing(manifest.folder):
@@ -290,7 +279,9 @@ def _outcomes(plan: Plan, manifest: Manifest, workers: int) -> Generator[Outcome
         remove_scratch(scratch)
 
 
-def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:
+def _finish(
+    plan: Plan, manifest: journal.Manifest, result: Done, shards: journal.Shards | None
+) -> None:
     """Note samples, then give their files their names; or put them into shared files first."""
     made = {name for _, name in result.job.todo}
     new = [entry for entry in result.entries if entry["name"] in made]

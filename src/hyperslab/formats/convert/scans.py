@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats import optional
-from hyperslab.formats.arrays.writer import SUMMED_LIBVER, read_summed
+from hyperslab.formats.arrays.writer import read_summed, write_small_file
 from hyperslab.formats.files import STRICT, AccessPolicy, lock_folder
 from hyperslab.formats.nifti import image, resample
 from hyperslab.formats.nifti.image import CtVolume
@@ -39,7 +39,6 @@ from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, write_dataset_json
 from hyperslab.formats.nifti.source import listed_scans
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.formats.targets import LIVER
-from hyperslab.util.atomic_files import write_bytes
 from hyperslab.util.worker_pool import map_tasks
 
 LatticeShape = tuple[int, int, int]
@@ -53,18 +52,6 @@ def as_hu(values: NDArray[np.float32]) -> NDArray[np.int16]:
     return np.rint(values).clip(limits.min, limits.max).astype(np.int16)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder where there is none.
-
-    Raises:
-        DataError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
-
-
 def write_scan_file(
     path: Path, pair: Pair, scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape
 ) -> None:
@@ -75,11 +62,25 @@ def write_scan_file(
     Raises:
         DataError: the folder cannot be written or the disk is full.
     """
-    image = _file_image(scan, labels, shape, _source_attributes(pair))
-    try:
-        write_bytes(path, image, concurrent=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    affine = resample.resampled_affine(scan.affine, scan.values.shape, shape)
+    chunks = (1, *(default_chunk_side(extent) for extent in shape))
+
+    def fill(file: h5py.File) -> None:
+        volume = as_hu(resample.blurred_linear(scan.values, shape))
+        file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
+        segmentation = resample.nearest(labels, shape)
+        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
+        file.attrs.update(
+            classes=np.array(LIVER, "S"),
+            affine=affine,
+            spacing=resample.spacing(affine),
+            **_source_attributes(pair),
+            source_shape=scan.stored_shape,
+            source_affine=scan.stored_affine,
+            source_orientation=scan.orientation,
+        )
+
+    write_small_file(path, fill, concurrent=True)
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
@@ -111,31 +112,6 @@ def _source_attributes(pair: Pair) -> dict[str, str | int]:
     """Collects what identifies a file later; a date would change when it is copied."""
     sizes = (path.stat().st_size for path in (pair.image, pair.labels))
     return dict(zip(SOURCE_ATTRIBUTES, (pair.image.name, *sizes), strict=True))
-
-
-def _file_image(
-    scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape, source: dict[str, str | int]
-) -> bytes:
-    """Returns the file's bytes, made in memory: what fails later is one plain write."""
-    affine = resample.resampled_affine(scan.affine, scan.values.shape, shape)
-    chunks = (1, *(default_chunk_side(extent) for extent in shape))
-    with h5py.File("image", "w", driver="core", backing_store=False, libver=SUMMED_LIBVER) as file:
-        volume = as_hu(resample.blurred_linear(scan.values, shape))
-        file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
-        segmentation = resample.nearest(labels, shape)
-        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
-        file.attrs.update(
-            classes=np.array(LIVER, "S"),
-            affine=affine,
-            spacing=resample.spacing(affine),
-            **source,
-            source_shape=scan.stored_shape,
-            source_affine=scan.stored_affine,
-            source_orientation=scan.orientation,
-        )
-        file.flush()
-        image: bytes = file.id.get_file_image()
-    return image
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +146,6 @@ def convert_scans(
     optional.nibabel()
     if min(shape) < 1 or workers < 1:
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
-    make_folder(folder)
     outcomes = []
     with (
         lock_folder(folder, "conversion"),
@@ -237,7 +212,7 @@ def respace_scans(
     outcomes = []
     good = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)  # before the lock does: its errors are ours
         with lock_folder(folder, "conversion"):
             for pair in listed.pairs:
                 outcome, made = _respaced(pair, folder, voxel, len(listed.classes))

@@ -6,21 +6,26 @@ A `Request` says what is asked of a conversion, an `Outcome` what became of a vo
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from hyperslab.comm import Grid
+from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
-from hyperslab.formats.convert.verify import verify_written
 from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
 from hyperslab.formats.manifest import Entry
-from hyperslab.formats.registry import Format
-from hyperslab.formats.source import Source
+from hyperslab.formats.registry import Format, source_of
+from hyperslab.formats.source import Array, Source
 from hyperslab.formats.storage import ChunkSides
-from hyperslab.formats.views import Subvolumes, selected
+from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
+from hyperslab.geometry import Box, Cut, Partition, transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,8 @@ class Request:
             DataError: a redshift or a parameter is not there.
             LayoutError: the extents are no multiple of the sub-volumes' width.
         """
-        source = selected(volumes, self.redshifts, self.targets)
-        if self.width is not None:
-            source = Subvolumes(source, self.width)
-        return self.writer.view(source)
+        shown = selected(volumes, self.redshifts, self.targets, self.width)
+        return self.writer.view(shown)
 
     @property
     def writer(self) -> Writer:
@@ -108,24 +111,10 @@ class Job:
     todo: Todo
     doubtful: Doubtful
 
-    @property
-    def writer(self) -> Writer:
-        """Returns the writer of the format."""
-        assert self.format.writer is not None
-        return self.format.writer
-
-    @property
-    def compression(self) -> str:
-        return self.request.compression
-
-    @property
-    def out(self) -> Path:
-        return self.scratch.parents[1]
-
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Does a job: returns what is to be recorded of it, or why there is nothing."""
+    """Holds what is to be recorded of a job that is done, or why there is nothing."""
 
     job: Job
     entries: tuple[Entry, ...] = ()
@@ -154,7 +143,7 @@ def run(job: Job) -> Done:
     except OSError as error:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(
-            f"{job.out}: {job.name} cannot be written as {job.format.name}: "
+            f"{job.scratch.parents[1]}: {job.name} cannot be written as {job.format.name}: "
             f"{error.strerror or error}; finished files are kept, run it again to go on"
         ) from error
     finally:
@@ -166,20 +155,21 @@ def _written(source: Source, job: Job) -> list[Entry]:
     if not job.todo:
         return []
     samples = {}
+    writer, compression = job.request.writer, job.request.compression
     job.scratch.mkdir()
     for number, name in job.todo:
         extras = source.extras(number)
-        sample = SampleToWrite(source, number, extras, job.chunk, job.compression)
-        for file in job.writer.files(name, job.compression):
+        sample = SampleToWrite(source, number, extras, job.chunk, compression)
+        for file in writer.files(name, compression):
             (job.scratch / file).parent.mkdir(parents=True, exist_ok=True)
-        job.writer.write(job.scratch, name, sample)
+        writer.write(job.scratch, name, sample)
         samples[name] = sample
-    verify_written(job.scratch, job.writer, samples, job.cut)
+    verify_written(job.scratch, writer, samples, job.cut)
     return [_entry(job, name, sample) for name, sample in samples.items()]
 
 
 def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
-    files = job.writer.files(name, job.compression)
+    files = job.request.writer.files(name, job.request.compression)
     entry: Entry = {
         "name": name,
         "files": {file: size_and_time(job.scratch / file)[0] for file in files},
@@ -197,11 +187,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
 
 
 def _checked(source: Source, number: int, entry: Entry) -> Entry:
-    """Returns the entry, if what is read now is what was read then.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Returns the entry, if what is read now is what was read then."""
     step = slab_thickness(source.shape, source.dtype.itemsize)
     found: Entry = {**checksums(source, number, step)}
     if not source.classes:
@@ -213,3 +199,72 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
                 f"({key} was {entry[key]}, now {value}): delete that or {REMEDY}"
             )
     return entry
+
+
+def verify_written(
+    folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], cut: tuple[int, ...]
+) -> None:
+    """Open the folder, and compare all that is read of it with what was to be written.
+
+    Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
+
+    Raises:
+        DataError: the folder cannot be read, or what is read differs.
+    """
+    expected = next(iter(written.values())).source
+    found = source_of(folder, Grid(), writer.told(expected), writer.read_as)
+    try:
+        _same(folder, "names", sorted(found.names), sorted(written))
+        for sample, name in enumerate(found.names):
+            _compare_written(found, sample, writer, written[name], cut)
+    finally:
+        found.close()
+
+
+def _compare_written(
+    found: Source, sample: int, writer: Writer, wanted: SampleToWrite, cut: tuple[int, ...]
+) -> None:
+    where = found.where(sample)
+    source = wanted.source
+    for word in ("shape", "dtype", "classes"):
+        _same(where, word, getattr(found, word), getattr(source, word))
+    columns = _columns(source.shape, cut)
+
+    def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
+        """Returns the slab, put together of the boxes of the ranks that would share it."""
+        whole = np.empty(slab.shape, dtype)
+        first = len(source.shape) - slab.ndim  # labels have no channels
+        owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]
+        for part in transfers(slab, enumerate(owned)):
+            whole[part.box.slices(slab)] = read(sample, part.box)
+        return whole
+
+    tallies = checksums(
+        found,
+        sample,
+        wanted.step,
+        lambda slab: boxes(slab, found.read, found.dtype),
+        lambda slab: boxes(slab, found.labels, np.dtype(np.uint8)),
+    )
+    _same(where, "checksum", tallies["crc32c"], str(wanted.tally))
+    if source.classes:
+        _same(where, "checksum of the labels", tallies["labels_crc32c"], str(wanted.label_tally))
+        return
+    if writer.named:
+        _same(where, "parameters", found.parameters.names, source.parameters.names)
+    exact = writer.stored_target(wanted.target).tolist()
+    _same(where, "targets", found.target(sample).tolist(), exact)
+
+
+def _columns(shape: tuple[int, ...], cut: tuple[int, ...]) -> list[Box]:
+    """Lists the boxes that each row and column of ranks would hold of (C, D, H, W), all D of it."""
+    height, width = (
+        Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
+    )
+    partition = Partition(shape, (None, None, height, width))
+    return [partition.box(coords) for coords in partition.peers({})]
+
+
+def _same(where: Path | str, what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise DataError(f"{where}: {what} read back as {found}, but were {wanted}: not kept")

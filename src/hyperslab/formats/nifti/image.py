@@ -5,32 +5,25 @@ W from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the f
 and flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its
 affine says so.
 
-A `NiftiFile` has what a header says and reads boxes; a `CtVolume` is the largest box, with what
-is needed to write a mask beside it.
+A `NiftiFile` has what a header says, reads boxes, and is what a mask is written like; a
+`CtVolume` is the largest box.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats import optional
-from hyperslab.formats.files import (
-    ANY,
-    DEFLATE_RATIO,
-    FREE_OF_DOUBT,
-    check_gzip_size,
-    naming,
-    open_gzip_to_end,
-)
+from hyperslab.formats import files, optional
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats
@@ -96,12 +89,12 @@ class NiftiFile:
         Raises:
             DataError: the file has gone or is damaged.
         """
-        with naming(self.path, NIFTI, ANY):
+        with files.naming(self.path, NIFTI, files.ANY):
             stored = self.order.to_file(box, self.image.shape)
             place = stored.slices()
             if self.packed and stored == Box.whole(self.image.shape):
                 # Only who reads all of it comes to the sum at gzip's end.
-                with open_gzip_to_end(self.path) as file:
+                with files.open_gzip_to_end(self.path) as file:
                     holder = optional.nibabel().FileHolder(fileobj=file)
                     image = type(self.image).from_file_map({"image": holder}, mmap=False)
                     values = np.asarray(image.dataobj[place], self.dtype)
@@ -111,11 +104,7 @@ class NiftiFile:
             return self.order.to_volume(values)
 
     def _check_end(self) -> None:
-        """Accepts a file that has all of its voxels, before memory is taken for them.
-
-        Raises:
-            EOFError: it ends too early.
-        """
+        """Accepts a file that has all of its voxels, before memory is taken for them."""
         end = int(self.image.dataobj.offset) + math.prod(self.image.shape) * self.itemsize
         found = self.path.stat().st_size
         if not self.packed and found < end:
@@ -131,7 +120,7 @@ def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
         HyperslabError: the extra ``medical`` is not installed.
     """
     nibabel = optional.nibabel()
-    with naming(path, NIFTI, ANY):
+    with files.naming(path, NIFTI, files.ANY):
         _check_claims(path)
         image = nibabel.load(path, mmap=False)
         if not isinstance(image, nibabel.Nifti1Image):
@@ -165,7 +154,7 @@ def _check_claims(path: Path) -> None:
             return  # of another format, which nibabel names
         header = kind(block[: kind.sizeof_hdr], check=False)
         start = int(header["vox_offset"])
-        if start > FREE_OF_DOUBT:
+        if start > files.FREE_OF_DOUBT:
             raise DataError(f"{path}: says that its header has {start} bytes, which none has")
         file.seek(kind.sizeof_hdr)
         _check_extensions(file.read(max(0, start - kind.sizeof_hdr)), header.endianness)
@@ -175,17 +164,14 @@ def _check_claims(path: Path) -> None:
     size = start + math.prod(extents) * header.get_data_dtype().itemsize
     if packed:
         many = math.prod(extents) > MANY_VOXELS
-        check_gzip_size(path, size, MANY_RATIO if many else DEFLATE_RATIO)
-    elif size > path.stat().st_size * DEFLATE_RATIO:  # less may be cut short, which reading tells
+        files.check_gzip_size(path, size, MANY_RATIO if many else files.DEFLATE_RATIO)
+    # What has less may be cut short, which reading tells.
+    elif size > path.stat().st_size * files.DEFLATE_RATIO:
         raise DataError(f"{path}: has {path.stat().st_size} bytes and says that it has {size}")
 
 
 def _check_extensions(block: bytes, endianness: str) -> None:
-    """Accepts extensions that end before the voxels; nibabel reads as much as they say.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Accepts extensions that end before the voxels; nibabel reads as much as they say."""
     place = 4 if block[:1] > b"\0" else len(block)
     while place + 16 <= len(block):
         size = int(np.frombuffer(block, f"{endianness}i4", 1, place)[0])
@@ -294,23 +280,34 @@ def read_channels(paths: Sequence[Path]) -> CtVolume:
     """Reads a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
 
     Raises:
-        DataError: as `read_volume`, but a file may be 4-D; or the files differ in shape or place,
-            or have several channels each.
+        DataError: as `read_volume` and `check_channels`.
     """
-    first, *others = [_load(path) for path in paths]
-    for path, other in zip(paths[1:], others, strict=True):
-        if other.values.shape != first.values.shape or len(other.values) != 1:
+    opened = [open_nifti(path) for path in paths]
+    check_channels(opened)
+    first = opened[0]
+    image = first.image
+    values = [file.read(Box.whole(file.shape)) for file in opened]
+    joined = np.concatenate(values) if len(values) > 1 else values[0]
+    volume = CtVolume(paths[0], joined, first.affine, image.header, image.shape, image.affine)
+    _check_values(volume)
+    return volume
+
+
+def check_channels(opened: Sequence[NiftiFile]) -> None:
+    """Accepts files that are the channels of one volume; of a single file all that it holds.
+
+    Raises:
+        DataError: they differ in shape or place, or have several channels each; or as `open_nifti`.
+    """
+    first, *others = opened
+    for other in others:
+        if other.shape != first.shape or other.shape[0] != 1:
             raise DataError(
-                f"{path}: is {other.values.shape} (C, D, H, W) but {paths[0].name} is "
-                f"{first.values.shape}; each channel has a file, and all have one shape"
+                f"{other.path}: is {other.shape} (C, D, H, W) but {first.path.name} is "
+                f"{first.shape}; each channel has a file, and all have one shape"
             )
-        extents = first.values.shape[1:]
-        check_lattice(path, extents, other.affine, first, extents)
-    if others:
-        values = np.concatenate([volume.values for volume in (first, *others)])
-        first = replace(first, values=values)
-    _check_values(first)
-    return first
+        extents = first.shape[1:]
+        check_lattice(other.path, extents, other.affine, first, extents)
 
 
 def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
@@ -352,34 +349,66 @@ def _load(path: Path, *, channels: bool = True) -> CtVolume:
 
 
 def _check_values(volume: CtVolume) -> None:
-    """Refuses a volume that cannot be one.
-
-    Raises:
-        DataError: NaN or infinite values, or one and the same everywhere.
-    """
-    low = volume.values.min()
-    high = volume.values.max()
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise DataError(f"{volume.path}: holds NaN or infinite values")
+    """Refuses a volume of NaN or infinite values, or of one and the same everywhere."""
+    low, high = files.check_finite(volume.values, f"{volume.path}:")
     if low == high:
         raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
 
 
-def write_mask(path: Path, mask: NDArray[np.uint8], like: CtVolume) -> None:
-    """Writes a mask (d, h, w) on any lattice over the extent of ``like``, on like's own lattice.
+Mask = NDArray[np.uint8]
 
-    Resampled to the nearest; orientation, shape, affine and the rest of the header are those of the
-    file that ``like`` was read from. The name appears when the file is complete.
+MASK_BLOCK = 32 << 20
+"""The most voxels of a mask that are held while it is written; one layer at least."""
+
+
+def write_mask(path: Path, read: Callable[[Box], Mask], like: NiftiFile) -> None:
+    """Writes a mask on the lattice of ``like``, of which ``read`` gives boxes (d, h, w).
+
+    Orientation, shape, affine and the rest of the header are those of the file. Layers are written
+    one after the other, so that the mask is never held as a whole. The name appears when the file
+    is complete.
 
     Raises:
         DataError: the name does not end in .nii or .nii.gz, or the file cannot be written.
     """
-    orientations = optional.nibabel().orientations
-    mask = resample.nearest(mask.astype(np.uint8), like.values.shape[-3:]).transpose(2, 1, 0)
-    back = orientations.ornt_transform(CANONICAL, orientations.io_orientation(like.stored_affine))
-    header = like.header.copy()
+    header = like.image.header.copy()
     header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
-    save_image(path, orientations.apply_orientation(mask, back), np.dtype(np.uint8), None, header)
+    order = StorageOrder(like.order.dims.replace("C", ""), like.order.flipped.replace("C", ""))
+    write_layers(path, read, like.shape[1:], order, None, header)
+
+
+def write_layers(
+    path: Path,
+    read: Callable[[Box], Mask],
+    extents: Sequence[int],
+    order: StorageOrder,
+    affine: Floats | None,
+    header: Any,
+) -> None:
+    """Writes the classes of a volume of ``extents`` (D, H, W), stored in the ``order`` (i, j, k).
+
+    ``affine`` and ``header`` as in `save_image`, and raises as that.
+    """
+    volume = (1, *extents)
+    stored = order.stored_shape(volume)
+    # Of a mask of equal values, which takes no memory, the library makes the header.
+    nothing = np.broadcast_to(np.uint8(0), stored)
+    image = _image(nothing, np.dtype(np.uint8), affine, header)
+    layers = max(1, MASK_BLOCK // math.prod(stored[:2]))
+    slowest = "DHW".index(order.dims[2])
+    with _created(path) as stream:
+        image.header.set_slope_inter(1, 0)
+        image.header.write_to(stream)
+        stream.write(bytes(image.header.get_data_offset() - stream.tell()))
+        for k in range(0, stored[2], layers):
+            end = min(k + layers, stored[2])
+            interval = (
+                (stored[2] - end, stored[2] - k) if order.dims[2] in order.flipped else (k, end)
+            )
+            intervals = [(0, extent) for extent in extents]
+            intervals[slowest] = interval
+            slab = order.from_volume(read(Box.of(intervals))[None])
+            stream.write(slab.astype(np.uint8, copy=False).tobytes("F"))
 
 
 def save_image(
@@ -394,18 +423,47 @@ def save_image(
     Raises:
         DataError: see `write_mask`.
     """
+    image = _image(values, dtype, affine, header)
+    with _created(path) as stream:
+        image.to_stream(stream)
+
+
+def _image(values: NDArray[Any], dtype: np.dtype[Any], affine: Floats | None, header: Any) -> Any:
     nibabel = optional.nibabel()
+    kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+    return kind(values, affine, header, dtype=dtype)
+
+
+@contextmanager
+def _created(path: Path) -> Iterator[Any]:
+    """Gives a stream to a new file, packed if its name says so, that is renamed when complete."""
     suffix = next((s for s in reversed(NIFTI_SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")
-    kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
-    image = kind(values, affine, header, dtype=dtype)
     try:
         with created_aside(path, concurrent=True) as file:
             if suffix == ".nii":
-                image.to_stream(file)
+                yield file
                 return
             with gzip.GzipFile("", "wb", FASTEST, file, mtime=0) as pack:
-                image.to_stream(pack)
+                yield pack
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def unpack(path: Path, to: IO[bytes]) -> None:
+    """Unpacks a packed file, piece by piece, and compares the sum at its end.
+
+    Raises:
+        DataError: as `open_nifti`; or the file is damaged or cut short.
+        OSError: ``to`` cannot be written.
+    """
+    file = open_nifti(path)
+    left = int(file.image.dataobj.offset) + math.prod(file.image.shape) * file.itemsize
+    with files.naming(path, NIFTI, files.ANY), files.open_gzip_to_end(path) as packed:
+        while left:
+            piece = packed.read(min(left, files.GZIP_PIECE))
+            if not piece:
+                raise EOFError(f"it lacks {left} bytes")
+            to.write(piece)
+            left -= len(piece)

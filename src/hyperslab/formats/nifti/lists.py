@@ -25,7 +25,6 @@ A `dataset.json` is the Decathlon's, with ``training`` (``image`` and ``label`` 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from hyperslab.formats.files import ANY, FileAccess, naming
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
+from hyperslab.util.documents import open_plain, value_of_json
 
 PairKey = tuple[str, int]
 
@@ -182,9 +182,11 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
             leaves the folder, or a file is not there; all errors name the list.
     """
     with naming(path, "a list of scans", ANY):
-        if path.stat().st_size > LARGEST_LIST:
+        with open_plain(path) as file:
+            data = file.read(LARGEST_LIST + 1)
+        if len(data) > LARGEST_LIST:
             raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
-        text = path.read_text(encoding="utf-8-sig")
+        text = data.decode("utf-8-sig")
         content = _of_csv(path, text) if path.suffix == ".csv" else _of_json(path, text)
         pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in content.entries])
     classes = tuple(content.classes)
@@ -204,11 +206,7 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
 
 
 def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
-    """Finds the files of an entry.
-
-    Raises:
-        DataError: a path leaves the folder of the list, or is no NIfTI file that is there.
-    """
+    """Finds the files of an entry, NIfTI files in the folder of the list."""
     files = [path.parent / file for file in (*entry.images, entry.labels)]
     for file in files:
         if not file.name.endswith(NIFTI_SUFFIXES):
@@ -226,8 +224,7 @@ def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
 def _distinct(path: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Returns the pairs by names that differ: where those of files are alike, with their folders.
 
-    Raises:
-        DataError: a file is listed twice.
+    A file that is listed twice is refused.
     """
     count = Counter(pair.name for pair in pairs)
     renamed = []
@@ -243,12 +240,7 @@ def _distinct(path: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 
 
 def _of_csv(path: Path, text: str) -> _Content:
-    """Parses a CSV list.
-
-    Raises:
-        DataError: it does not name the classes, has no columns image and label, or a row lacks one
-            of them or has another split.
-    """
+    """Parses a CSV list, see the module's docstring."""
     lines = text.splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
     columns = [key for key in (rows[0] if rows else {}) if key is not None]
@@ -281,12 +273,8 @@ def _of_csv(path: Path, text: str) -> _Content:
 
 
 def _of_json(path: Path, text: str) -> _Content:
-    """Parses the Decathlon's list or nnU-Net's.
-
-    Raises:
-        DataError: it is neither, or its labels or channels are not 0, 1, 2, ...
-    """
-    content = json.loads(text)
+    """Parses the Decathlon's list or nnU-Net's."""
+    content = value_of_json(text)
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, not a JSON object")
     classes = _classes_in_json(path, content)

@@ -8,7 +8,7 @@ lattice of n. So no lattice is shifted against another, and halving averages pai
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hyperslab.formats import optional
 from hyperslab.formats.targets import Floats
+from hyperslab.geometry import Box
 
 WIDEST = 4096
 """The widest kernel of a Gaussian [voxels]: more than any needs."""
@@ -39,17 +40,57 @@ def blurred_linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.flo
     """
     if tuple(shape) == values.shape:
         return values.astype(np.float32, copy=False)
+    return _resampled(values, Box.whole(values.shape), values.shape, Box.whole(shape), shape)
+
+
+def blurred_linear_box(
+    read: Callable[[Box], NDArray[Any]], extents: Sequence[int], box: Box, shape: Sequence[int]
+) -> NDArray[np.float32]:
+    """Resamples as `blurred_linear` the values of a ``box`` of the lattice of ``shape``.
+
+    ``read`` gives boxes (d, h, w) of the values, of which there are ``extents``; no more of them
+    are read than the box needs, so ranks can share the work.
+    """
+    intervals = []
+    for lo, hi, old, new in zip(box.lo, box.hi, extents, shape, strict=True):
+        ratio = old / new
+        # Four widths of the Gaussian hold all but 1e-4 of it: more than the kernel does.
+        margin = 2 + math.ceil(4 * math.sqrt(_variance(ratio)))
+        first = math.floor((lo + 0.5) * ratio - 0.5) - margin
+        last = math.ceil((hi - 0.5) * ratio - 0.5) + margin
+        intervals.append((max(0, first), min(old, last + 1)))
+    needed = Box.of(intervals)
+    return _resampled(read(needed), needed, extents, box, shape)
+
+
+def _variance(ratio: float) -> float:
+    """Computes the variance of the Gaussian of a dim that becomes ``ratio`` times as coarse."""
+    return max(ratio**2 - 1, 0) / (8 * math.log(2))
+
+
+def _resampled(
+    values: NDArray[Any], held: Box, extents: Sequence[int], box: Box, shape: Sequence[int]
+) -> NDArray[np.float32]:
+    """Resamples the values of the box ``held`` to a ``box`` of the lattice of ``shape``."""
     itk = optional.simple_itk()
     image = itk.GetImageFromArray(np.ascontiguousarray(values, np.float32))
-    ratios = [old / new for old, new in zip(values.shape, shape, strict=True)][::-1]
-    variances = [max(ratio**2 - 1, 0) / (8 * math.log(2)) for ratio in ratios]
+    ratios = [old / new for old, new in zip(extents, shape, strict=True)]
+    variances = [_variance(ratio) for ratio in ratios][::-1]
     if any(variances):
         image = itk.DiscreteGaussian(image, variances, WIDEST, 0.01, False)
-    place = [(ratio - 1) / 2 for ratio in ratios]
-    size = [int(extent) for extent in shape][::-1]
-    direction = image.GetDirection()
+    places = zip(box.lo, held.lo, ratios, strict=True)
+    place = [(ratio - 1) / 2 + lo * ratio - first for lo, first, ratio in places][::-1]
+    size = [int(extent) for extent in box.shape][::-1]
     found = itk.Resample(
-        image, size, itk.Transform(), itk.sitkLinear, place, ratios, direction, 0.0, itk.sitkFloat32
+        image,
+        size,
+        itk.Transform(),
+        itk.sitkLinear,
+        place,
+        ratios[::-1],
+        image.GetDirection(),
+        0.0,
+        itk.sitkFloat32,
     )
     return np.asarray(itk.GetArrayFromImage(found))
 
@@ -62,10 +103,26 @@ def nearest(values: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
     >>> nearest(np.array([[[7, 8, 9]]]), (1, 1, 5))
     array([[[7, 7, 8, 9, 9]]])
     """
-    for dim, size in enumerate(shape):
-        extent = values.shape[dim]
-        if size != extent:
-            values = np.take(values, (2 * np.arange(size) + 1) * extent // (2 * size), dim)
+    whole = Box.whole(shape)
+    return nearest_box(lambda box: values[box.slices()], values.shape, whole, shape)
+
+
+def nearest_box(
+    read: Callable[[Box], NDArray[Any]], extents: Sequence[int], box: Box, shape: Sequence[int]
+) -> NDArray[Any]:
+    """Resamples as `nearest` the values of a ``box`` of the lattice of ``shape``.
+
+    ``read`` gives boxes (d, h, w) of the values, of which there are ``extents``.
+    """
+    cells = [
+        (2 * np.arange(lo, hi) + 1) * old // (2 * new)
+        for lo, hi, old, new in zip(box.lo, box.hi, extents, shape, strict=True)
+    ]
+    held = Box.of([(int(cell[0]), int(cell[-1]) + 1) for cell in cells])
+    values = read(held)
+    for dim, cell in enumerate(cells):
+        if len(cell) != values.shape[dim] or extents[dim] != shape[dim]:
+            values = np.take(values, cell - held.lo[dim], dim)
     return values
 
 

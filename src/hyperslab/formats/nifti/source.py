@@ -22,26 +22,10 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats import optional
-from hyperslab.formats.files import (
-    ANY,
-    AccessPolicy,
-    FileAccess,
-    Refuse,
-    Stamp,
-    naming,
-    sift,
-    unchanged,
-)
+from hyperslab.formats import files, optional
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.image import NIFTI, NIFTI_SUFFIXES, check_lattice, open_nifti
-from hyperslab.formats.nifti.lists import (
-    DATASET_JSON,
-    Pair,
-    ScanList,
-    find_pairs,
-    read_list,
-)
+from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, ScanList, find_pairs, read_list
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import FILE_BUFFER, Storage
 from hyperslab.formats.targets import LIVER, SCAN_KEYS, as_classes
@@ -63,7 +47,7 @@ class NiftiScans:
     voxels: tuple[tuple[float, ...], ...]
     dtype: np.dtype[Any]
     label_bytes: int
-    stamps: Mapping[str, tuple[Stamp, ...]]
+    stamps: Mapping[str, tuple[files.Stamp, ...]]
     classes: tuple[str, ...] = LIVER
     channels: tuple[str, ...] = ()
     splits: Mapping[str, str] = field(default_factory=dict)
@@ -104,11 +88,7 @@ class NiftiFolder(Source):
         return str(self.scans.pairs[sample].image)
 
     def read(self, sample: int, box: Box) -> Array:
-        """Reads one box.
-
-        Raises:
-            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
-        """
+        """Reads a box, channel by channel where each has a file. Raises as `ArrayFolder.read`."""
         pair = self.scans.pairs[sample]
         shape = self.shape_of(sample)
         if not pair.channels:
@@ -131,7 +111,7 @@ class NiftiFolder(Source):
 
     def _read(self, sample: int, file: int, path: Path, shape: tuple[int, ...], box: Box) -> Array:
         name = self.names[sample]
-        with unchanged(path, name, self.scans.stamps[name][file]):
+        with files.unchanged(path, name, self.scans.stamps[name][file]):
             found = open_nifti(path)
             if found.shape != shape:
                 raise DataError(
@@ -175,7 +155,7 @@ class NiftiFolder(Source):
         )
 
 
-def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
+def listed_scans(folder: Path, allowed: files.AccessPolicy) -> ScanList:
     """Lists the scans of a list, or of a folder with or without one.
 
     Raises:
@@ -184,7 +164,7 @@ def listed_scans(folder: Path, allowed: AccessPolicy) -> ScanList:
     path = folder / DATASET_JSON if folder.is_dir() else folder
     if folder.is_dir() and not path.is_file():
         return ScanList(tuple(find_pairs(folder)))
-    return read_list(path, FileAccess(path.parent, allowed))
+    return read_list(path, files.FileAccess(path.parent, allowed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +178,7 @@ class _PairHeader:
 
 
 def _pair_header(pair: Pair) -> _PairHeader:
-    """Reads the headers of a pair.
-
-    Raises:
-        DataError: a file is not what it should be, or they do not belong together.
-    """
+    """Reads the headers of a pair; refuses files that do not belong together."""
     first = open_nifti(pair.image)
     channels, *extents = first.shape
     dtype = first.dtype
@@ -221,11 +197,11 @@ def _pair_header(pair: Pair) -> _PairHeader:
     return _PairHeader(shape, dtype, voxel, labels.itemsize)
 
 
-def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
+def _scan(folder: Path, listed: ScanList, refuse: files.Refuse | None) -> NiftiScans:
     pairs = [pair for pair in listed.pairs if not pair.test]
     if not pairs:
         raise DataError(f"{folder}: holds test volumes only, which have no labels")
-    stamps: dict[str, tuple[Stamp, ...]] = {}
+    stamps: dict[str, tuple[files.Stamp, ...]] = {}
 
     def header(pair: Pair) -> _PairHeader:
         if pair.problem:
@@ -234,7 +210,7 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
         stamps[pair.name] = tuple(_stamp(path) for path in (*pair.images, pair.labels))
         return _pair_header(pair)
 
-    found = sift(pairs, header, refuse)
+    found = files.sift(pairs, header, refuse)
     channels = len(listed.channels) or found[0][1].shape[0]
 
     def alike(entry: tuple[Pair, _PairHeader]) -> None:
@@ -245,7 +221,7 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
                 f"{pair.image}: has {header.shape[0]} channels, not {channels}: {words}"
             )
 
-    good = [entry for entry, _ in sift(found, alike, refuse)]
+    good = [entry for entry, _ in files.sift(found, alike, refuse)]
     return NiftiScans(
         folder=folder,
         pairs=tuple(pair for pair, _ in good),
@@ -262,9 +238,9 @@ def _scan(folder: Path, listed: ScanList, refuse: Refuse | None) -> NiftiScans:
     )
 
 
-def _stamp(path: Path) -> Stamp:
-    with naming(path, NIFTI, ANY):
-        return Stamp.of(path)
+def _stamp(path: Path) -> files.Stamp:
+    with files.naming(path, NIFTI, files.ANY):
+        return files.Stamp.of(path)
 
 
 LITS_NAME = re.compile(r"volume-(\d+)")

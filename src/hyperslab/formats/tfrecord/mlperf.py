@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.files import Refuse, Stamp, list_files, naming, sift, unchanged
+from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
+from hyperslab.formats.arrays.source import ArrayFolder
+from hyperslab.formats.files import Refuse, list_files, naming
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import DHWC
@@ -41,39 +42,17 @@ KEPT = 2
 """Unpacked samples in memory: neighbours in a mini-batch are not asked for again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
-    """Lists N files, each of one record with ``x`` of the shape ``stored``."""
-
-    folder: Path
-    files: tuple[str, ...]
-    stored: tuple[int, ...]  # (D, H, W, C)
-    targets: int
-    stamps: Mapping[str, Stamp]  # by file
-
-
-class TfRecordFolder(Source):
-    """Files of one example each. A target is read with its volume, and then remembered."""
+class TfRecordFolder(ArrayFolder):
+    """Shows files of one example each. A target is read with its volume, and then remembered."""
 
     suffixes = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
     summed_whole = True
 
-    def __init__(self, catalog: Records) -> None:
-        self.catalog = catalog
-        self.names = [_stem(file) for file in catalog.files]
-        self.order = DHWC
-        self.shape = DHWC.volume_shape(catalog.stored)
-        self.dtype = np.dtype("<i2")
-        self.parameters = Parameters.normalised(universe_names(catalog.targets))
-        if self.shape[0] == CHANNELS:
-            self.redshifts = CHANNEL_REDSHIFTS
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog)
         self._targets: dict[int, Array] = {}
         self._kept: OrderedDict[int, records.Example] = OrderedDict()
         self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Another process unpacks for itself."""
-        return TfRecordFolder, (self.catalog,)
 
     @classmethod
     def scan(  # type: ignore[override]
@@ -81,20 +60,18 @@ class TfRecordFolder(Source):
         path: str | Path,
         grid: Grid,
         shape: tuple[int, ...] | None = None,
-        refuse: Refuse | None = None,
     ) -> TfRecordFolder:
         """Returns the folder as the main rank sees it. All ranks call this.
 
         ``shape`` is the (D, H, W, C) of ``x``, which the files do not tell; without it they are
         MLPerf's cubes of four channels. The first file is read whole, of the others the framing.
-        With ``refuse`` files that are not what they should be are left out.
 
         Raises:
             DataError: the folder is missing or holds no such file; a file is truncated, no
                 TFRecord, of several records, or of another length than the first; the first has
                 no ``x`` or ``y``, or ``x`` is not of the shape.
         """
-        return cls(broadcast_from_main(lambda: _scan(Path(path), shape, refuse)))
+        return cls(broadcast_from_main(lambda: _scan(Path(path), shape)))
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
@@ -103,21 +80,12 @@ class TfRecordFolder(Source):
             return Sc18Folder.open_folder(folder, options)
         return cls(_scan(folder, None, options.refuse))
 
-    def where(self, sample: int) -> str:
-        return str(self.catalog.folder / self.catalog.files[sample])
-
     def read(self, sample: int, box: Box) -> Array:
-        """Read one box.
-
-        Raises:
-            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
-        """
-        stored = DHWC.to_file(box)
+        """Reads a box; of gzip from what was unpacked, once. Raises as `ArrayFolder.read`."""
+        array = self.catalog.volumes[sample]
         with self._example(sample) as example:
-            # Of less than all of it the sum cannot tell anything.
-            whole = stored == Box.whole(self.catalog.stored)
-            example = example.checked() if whole else example
-            values = example.box("x", self.catalog.stored, stored)
+            dtype = np.dtype(array.dtype)
+            values = example.box(array.key, array.shape, dtype, DHWC.to_file(box))
         return DHWC.to_volume(values)
 
     def target(self, sample: int) -> Array:
@@ -128,22 +96,14 @@ class TfRecordFolder(Source):
         return self._targets[sample]
 
     def storage(self, sample: int) -> Storage:
-        path = Path(self.where(sample))
-        stored = self.catalog.stored
+        path = self.path(sample)
+        plain = super().storage(sample)
+        assert plain is not None, "it lies in one piece"
         with naming(path, "TFRecord"):
-            packed = records.is_gzip(path)
+            if not records.is_gzip(path):
+                return plain
             size = path.stat().st_size
-        plain = Storage(DHWC, stored, 2, math.prod(stored) * 2, bridged=True)
-        if not packed:
-            return plain
         return replace(plain, size=size, compression="gzip", packed=True, whole=True)
-
-    def files(self, sample: int) -> tuple[Path, ...]:
-        return (self.catalog.folder / self.catalog.files[sample],)
-
-    def alone(self, sample: int) -> TfRecordFolder:
-        files = self.catalog.files[sample : sample + 1]
-        return TfRecordFolder(replace(self.catalog, files=files))
 
     def close(self) -> None:
         with self._lock:
@@ -152,16 +112,14 @@ class TfRecordFolder(Source):
     @contextmanager
     def _example(self, sample: int) -> Iterator[records.Example]:
         """Gives the example: kept if it was unpacked, else in its open file."""
-        path = Path(self.where(sample))
-        stamp = self.catalog.stamps[self.catalog.files[sample]]
-        with self._lock, unchanged(path, self.names[sample], stamp), naming(path, "TFRecord"):
+        with self._lock, self.catalog.as_scanned(sample, self.catalog.volumes[sample]):
             if sample in self._kept:
                 self._kept.move_to_end(sample)
                 yield self._kept[sample]
                 return
-            with records.opened_example(path) as example:
+            with records.opened_example(self.path(sample)) as example:
                 if sample not in self._targets:
-                    self._targets[sample] = _target(example, self.catalog.targets)
+                    self._targets[sample] = _target(example, len(self.parameters.names))
                 if example.unpacked:
                     self._kept[sample] = example
                     while len(self._kept) > KEPT:
@@ -176,27 +134,26 @@ def _is_sc18(folder: Path) -> bool:
         try:
             if not records.is_gzip(path):
                 with records.opened_examples(path) as examples:
-                    return DATA_KEY in next(examples).features
+                    return DATA_KEY in next(examples)[1].features
         except (OSError, EOFError, ValueError, DataError):
             continue  # the scan will say what is wrong with it
     return False
 
 
-def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Records:
+def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Catalog:
     files = list_files(folder, TfRecordFolder.suffixes)
     if len({_stem(file) for file in files}) < len(files):
         raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
     about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
-    stamps: dict[str, Stamp] = {}
 
-    def length(file: str) -> None:
-        path = folder / file
+    def look(name: str) -> None:
+        path = Path(name)
         with naming(path, "TFRecord"):
-            stamps[file] = Stamp.of(path)  # a change from now on is noticed
             found = records.record_length(path)
             if not about:
                 with records.opened_example(path) as example:
                     stored = _shape(path, len(example.bytes("x")), shape)
+                    file = path.relative_to(folder).as_posix()
                     about.append((file, found, stored, len(_target(example, None))))
         if found != about[0][1]:
             raise DataError(
@@ -204,8 +161,19 @@ def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = N
                 f"{about[0][1]}; all files of a data set are stored alike"
             )
 
-    good = tuple(file for file, _ in sift(files, length, refuse))
-    return Records(folder, good, *about[0][2:], stamps)
+    good, stamps = scan_headers(folder, files, (), look, refuse)
+    _, _, stored, targets = about[0]
+    return Catalog(
+        folder=folder,
+        files=tuple(file for file, _ in good),
+        volumes=(StoredArray("x", stored, "<i2"),) * len(good),
+        names=tuple(_stem(file) for file, _ in good),
+        stamps=stamps,
+        order=DHWC,
+        targets=np.empty((len(good), 0)),  # each is read with its volume
+        parameters=Parameters.normalised(universe_names(targets)),
+        redshifts=CHANNEL_REDSHIFTS if stored[-1] == CHANNELS else (),
+    )
 
 
 def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, Any, overload
 
 import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.formats.files import COUNTS_RATIO, GZIP_PIECE, check_gzip_size
+from hyperslab.formats.files import COUNTS_RATIO, check_gzip_size
 from hyperslab.formats.storage import read_strided
 from hyperslab.geometry import Box
 
@@ -161,31 +161,27 @@ class Example:
         _check_sum(self.path, _crc(body), self.body.after(4))
         return Example(self.path, _features(body))
 
-    def check(self) -> None:
-        """Compare the sum, piece by piece; errors as `checked`."""
-        if self.body is not None:
-            summed = 0
-            for lo in range(0, len(self.body), GZIP_PIECE):
-                summed = google_crc32c.extend(summed, bytes(self.body[lo : lo + GZIP_PIECE]))
-            _check_sum(self.path, summed, self.body.after(4))
-
     @property
     def unpacked(self) -> bool:
         """Tells if it is in memory; else it is there as long as its file is open."""
         return not any(isinstance(value, FileBytes) for value in self.features.values())
 
-    def box(self, name: str, stored: tuple[int, ...], box: Box) -> NDArray[np.int16]:
-        """Returns a box of a feature whose bytes are little-endian int16 of the shape ``stored``.
+    def box(
+        self, name: str, stored: tuple[int, ...], dtype: np.dtype[Any], box: Box
+    ) -> NDArray[Any]:
+        """Returns a box of a feature whose bytes are an array of the shape ``stored``.
+
+        Where that is all of it and lies in a file, the sum over the record is compared, too: of
+        less than all it cannot tell anything.
 
         Raises:
-            DataError: there are not as many bytes.
+            DataError: there are not as many bytes, or the sum does not fit.
             EOFError: the file ends too early.
         """
-        data = self.bytes(name)
-        dtype = np.dtype("<i2")
-        if len(data) != 2 * math.prod(stored):
+        data = (self.checked() if box == Box.whole(stored) else self).bytes(name)
+        if len(data) != dtype.itemsize * math.prod(stored):
             raise DataError(
-                f"{self.path}: {name!r} has {len(data)} bytes, not those of int16 {stored}"
+                f"{self.path}: {name!r} has {len(data)} bytes, not those of {dtype.name} {stored}"
             )
         if isinstance(data, FileBytes):
             return read_strided(data.file, data.lo, stored, dtype, box)
@@ -252,12 +248,18 @@ def opened_example(path: Path) -> Iterator[Example]:
         if packed:
             yield _unpacked(path, file)
             return
-        data = FileBytes(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        length = _length(path, bytes(data[:12]))
-        if len(data) != length + FRAME:
-            raise _not_one(path, f"{len(data)} bytes", length)
-        body = data[12 : 12 + length]
+        size = os.fstat(file.fileno()).st_size
+        body = _body_at(path, file.fileno(), 0, size)
+        if size != len(body) + FRAME:
+            raise _not_one(path, f"{size} bytes", len(body))
         yield Example(path, _features(body), body)
+
+
+@contextmanager
+def opened_example_at(path: Path, place: int) -> Iterator[Example]:
+    """Gives one of the examples of a plain file, whose record begins at a place [B]."""
+    with path.open("rb") as file:
+        yield _example_at(path, file.fileno(), place)[0]
 
 
 def _unpacked(path: Path, file: IO[bytes]) -> Example:
@@ -293,30 +295,42 @@ def _check_sum(path: Path, found: int, stored: MessageBytes) -> None:
 
 
 @contextmanager
-def opened_examples(path: Path) -> Iterator[Iterator[Example]]:
-    """All examples of a plain file, which is open meanwhile; the sums of the lengths are checked.
+def opened_examples(path: Path) -> Iterator[Iterator[tuple[int, Example]]]:
+    """Gives all examples of a plain file, each with the place of its record [B].
+
+    The file is open meanwhile; the sums of the lengths are checked.
 
     Raises:
         DataError: it is not what it should be; or the system's own errors.
     """
 
-    def examples() -> Iterator[Example]:
+    def examples() -> Iterator[tuple[int, Example]]:
         end = os.fstat(file.fileno()).st_size
         place = 0
         while place < end or place == 0:
-            head = FileBytes(file.fileno(), place, min(place + 12, end))
-            length = _length(path, bytes(head))
-            after = place + length + FRAME
-            if after > end:
-                raise DataError(
-                    f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
-                )
-            body = head.after(length)
-            yield Example(path, _features(body), body)
+            example, after = _example_at(path, file.fileno(), place)
+            yield place, example
             place = after
 
     with path.open("rb") as file:
         yield examples()
+
+
+def _example_at(path: Path, file: int, place: int) -> tuple[Example, int]:
+    """Returns an example, and where its record ends."""
+    end = os.fstat(file).st_size
+    body = _body_at(path, file, place, end)
+    if (after := place + len(body) + FRAME) > end:
+        raise DataError(
+            f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
+        )
+    return Example(path, _features(body), body), after
+
+
+def _body_at(path: Path, file: int, place: int, end: int) -> FileBytes:
+    """Finds the bytes of the record that begins at a place, once the sum of its length fits."""
+    head = FileBytes(file, place, min(place + 12, end))
+    return head.after(_length(path, bytes(head)))
 
 
 def _length(path: Path, head: bytes) -> int:

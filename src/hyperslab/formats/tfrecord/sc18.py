@@ -9,23 +9,21 @@ the pieces are read; of every record the framing is checked, and its sum where a
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.files import Refuse, Stamp, list_files, naming, sift, unchanged
-from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions, Source
-from hyperslab.formats.storage import Storage, read_strided
+from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
+from hyperslab.formats.arrays.source import ArrayFolder
+from hyperslab.formats.files import Refuse, list_files, naming, sift
+from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions
 from hyperslab.formats.storage_order import DHW
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
 from hyperslab.formats.tfrecord import records
-from hyperslab.formats.tfrecord.records import FileBytes
 from hyperslab.geometry import Box
 
 SUFFIXES = (".tfrecord", ".tfrecords")
@@ -59,48 +57,22 @@ def sc18_target(parameters: Parameters, physical: Array) -> Array:
     return (np.asarray(physical, np.float64) - parameters.centre) / np.asarray(parameters.scale)
 
 
-@dataclass(frozen=True, slots=True)
-class Sc18Records:
-    """N records in some files, each a cube of ``stored`` voxels of ``dtype``.
+class Sc18Folder(ArrayFolder):
+    """Shows samples ``{file}_{number}``, or ``{file}`` where it is the only one of its file.
 
-    ``places``: of each record the number of its file, its own in that, where its voxels begin
-    there, and where all of it begins and ends [B].
+    The catalogue has an array for each record: its key is the record's number in the file, it is
+    ``at`` where the record begins, and its targets are the labels as stored. Values are given as
+    float32, which counts are exactly. Records do not say which universe they are of, but the parts
+    of one have the same labels: these stay in one split.
     """
 
-    folder: Path
-    files: tuple[str, ...]
-    names: tuple[str, ...]
-    stored: tuple[int, ...]
-    dtype: str
-    places: tuple[tuple[int, int, int, int, int], ...]
-    labels: Floats  # (N, P)
-    stamps: Mapping[str, Stamp]  # by file
-
-
-class Sc18Folder(Source):
-    """Samples ``{file}_{number}``, or ``{file}`` where it is the only one of its file.
-
-    Values are given as float32, which counts are exactly. Records do not say which universe they
-    are of, but the parts of one have the same labels: these stay in one split.
-    """
-
-    redshifts = (0.0,)
     summed_whole = True
 
-    def __init__(self, catalog: Sc18Records) -> None:
-        self.catalog = catalog
-        self.names = catalog.names
-        self.order = DHW
-        self.shape = (1, *catalog.stored)
-        self.dtype = np.dtype(np.float32)
-        self.parameters = sc18_parameters(catalog.labels.shape[1])
-        first: dict[bytes, str] = {}
-        for name, labels in zip(catalog.names, catalog.labels, strict=True):
-            first.setdefault(labels.tobytes(), name)
-        self._universes = first
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sc18Folder, (self.catalog,)
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog)
+        self._universes: dict[bytes, str] = {}
+        for name, labels in zip(catalog.names, catalog.targets, strict=True):
+            self._universes.setdefault(labels.tobytes(), name)
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Sc18Folder:
@@ -108,85 +80,45 @@ class Sc18Folder(Source):
         return cls(_scan(folder, options.refuse))
 
     def where(self, sample: int) -> str:
-        return f"{self._path(sample)}, record {self.catalog.places[sample][1]}"
+        return f"{self.path(sample)}, record {self.catalog.volumes[sample].key}"
 
     def read(self, sample: int, box: Box) -> Array:
-        """Read one box.
-
-        Raises:
-            DataError: the file has gone, or has changed since the folder was scanned.
-        """
-        number, _, start, lo, hi = self.catalog.places[sample]
-        stored = DHW.to_file(box)
-        path = self._path(sample)
-        stamp = self.catalog.stamps[self.catalog.files[number]]
-        dtype = np.dtype(self.catalog.dtype)
+        """Reads a box of the record's bytes. Raises as `ArrayFolder.read`."""
+        array = self.catalog.volumes[sample]
         with (
-            unchanged(path, self.names[sample], stamp),
-            naming(path, "TFRecord"),
-            path.open("rb") as file,
+            self.catalog.as_scanned(sample, array),
+            records.opened_example_at(self.path(sample), array.at) as example,
         ):
-            if stored == Box.whole(self.catalog.stored):
-                records.Example(path, {}, FileBytes(file.fileno(), lo, hi)).check()
-            values = read_strided(file.fileno(), start, self.catalog.stored, dtype, stored)
+            dtype = np.dtype(array.dtype)
+            values = example.box(DATA_KEY, array.shape, dtype, DHW.to_file(box))
         return DHW.to_volume(values).astype(np.float32)
 
     def target(self, sample: int) -> Array:
-        return sc18_target(self.parameters, self.catalog.labels[sample])
+        return sc18_target(self.parameters, self.catalog.targets[sample])
 
     def volume(self, sample: int) -> str:
         name = self.names[sample]
-        return self.volumes.get(name, self._universes[self.catalog.labels[sample].tobytes()])
-
-    def storage(self, sample: int) -> Storage:
-        stored = self.catalog.stored
-        itemsize = np.dtype(self.catalog.dtype).itemsize
-        return Storage(DHW, stored, itemsize, math.prod(stored) * itemsize, bridged=True)
+        return self.volumes.get(name, self._universes[self.catalog.targets[sample].tobytes()])
 
     def extras(self, sample: int) -> Extras:
-        arrays = {"physPar": self.catalog.labels[sample], "redshifts": np.array(self.redshifts)}
+        arrays = {"physPar": self.catalog.targets[sample], "redshifts": np.array(self.redshifts)}
         return Extras(PUBLIC_KEYS, self.parameters.names, self.target(sample), arrays)
-
-    def files(self, sample: int) -> tuple[Path, ...]:
-        return (self._path(sample),)
-
-    def alone(self, sample: int) -> Sc18Folder:
-        one = slice(sample, sample + 1)
-        catalog = self.catalog
-        place = catalog.places[sample]
-        return Sc18Folder(
-            replace(
-                catalog,
-                files=(catalog.files[place[0]],),
-                names=catalog.names[one],
-                places=((0, *place[1:]),),
-                labels=catalog.labels[one],
-            )
-        )
-
-    def _path(self, sample: int) -> Path:
-        return self.catalog.folder / self.catalog.files[self.catalog.places[sample][0]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    start: int  # of the voxels [B]
+    place: int  # [B]
     size: int  # of the voxels [B]
     labels: bytes
-    lo: int  # of all of it [B]
-    hi: int
 
 
-def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
-    stamps: dict[str, Stamp] = {}
-
-    def look(file: str) -> list[_Record]:
-        path = folder / file
+def _scan(folder: Path, refuse: Refuse | None) -> Catalog:
+    def look(name: str) -> list[_Record]:
+        path = Path(name)
         with naming(path, "TFRecord"):
-            stamps[file] = Stamp.of(path)  # a change from now on is noticed
             return _records(path)
 
-    found = sift(list_files(folder, SUFFIXES), look, refuse)
+    found, stamps = scan_headers(folder, list_files(folder, SUFFIXES), (), look, refuse)
     first, (one, *_) = found[0]
     stored, dtype = _cube(folder / first, one.size)
     count = _labels(folder / first, one.labels, dtype).size
@@ -204,7 +136,6 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
         return np.array([_labels(folder / file, record.labels, dtype) for record in held])
 
     good = sift(found, alike, refuse)
-    files = tuple(file for (file, _), _ in good)
     stems = [(file.rpartition(".")[0], len(held)) for (file, held), _ in good]
     names = tuple(
         stem if count == 1 else f"{stem}_{number:03}"
@@ -217,19 +148,20 @@ def _scan(folder: Path, refuse: Refuse | None) -> Sc18Records:
             f"{folder}: two records would have the name {twice[0]!r}, by their files and places in "
             "them; a sample is known by its name: rename one of the files"
         )
-    return Sc18Records(
+    return Catalog(
         folder=folder,
-        files=files,
-        names=names,
-        stored=stored,
-        dtype=dtype,
-        places=tuple(
-            (i, number, record.start, record.lo, record.hi)
-            for i, ((_, held), _) in enumerate(good)
+        files=tuple(file for (file, held), _ in good for _ in held),
+        volumes=tuple(
+            StoredArray(str(number), stored, dtype, record.place)
+            for (_, held), _ in good
             for number, record in enumerate(held)
         ),
-        labels=np.concatenate([labels for _, labels in good]),
+        names=names,
         stamps=stamps,
+        order=DHW,
+        targets=np.concatenate([labels for _, labels in good]),
+        parameters=sc18_parameters(count),
+        redshifts=(0.0,),
     )
 
 
@@ -239,15 +171,12 @@ def _records(path: Path) -> list[_Record]:
         raise DataError(f"{path}: is gzip, which has no records to find: unpack it with gunzip")
     found = []
     with records.opened_examples(path) as examples:
-        for example in examples:
-            data = example.bytes(DATA_KEY)
-            assert isinstance(data, FileBytes), "the file is not packed"
-            body = example.body
-            assert body is not None, "the file is not packed"
+        for place, example in examples:
+            size = len(example.bytes(DATA_KEY))
             labels = example.bytes(LABEL_KEY)
             if len(labels) > MOST_LABELS:
                 raise DataError(f"{path}: {LABEL_KEY!r} has {len(labels)} bytes; needs a few")
-            found.append(_Record(data.lo, len(data), bytes(labels), body.lo, body.hi))
+            found.append(_Record(place, size, bytes(labels)))
     return found
 
 

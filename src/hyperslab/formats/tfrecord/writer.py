@@ -14,15 +14,9 @@ import numpy as np
 
 from hyperslab.formats.source import Array, Extras, Source, SourceView
 from hyperslab.formats.storage_order import DHWC
+from hyperslab.formats.tfrecord import sc18
 from hyperslab.formats.tfrecord.mlperf import CHANNELS
 from hyperslab.formats.tfrecord.records import MESSAGE_LIMIT, masked_crc
-from hyperslab.formats.tfrecord.sc18 import (
-    DATA_KEY,
-    LABEL_KEY,
-    SC18_RANGES,
-    sc18_parameters,
-    sc18_target,
-)
 from hyperslab.formats.writer import SampleToWrite, Writer, open_gzip_writer
 from hyperslab.geometry import Box
 
@@ -140,7 +134,7 @@ class Sc18Writer(Writer):
         if 8 * math.prod(extents) >= MESSAGE_LIMIT:
             return "samples of 2 GiB and more"
         names = source.parameters.names
-        known = tuple(SC18_RANGES)
+        known = tuple(sc18.SC18_RANGES)
         ours = tuple("n_s" if name == "N_spec" else name for name in names)
         if len(names) < FEWEST_LABELS or ours != known[: len(names)]:
             return (
@@ -160,8 +154,8 @@ class Sc18Writer(Writer):
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         size = 8 * math.prod(sample.source.shape)
         physical = np.asarray(sample.extras.arrays["physPar"], "<f8").tobytes()
-        label = feature_head(LABEL_KEY.encode(), len(physical), 1) + physical
-        head = feature_head(DATA_KEY.encode(), size, 1)
+        label = feature_head(sc18.LABEL_KEY.encode(), len(physical), 1) + physical
+        head = feature_head(sc18.DATA_KEY.encode(), size, 1)
         pieces = (np.ascontiguousarray(slab, "<f8").tobytes() for _, slab in sample.values())
         with (folder / f"{name}{self.suffix}").open("xb") as file:
             write_example(file, label, head, size, pieces, b"")
@@ -176,13 +170,13 @@ class Sc18View(SourceView):
         self.names = source.names
         self.shape = source.shape
         self.dtype = np.dtype(np.float32)
-        self.parameters = sc18_parameters(len(source.parameters.names))
+        self.parameters = sc18.sc18_parameters(len(source.parameters.names))
 
     def read(self, sample: int, box: Box) -> Array:
         return self.source.read(sample, box).astype(np.float32)
 
     def target(self, sample: int) -> Array:
-        return sc18_target(self.parameters, self._physical(sample))
+        return sc18.sc18_target(self.parameters, self._physical(sample))
 
     def _physical(self, sample: int) -> Array:
         stored = self.source.extras(sample).arrays.get("physPar")

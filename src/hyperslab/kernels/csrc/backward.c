@@ -23,7 +23,7 @@ static void write_gradient(const chain *k, const cursor *at, const gradient_room
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, row);
     for (int64_t i = 0; i < n; i += at->step) {
-        place p = {row, i, from + i, min_of(at->step, n - i), g};
+        place p = {row, i, from + i, least(at->step, n - i), g};
         int64_t done = 0;
 #if WIDE
         gradient_step w = wide_step(k, at, r, &p);
@@ -63,19 +63,21 @@ int hyperslab_chain_backward(const chain *k)
     gradient_rooms r;
     if (prepare(&all, &r, k, &at, 4))
         return 1;
-    int64_t step = min_of(at.step, at.room);
+    int64_t step = least(at.step, at.room);
     float *b = take_room(&all, at.step), *c = take_room(&all, at.step);
     float *out = take_room(&all, at.step);
     uint16_t *halves = take_room(&all, at.step);
     for (int64_t block = -1; at.left; advance(&at)) {
         if (block < 0 || (at.block != block && k->scale_rows > 1)) {
-            repeat_norm(k, at.block, &r, step);
+            repeat_norm(k, at.block, r.m, r.s, r.t, step);
             repeat(k->through, SLOPE, k, at.block, b, step);
             repeat(k->through, CONSTANT, k, at.block, c, step);
         }
         block = at.block;
+#if WIDE
         if (spread_cubes(k, &at))
             continue;
+#endif
         source g = spread_gradient(k, &at, &r);
         for (int64_t row = 0; row < rows_of(k, &at); row++)
             write_gradient(k, &at, &r, &g, row, b, c, out, halves);

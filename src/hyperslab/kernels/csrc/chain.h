@@ -54,10 +54,6 @@ typedef struct {
     int64_t room;                       /* elements of the longest row */
 } cursor;
 
-INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t ratio_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 /* Elements whose numbers and sums stay in registers, see `wide.h`; 0 for too many channels. Without
  * such registers, too, sums are of so many: what is added to what does not depend on the processor. */
 INLINE int64_t in_registers(int64_t channels) { return IN_TURN % channels == 0 ? IN_TURN : 0; }
@@ -76,8 +72,8 @@ static cursor begin(const chain *k)
     at.lines = k->height / k->pool_height;
     at.tiles = k->width / k->pool_width;
     at.whole = line * k->pool_height <= LONGEST;
-    at.lines_of_run = at.whole ? min_of(at.lines, LONGEST / (line * k->pool_height)) : 1;
-    at.tiles_of_run = at.whole ? at.tiles : min_of(at.tiles, max_of(LONGEST / tile / 16 * 16, 8));
+    at.lines_of_run = at.whole ? least(at.lines, LONGEST / (line * k->pool_height)) : 1;
+    at.tiles_of_run = at.whole ? at.tiles : least(at.tiles, most(LONGEST / tile / 16 * 16, 8));
     at.room = at.whole ? at.lines_of_run * k->pool_height * line : at.tiles_of_run * tile;
 
     int64_t vectors = 16; /* a step is of whole vectors */
@@ -91,7 +87,7 @@ static cursor begin(const chain *k)
     int64_t runs_of_plane = ratio_up(at.lines, at.lines_of_run) * ratio_up(at.tiles, at.tiles_of_run);
     int64_t runs_of_line = ratio_up(at.tiles, at.tiles_of_run);
     int64_t total = k->blocks * at.planes * runs_of_plane;
-    int64_t first = total / k->parts * k->part + min_of(k->part, total % k->parts);
+    int64_t first = total / k->parts * k->part + least(k->part, total % k->parts);
     at.left = total / k->parts + (k->part < total % k->parts);
     int whole_bytes = line % 8 == 0 && at.tiles_of_run * tile % 8 == 0;
     if (k->bits && !whole_bytes) {
@@ -122,8 +118,8 @@ INLINE void advance(cursor *at)
     at->block++;
 }
 
-INLINE int64_t lines_here(const cursor *at) { return min_of(at->lines_of_run, at->lines - at->line); }
-INLINE int64_t tiles_here(const cursor *at) { return min_of(at->tiles_of_run, at->tiles - at->tile); }
+INLINE int64_t lines_here(const cursor *at) { return least(at->lines_of_run, at->lines - at->line); }
+INLINE int64_t tiles_here(const cursor *at) { return least(at->tiles_of_run, at->tiles - at->tile); }
 
 INLINE int64_t rows_of(const chain *k, const cursor *at)
 {
@@ -166,7 +162,7 @@ INLINE int64_t result_of(const chain *k, const cursor *at)
 static void spread_row(float *row, int64_t done, int64_t n)
 {
     for (; done < n; done *= 2)
-        memcpy(row + done, row, 4 * min_of(done, n - done));
+        memcpy(row + done, row, 4 * least(done, n - done));
 }
 
 /* Row `block % scale_rows` of a part, again and again over n elements. */
@@ -182,9 +178,16 @@ static void repeat(const float *parts, int64_t part, const chain *k, int64_t blo
             row[i] = value;
         return;
     }
-    int64_t done = min_of(k->channels, n);
+    int64_t done = least(k->channels, n);
     memcpy(row, from, 4 * done);
     spread_row(row, done, n);
+}
+
+static void repeat_norm(const chain *k, int64_t block, float *m, float *s, float *t, int64_t n)
+{
+    repeat(k->norm, MEAN, k, block, m, n);
+    repeat(k->norm, SCALE, k, block, s, n);
+    repeat(k->norm, SHIFT, k, block, t, n);
 }
 
 /* Rooms for rows and for steps, each on lines of the cache: `take_room` after `rooms`. */

@@ -59,8 +59,8 @@ INLINE void spread_line(const chain *k, const int64_t *rows, int64_t first, int6
         }
 }
 
-INLINE void spread_cubes_of_run(const chain *given, const cursor *at, int activation, int64_t g_type,
-                       int64_t y_type)
+INLINE int spread_cubes_of_run(const chain *given, const cursor *at, int activation, int64_t g_type,
+                               int64_t y_type)
 {
     const chain known = *given, *k = &known; /* so that it is known not to change */
     for (int64_t line = at->line; line < at->line + lines_here(at); line++) {
@@ -70,16 +70,16 @@ INLINE void spread_cubes_of_run(const chain *given, const cursor *at, int activa
         spread_line(k, rows, first * k->channels, at->tile, at->tile + tiles_here(at), activation,
                     g_type, y_type);
     }
+    return 1;
 }
 
-INLINE void spread_by_types(const chain *k, const cursor *at, int activation)
+INLINE int spread_by_types(const chain *k, const cursor *at, int activation)
 {
     if (k->g_type == BFLOAT16 && k->y_type == BFLOAT16)
-        spread_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
-    else if (k->g_type == FLOAT32 && k->y_type == BFLOAT16)
-        spread_cubes_of_run(k, at, activation, FLOAT32, BFLOAT16);
-    else
-        spread_cubes_of_run(k, at, activation, k->g_type, k->y_type);
+        return spread_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
+    if (k->g_type == FLOAT32 && k->y_type == BFLOAT16)
+        return spread_cubes_of_run(k, at, activation, FLOAT32, BFLOAT16);
+    return spread_cubes_of_run(k, at, activation, k->g_type, k->y_type);
 }
 
 /* One run of the backward pass; 0 where it is not of this kind. */
@@ -88,12 +88,10 @@ INLINE int spread_cubes(const chain *k, const cursor *at)
     if (!spreads_cubes(k))
         return 0;
     if (activation_of(k) == LEAKY)
-        spread_by_types(k, at, LEAKY);
-    else if (activation_of(k) == RELU)
-        spread_by_types(k, at, RELU);
-    else
-        spread_by_types(k, at, IDENTITY);
-    return 1;
+        return spread_by_types(k, at, LEAKY);
+    if (activation_of(k) == RELU)
+        return spread_by_types(k, at, RELU);
+    return spread_by_types(k, at, IDENTITY);
 }
 
 /* Sixteen channels of a voxel, activated. */
@@ -134,8 +132,8 @@ INLINE void average_line(const chain *k, const int64_t *rows, int64_t first, int
         }
 }
 
-INLINE void average_cubes_of_run(const chain *given, const cursor *at, int activation,
-                                 int64_t x_type, int64_t y_type)
+INLINE int average_cubes_of_run(const chain *given, const cursor *at, int activation,
+                                int64_t x_type, int64_t y_type)
 {
     const chain known = *given, *k = &known; /* so that it is known not to change */
     for (int64_t line = at->line; line < at->line + lines_here(at); line++) {
@@ -145,16 +143,14 @@ INLINE void average_cubes_of_run(const chain *given, const cursor *at, int activ
         average_line(k, rows, first * k->channels, at->tile, at->tile + tiles_here(at),
                      2 * k->width * k->channels, activation, x_type, y_type);
     }
+    return 1;
 }
 
-INLINE void average_by_types(const chain *k, const cursor *at, int activation)
+INLINE int average_by_types(const chain *k, const cursor *at, int activation)
 {
-    if (k->x_type == BFLOAT16 && k->y_type == BFLOAT16)
-        average_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
-    else if (k->x_type == FLOAT32 && k->y_type == FLOAT32)
-        average_cubes_of_run(k, at, activation, FLOAT32, FLOAT32);
-    else
-        average_cubes_of_run(k, at, activation, k->x_type, k->y_type);
+#define CALL(x_type, y_type) average_cubes_of_run(k, at, activation, x_type, y_type)
+    BY_TYPES(k->x_type, k->y_type, CALL)
+#undef CALL
 }
 
 /* One run of the forward pass; 0 where it is not of this kind. */
@@ -163,26 +159,10 @@ INLINE int average_cubes(const chain *k, const cursor *at)
     if (!averages_cubes(k))
         return 0;
     if (activation_of(k) == LEAKY)
-        average_by_types(k, at, LEAKY);
-    else if (activation_of(k) == RELU)
-        average_by_types(k, at, RELU);
-    else
-        average_by_types(k, at, IDENTITY);
-    return 1;
-}
-
-#else
-
-INLINE int average_cubes(const chain *k, const cursor *at)
-{
-    (void)k, (void)at;
-    return 0;
-}
-
-INLINE int spread_cubes(const chain *k, const cursor *at)
-{
-    (void)k, (void)at;
-    return 0;
+        return average_by_types(k, at, LEAKY);
+    if (activation_of(k) == RELU)
+        return average_by_types(k, at, RELU);
+    return average_by_types(k, at, IDENTITY);
 }
 
 #endif

@@ -6,11 +6,7 @@
  * those next to it all rows wait in the second cache. */
 #include "direct.h"
 
-int hyperslab_direct_is_known(const void *nothing)
-{
-    (void)nothing;
-    return DIRECT;
-}
+IS_KNOWN(hyperslab_direct_is_known, DIRECT)
 
 #if DIRECT
 
@@ -153,28 +149,22 @@ int hyperslab_direct_forward(const direct *k)
     int64_t pitch = up_to(most(reach, k->padding[WIDTH] + k->extents[WIDTH]), LANES) + LANES;
     int64_t taps = k->kernel[DEPTH] * k->kernel[HEIGHT] * k->kernel[WIDTH];
     machine m = {k, NULL, NULL, NULL, pairs, pitch, k->extents[HEIGHT] * pairs * pitch};
-    uint32_t *weight = malloc((size_t)(4 * up_to(k->out_channels, BLOCK) * pairs * taps));
-    m.planes = calloc((size_t)(k->kernel[DEPTH] * m.plane), 4);
-    m.row = malloc((size_t)(2 * k->results[WIDTH] * k->out_channels));
-    int failed = !weight || !m.planes || !m.row;
-    if (!failed) {
+    memory all = {0};
+    uint32_t *weight = zeros(&all, 4 * up_to(k->out_channels, BLOCK) * pairs * taps);
+    m.planes = zeros(&all, 4 * k->kernel[DEPTH] * m.plane);
+    m.row = zeros(&all, 2 * k->results[WIDTH] * k->out_channels);
+    if (!all.failed) {
         order_weight(k, weight);
         m.weight = weight;
         sum_part(&m);
         finish_stream(k->stream);
     }
-    free(weight);
-    free(m.planes);
-    free(m.row);
-    return failed;
+    free_rooms(&all);
+    return all.failed;
 }
 
 #else
 
-int hyperslab_direct_forward(const direct *k)
-{
-    (void)k;
-    return 1;
-}
+REFUSES(hyperslab_direct_forward, direct)
 
 #endif

@@ -18,8 +18,6 @@ typedef struct {
     int64_t pitch, plane, g_pitch, out, in, rows;
 } machine;
 
-INLINE int64_t even(int64_t n) { return n + n % 2; }
-
 /* Channel and tap of the width of the place-th pair; the last one again where there are no more. */
 INLINE int64_t offset_of(const machine *m, int64_t place)
 {
@@ -30,7 +28,7 @@ INLINE int64_t offset_of(const machine *m, int64_t place)
 INLINE void add_rows(const machine *m, const uint16_t *x, const uint16_t *g, int64_t count, int64_t block,
                      __m512 *kept)
 {
-    int64_t row = even(m->k->channels) * m->pitch, step = m->out * OUT * m->g_pitch;
+    int64_t row = up_to(m->k->channels, 2) * m->pitch, step = m->out * OUT * m->g_pitch;
     int64_t at[IN];
     for (int i = 0; i < IN; i++)
         at[i] = offset_of(m, block * IN + i);
@@ -61,7 +59,7 @@ INLINE void add_rows(const machine *m, const uint16_t *x, const uint16_t *g, int
 static void add_some_rows(const machine *m, int64_t depth, int64_t from, int64_t to)
 {
     const direct *k = m->k;
-    int64_t row = even(k->channels) * m->pitch, step = m->out * OUT * m->g_pitch;
+    int64_t row = up_to(k->channels, 2) * m->pitch, step = m->out * OUT * m->g_pitch;
     __m512 *sums = m->sums;
     for (int64_t i = 0; i < k->kernel[DEPTH]; i++)
         for (int64_t j = 0; j < k->kernel[HEIGHT]; j++) {
@@ -99,7 +97,7 @@ static void lines_of_row(const void *of, const uint16_t *x, int64_t place)
 {
     const machine *m = of;
     const direct *k = m->k;
-    uint16_t *to = m->planes + place * even(k->channels) * m->pitch + k->padding[WIDTH];
+    uint16_t *to = m->planes + place * up_to(k->channels, 2) * m->pitch + k->padding[WIDTH];
     lines_of(x, k->extents[WIDTH], k->channels, m->words, to, m->pitch);
 }
 
@@ -155,53 +153,35 @@ static void write_part(const machine *m)
             k->of_bias[k->part * k->out_channels + o] = (float)m->total[n + o];
 }
 
-static void *zeros(int64_t bytes)
-{
-    void *room = aligned_alloc(64, (size_t)up_to(bytes + 64, 64));
-    if (room)
-        memset(room, 0, (size_t)up_to(bytes + 64, 64));
-    return room;
-}
-
 int hyperslab_direct_gradient(const direct *k)
 {
     int64_t wide = k->kernel[WIDTH], rows = k->kernel[DEPTH] * k->kernel[HEIGHT];
-    int64_t channels = even(k->channels);
+    int64_t channels = up_to(k->channels, 2);
+    memory all = {0};
     machine m = {.k = k};
     m.g_pitch = up_to(k->results[WIDTH], VOXELS);
     m.pitch = up_to(most(m.g_pitch + wide, k->padding[WIDTH] + up_to(k->extents[WIDTH], VOXELS)), VOXELS);
     m.plane = k->extents[HEIGHT] * channels * m.pitch;
-    m.out = (k->out_channels + OUT - 1) / OUT;
-    m.in = (k->channels * wide + IN - 1) / IN;
+    m.out = ratio_up(k->out_channels, OUT);
+    m.in = ratio_up(k->channels * wide, IN);
     m.rows = most(1, ROWS * VOXELS / m.g_pitch);
-    m.planes = zeros(2 * k->kernel[DEPTH] * m.plane);
-    m.g = zeros(2 * m.rows * m.out * OUT * m.g_pitch);
-    m.words = zeros(2 * channels * up_to(k->extents[WIDTH], VOXELS));
-    m.g_words = zeros(2 * even(k->out_channels) * m.g_pitch);
-    m.sums = zeros(64 * rows * m.out * m.in * SUMS);
-    m.of_bias = zeros(64 * k->out_channels);
-    m.total = zeros(8 * (rows * wide * k->channels * k->out_channels + k->out_channels));
-    int failed = !m.planes || !m.g || !m.words || !m.g_words || !m.sums || !m.of_bias || !m.total;
-    if (!failed) {
+    m.planes = zeros(&all, 2 * k->kernel[DEPTH] * m.plane);
+    m.g = zeros(&all, 2 * m.rows * m.out * OUT * m.g_pitch);
+    m.words = zeros(&all, 2 * channels * up_to(k->extents[WIDTH], VOXELS));
+    m.g_words = zeros(&all, 2 * up_to(k->out_channels, 2) * m.g_pitch);
+    m.sums = zeros(&all, 64 * rows * m.out * m.in * SUMS);
+    m.of_bias = zeros(&all, 64 * k->out_channels);
+    m.total = zeros(&all, 8 * (rows * wide * k->channels * k->out_channels + k->out_channels));
+    if (!all.failed) {
         sum_part(&m);
         write_part(&m);
     }
-    free(m.planes);
-    free(m.g);
-    free(m.words);
-    free(m.g_words);
-    free(m.sums);
-    free(m.of_bias);
-    free(m.total);
-    return failed;
+    free_rooms(&all);
+    return all.failed;
 }
 
 #else
 
-int hyperslab_direct_gradient(const direct *k)
-{
-    (void)k;
-    return 1;
-}
+REFUSES(hyperslab_direct_gradient, direct)
 
 #endif

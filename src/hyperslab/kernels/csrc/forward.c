@@ -45,47 +45,40 @@ static void write_bits(const float *x, int64_t n, int activation, uint8_t *bits,
     }
 }
 
-/* Where a step is read and written: from element `first` of x to `first_y` of a row. */
+/* A step and rooms for it. */
 typedef struct {
-    const chain *k;
-    int64_t first, n;
-    void *target;
-    int64_t y_type, stream, first_y;
-    const float *m, *s, *t;
-    int64_t period;
+    forward_step of;
+    int64_t n;
     float *loaded, *a;
     uint16_t *halves;
 } step;
 
-INLINE void activate_step(const step *p, int activation, int scaled, int add)
+INLINE void activate_step(const step *s, int activation, int scaled, int add)
 {
-    const chain *k = p->k;
-    float slope = (float)k->slope;
+    const forward_step *p = &s->of;
     int64_t done = 0;
 #if WIDE
-    forward_step w = {p->target, p->y_type, p->stream, p->first_y, k->x, k->x_type, p->first,
-                      p->m, p->s, p->t, p->period, slope, k->bits};
-    done = activate_wide(&w, p->n, activation, scaled, add);
+    done = activate_wide(p, s->n, activation, scaled, add);
 #endif
-    if (done == p->n)
+    if (done == s->n)
         return;
-    int64_t first = p->first + done, first_y = p->first_y + done, n = p->n - done;
-    const float *x = read_row(k->x, k->x_type, first, n, p->loaded);
-    float *y = row_to_write(p->target, p->y_type, p->stream, first_y, p->a);
-    if (k->bits)
-        write_bits(x, n, activation, k->bits, first);
-    activate(y, x, p->m + done, p->s + done, p->t + done, n, slope, activation, scaled, add);
-    write_row(p->target, p->y_type, p->stream, first_y, y, n, p->halves);
+    int64_t first = p->first + done, first_y = p->first_y + done, n = s->n - done;
+    const float *x = read_row(p->x, p->x_type, first, n, s->loaded);
+    float *y = row_to_write(p->target, p->y_type, p->stream, first_y, s->a);
+    if (p->bits)
+        write_bits(x, n, activation, p->bits, first);
+    activate(y, x, p->m + done, p->s + done, p->t + done, n, p->slope, activation, scaled, add);
+    write_row(p->target, p->y_type, p->stream, first_y, y, n, s->halves);
 }
 
 #define CASE(activation, scaled, add)                                                             \
     case (activation) * 4 + (scaled) * 2 + (add):                                                 \
-        activate_step(p, activation, scaled, add);                                                \
+        activate_step(s, activation, scaled, add);                                                \
         break;
 
-static void activate_any(const step *p, int add)
+static void activate_any(const chain *k, const step *s, int add)
 {
-    switch (activation_of(p->k) * 4 + (p->k->norm != NULL) * 2 + add) {
+    switch (activation_of(k) * 4 + (k->norm != NULL) * 2 + add) {
         CASE(IDENTITY, 0, 0) CASE(IDENTITY, 0, 1) CASE(IDENTITY, 1, 0) CASE(IDENTITY, 1, 1)
         CASE(RELU, 0, 0) CASE(RELU, 0, 1) CASE(RELU, 1, 0) CASE(RELU, 1, 1)
         CASE(LEAKY, 0, 0) CASE(LEAKY, 0, 1) CASE(LEAKY, 1, 0) CASE(LEAKY, 1, 1)
@@ -179,9 +172,10 @@ static void run_pointwise(const chain *k, const cursor *at, const forward_rooms 
 {
     int64_t n = elements_here(k, at), from = row_of(k, at, 0);
     for (int64_t i = 0; i < n; i += at->step) {
-        step p = {k, from + i, min_of(at->step, n - i), k->y, k->y_type, k->stream, from + i,
-                  r->m, r->s, r->t, at->period, r->loaded, r->a, r->halves};
-        activate_any(&p, 0);
+        forward_step p = {k->y, k->y_type, k->stream, from + i, k->x, k->x_type, from + i,
+                          r->m, r->s, r->t, at->period, (float)k->slope, k->bits};
+        step s = {p, least(at->step, n - i), r->loaded, r->a, r->halves};
+        activate_any(k, &s, 0);
     }
 }
 
@@ -192,11 +186,12 @@ static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
     for (int64_t row = 0; row < rows_of(k, at); row++) {
         int64_t from = row_of(k, at, row);
         for (int64_t i = 0; i < n; i += at->step) {
-            int64_t here = min_of(at->step, n - i);
+            int64_t here = least(at->step, n - i);
             int later = k->maximum && row;
-            step p = {k, from + i, here, later ? r->a : r->rows + i, FLOAT32, 0, 0,
-                      r->m, r->s, r->t, at->period, r->loaded, r->a, r->halves};
-            activate_any(&p, row && !k->maximum);
+            forward_step p = {later ? r->a : r->rows + i, FLOAT32, 0, 0, k->x, k->x_type, from + i,
+                              r->m, r->s, r->t, at->period, (float)k->slope, k->bits};
+            step s = {p, here, r->loaded, r->a, r->halves};
+            activate_any(k, &s, row && !k->maximum);
             if (later)
                 challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);
         }
@@ -237,17 +232,16 @@ int hyperslab_chain_forward(const chain *k)
     forward_rooms r;
     if (prepare(&all, &r, &at))
         return 1;
-    int64_t step = min_of(at.step, at.room);
+    int64_t step = least(at.step, at.room);
     int pooled = k->maximum || k->pool_depth * k->pool_height * k->pool_width > 1;
     for (int64_t block = -1; at.left; advance(&at)) {
-        if (block < 0 || (at.block != block && k->scale_rows > 1)) {
-            repeat(k->norm, MEAN, k, at.block, r.m, step);
-            repeat(k->norm, SCALE, k, at.block, r.s, step);
-            repeat(k->norm, SHIFT, k, at.block, r.t, step);
-        }
+        if (block < 0 || (at.block != block && k->scale_rows > 1))
+            repeat_norm(k, at.block, r.m, r.s, r.t, step);
         block = at.block;
+#if WIDE
         if (average_cubes(k, &at))
             continue;
+#endif
         if (pooled)
             run_pooled(k, &at, &r);
         else

@@ -13,10 +13,10 @@ typedef struct {
 #define SIDE 16
 
 /* y[j * y_stride + i] = x[i * x_stride + j] for i < lanes, j < count; SIDE by SIDE are read. */
-#if WIDE
 static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t count,
                  int64_t lanes)
 {
+#if WIDE
     __m512 r[16], q[16];
     for (int i = 0; i < 16; i++)
         r[i] = _mm512_loadu_ps(x + i * x_stride);
@@ -43,23 +43,15 @@ static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride, i
     __mmask16 mask = (__mmask16)(0xffff >> (SIDE - lanes));
     for (int64_t j = 0; j < count; j++)
         _mm512_mask_storeu_ps(y + j * y_stride, mask, q[j]);
-}
 #else
-static void turn(const float *x, int64_t x_stride, float *y, int64_t y_stride, int64_t count,
-                 int64_t lanes)
-{
     for (int64_t j = 0; j < count; j++)
         for (int64_t i = 0; i < lanes; i++)
             y[j * y_stride + i] = x[i * x_stride + j];
-}
 #endif
+}
 
 #define CHANNELS 64 /* at once: a multiple of SIDE */
 #define VOXELS 128
-
-static int64_t up(int64_t n) { return (n + SIDE - 1) / SIDE * SIDE; }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Rows and results of one tile, each with room for what `turn` touches beyond. */
 typedef struct {
@@ -70,18 +62,17 @@ typedef struct {
 
 static void copy_in(const reordering *k, int64_t first, int64_t n, float *row)
 {
-    if (k->x_type == FLOAT32)
-        memcpy(row, (const float *)k->x + first, 4 * n);
-    else
-        widen((const uint16_t *)k->x + first, k->x_type, row, n);
+    const float *x = read_row(k->x, k->x_type, first, n, row);
+    if (x != row)
+        memcpy(row, x, 4 * n);
 }
 
 static void copy_out(const reordering *k, int64_t first, int64_t n, const float *row, tile_room *r)
 {
-    if (k->y_type == FLOAT32 && !k->stream)
-        memcpy((float *)k->y + first, row, 4 * n);
-    else
-        write_row(k->y, k->y_type, k->stream, first, row, n, r->halves);
+    float *y = row_to_write(k->y, k->y_type, k->stream, first, NULL);
+    if (y)
+        memcpy(y, row, 4 * n);
+    write_row(k->y, k->y_type, k->stream, first, row, n, r->halves);
 }
 
 static void tile_to_last(const reordering *k, int64_t sample, int64_t channel, int64_t channels,
@@ -90,8 +81,8 @@ static void tile_to_last(const reordering *k, int64_t sample, int64_t channel, i
     int64_t base = sample * k->channels * k->voxels, stride = VOXELS + SIDE;
     for (int64_t c = 0; c < channels; c++)
         copy_in(k, base + (channel + c) * k->voxels + voxel, voxels, r->rows + c * stride);
-    for (int64_t v = 0; v < up(voxels); v += SIDE)
-        for (int64_t c = 0; c < up(channels); c += SIDE)
+    for (int64_t v = 0; v < up_to(voxels, SIDE); v += SIDE)
+        for (int64_t c = 0; c < up_to(channels, SIDE); c += SIDE)
             turn(r->rows + c * stride + v, stride, r->turned + v * channels + c, channels,
                  least(SIDE, voxels - v), least(SIDE, channels - c));
     if (channels == k->channels) {
@@ -112,7 +103,7 @@ static void tile_to_first(const reordering *k, int64_t sample, int64_t channel, 
         for (int64_t v = 0; v < voxels; v++)
             copy_in(k, base + (voxel + v) * k->channels + channel, channels, r->rows + v * channels);
     for (int64_t c = 0; c < channels; c += SIDE)
-        for (int64_t v = 0; v < up(voxels); v += SIDE)
+        for (int64_t v = 0; v < up_to(voxels, SIDE); v += SIDE)
             turn(r->rows + v * channels + c, channels, r->turned + c * stride + v, stride,
                  least(SIDE, channels - c), SIDE);
     for (int64_t c = 0; c < channels; c++)
@@ -168,11 +159,10 @@ static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel,
 
 int hyperslab_reorder(const reordering *k)
 {
-    int64_t tall = (k->channels + CHANNELS - 1) / CHANNELS, wide = (k->voxels + VOXELS - 1) / VOXELS;
+    int64_t tall = ratio_up(k->channels, CHANNELS), wide = ratio_up(k->voxels, VOXELS);
     int64_t total = k->samples * tall * wide;
-    int64_t first = total / k->parts * k->part + least(k->part, total % k->parts);
-    int64_t last = first + total / k->parts + (k->part < total % k->parts);
-    tile_room *r = aligned_alloc(64, (sizeof(tile_room) + 63) / 64 * 64);
+    int64_t first = total * k->part / k->parts, last = total * (k->part + 1) / k->parts;
+    tile_room *r = aligned_alloc(64, (size_t)up_to(sizeof(tile_room), 64));
     if (!r)
         return 1;
     for (int64_t i = first; i < last; i++) {

@@ -7,8 +7,6 @@
  * where torch makes them so. */
 #include "rows.h"
 
-enum { DEPTH, HEIGHT, WIDTH };
-
 typedef struct {
     const int64_t *begin; /* of the entries of each result; one more: the end */
     const int64_t *source;
@@ -25,27 +23,21 @@ typedef struct {
     int64_t stream, part, parts;
 } resampling;
 
-/* sum[i] += weight * x[i], or the product alone where it is the first. */
-INLINE void add_floats(const float *restrict x, float weight, int first, int64_t n,
-                       float *restrict sum)
+INLINE float number_at(const void *x, int64_t type, int64_t i)
 {
-    if (first)
-        for (int64_t i = 0; i < n; i++)
-            sum[i] = weight * x[i];
-    else
-        for (int64_t i = 0; i < n; i++)
-            sum[i] += weight * x[i];
+    return type == BFLOAT16 ? from_bfloat16(((const uint16_t *)x)[i]) : ((const float *)x)[i];
 }
 
-INLINE void add_bfloats(const uint16_t *restrict x, float weight, int first, int64_t n,
-                        float *restrict sum)
+/* sum[i] += weight * x[i], or the product alone where it is the first; x is no float16. */
+INLINE void add_row(const void *x, int64_t type, float weight, int first, int64_t n,
+                    float *restrict sum)
 {
     if (first)
         for (int64_t i = 0; i < n; i++)
-            sum[i] = weight * from_bfloat16(x[i]);
+            sum[i] = weight * number_at(x, type, i);
     else
         for (int64_t i = 0; i < n; i++)
-            sum[i] += weight * from_bfloat16(x[i]);
+            sum[i] += weight * number_at(x, type, i);
 }
 
 /* The rows of the block that a row of results is made of, along depth and height. */
@@ -61,9 +53,9 @@ static void sum_rows(const resampling *k, int64_t block, int64_t plane, int64_t 
             int64_t from = (block * k->extents[DEPTH] + depth->source[i]) * k->extents[HEIGHT];
             from = (from + height->source[j]) * row;
             if (k->x_type == BFLOAT16)
-                add_bfloats((const uint16_t *)k->x + from, weight, first, row, sum);
+                add_row((const uint16_t *)k->x + from, BFLOAT16, weight, first, row, sum);
             else
-                add_floats(read_row(k->x, k->x_type, from, row, room), weight, first, row, sum);
+                add_row(read_row(k->x, k->x_type, from, row, room), FLOAT32, weight, first, row, sum);
             first = 0;
         }
     if (first)
@@ -93,31 +85,22 @@ static void row_of_results(const resampling *k, const float *row, float *y)
 {
     const sparse_map *map = &k->maps[WIDTH];
     int64_t n = k->results[WIDTH];
+#define KNOWN(channels)                                                                           \
+    case channels:                                                                                \
+        along_width(map, row, n, channels, y);                                                    \
+        break;
     switch (k->channels) {
-    case 1:
-        along_width(map, row, n, 1, y);
-        break;
-    case 4:
-        along_width(map, row, n, 4, y);
-        break;
-    case 8:
-        along_width(map, row, n, 8, y);
-        break;
-    case 16:
-        along_width(map, row, n, 16, y);
-        break;
-    case 32:
-        along_width(map, row, n, 32, y);
-        break;
+        KNOWN(1) KNOWN(4) KNOWN(8) KNOWN(16) KNOWN(32)
     default:
         along_width(map, row, n, k->channels, y);
     }
+#undef KNOWN
 }
 
 int hyperslab_resample(const resampling *k)
 {
     int64_t row = k->results[WIDTH] * k->channels, given = k->extents[WIDTH] * k->channels;
-    int64_t room = ((row > given ? row : given) + 15) / 16 * 16;
+    int64_t room = up_to(most(row, given), 16);
     float *rooms = aligned_alloc(64, (size_t)(4 * room * 4));
     if (!rooms)
         return 1;

@@ -24,9 +24,56 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+enum { DEPTH, HEIGHT, WIDTH };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 
 static const int64_t size_of[] = {4, 2, 2};
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* How many of a size hold n, and how much those hold. */
+INLINE int64_t ratio_up(int64_t n, int64_t size) { return (n + size - 1) / size; }
+INLINE int64_t up_to(int64_t n, int64_t size) { return ratio_up(n, size) * size; }
+
+/* Rooms of one call, on lines of the cache and full of zeros; `failed`: one of them is missing. */
+typedef struct {
+    void *given[8];
+    int count, failed;
+} memory;
+
+static void *zeros(memory *all, int64_t bytes)
+{
+    size_t whole = (size_t)up_to(bytes + 64, 64); /* whole vectors are read beyond the end */
+    void *room = aligned_alloc(64, whole);
+    if (room)
+        memset(room, 0, whole);
+    else
+        all->failed = 1;
+    return all->given[all->count++] = room;
+}
+
+static void free_rooms(memory *all)
+{
+    while (all->count)
+        free(all->given[--all->count]);
+}
+
+/* Says whether this processor has what a kernel needs. */
+#define IS_KNOWN(kernel, known)                                                                   \
+    int kernel(const void *nothing)                                                               \
+    {                                                                                             \
+        (void)nothing;                                                                            \
+        return known;                                                                             \
+    }
+
+/* In place of a kernel that this processor cannot run: it says that it has failed. */
+#define REFUSES(kernel, type)                                                                     \
+    int kernel(const type *k)                                                                     \
+    {                                                                                             \
+        (void)k;                                                                                  \
+        return 1;                                                                                 \
+    }
 
 /* float32 of the upper 16 bits is bfloat16; to the nearest, ties to even, NaN stays one. */
 INLINE float from_bfloat16(uint16_t bits)

@@ -60,7 +60,7 @@ static void sum_row(const chain *k, const cursor *at, const gradient_rooms *r, c
 #endif
     while (done < n) {
         int64_t lane = done % at->period, begin = done - lane;
-        place p = {row, begin, from + begin, min_of(at->period, n - begin), g};
+        place p = {row, begin, from + begin, least(at->period, n - begin), g};
         sum_rest(k, at, r, &p, lane);
         done = begin + p.n;
     }
@@ -122,7 +122,7 @@ int hyperslab_chain_sums(const chain *k)
     gradient_rooms r;
     if (prepare(&all, &r, k, &at, 4))
         return 1;
-    int64_t step = min_of(at.period, at.room), block = -1, values = 0;
+    int64_t step = least(at.period, at.room), block = -1, values = 0;
     r.sum = take_room(&all, 2 * at.step);
     r.product = take_room(&all, 2 * at.step);
     memset(r.sum, 0, 8 * step);
@@ -132,7 +132,7 @@ int hyperslab_chain_sums(const chain *k)
             if (block >= 0)
                 flush(k, block, &r, values, step);
             if (k->g)
-                repeat_norm(k, at.block, &r, step);
+                repeat_norm(k, at.block, r.m, r.s, r.t, step);
             else
                 take_pivot(k, &at, &r, step);
             values = 0;

@@ -8,21 +8,32 @@
 
 #if WIDE
 #define VECTORS 1
+#define WITH(operation) _mm512_##operation##_ps
 enum { LANES = 16 };
 typedef __m512 vector;
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define VECTORS 1
+#define WITH(operation) _mm256_##operation##_ps
+enum { LANES = 8 };
+typedef __m256 vector;
+#else
+#define VECTORS 0
+#endif
 
-INLINE vector zero(void) { return _mm512_setzero_ps(); }
-INLINE vector load(const float *from) { return _mm512_load_ps(from); }
-INLINE void store(float *to, vector v) { _mm512_store_ps(to, v); }
-INLINE vector add(vector a, vector b) { return _mm512_add_ps(a, b); }
-INLINE vector subtract(vector a, vector b) { return _mm512_sub_ps(a, b); }
-INLINE vector scaled(vector a, float by) { return _mm512_mul_ps(a, _mm512_set1_ps(by)); }
-INLINE vector add_product(vector sum, float a, vector b)
-{
-    return _mm512_fmadd_ps(_mm512_set1_ps(a), b, sum);
-}
+#if VECTORS
+
+INLINE vector zero(void) { return WITH(setzero)(); }
+INLINE vector load(const float *from) { return WITH(load)(from); }
+INLINE void store(float *to, vector v) { WITH(store)(to, v); }
+INLINE vector add(vector a, vector b) { return WITH(add)(a, b); }
+INLINE vector subtract(vector a, vector b) { return WITH(sub)(a, b); }
+INLINE vector scaled(vector a, float by) { return WITH(mul)(a, WITH(set1)(by)); }
+INLINE vector add_products(vector sum, vector a, vector b) { return WITH(fmadd)(a, b, sum); }
+INLINE vector add_product(vector sum, float a, vector b) { return WITH(fmadd)(WITH(set1)(a), b, sum); }
 
 /* `count` numbers of float32 or bfloat16 from the first-th on; zeros after them. */
+#if WIDE
 INLINE vector some_of(const void *row, int64_t type, int64_t first, int64_t count)
 {
     __mmask16 mask = (__mmask16)(count < LANES ? (1 << count) - 1 : 0xffff);
@@ -31,24 +42,7 @@ INLINE vector some_of(const void *row, int64_t type, int64_t first, int64_t coun
     __m256i halves = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)row + first);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
-
-#elif defined(__AVX2__) && defined(__FMA__)
-#include <immintrin.h>
-#define VECTORS 1
-enum { LANES = 8 };
-typedef __m256 vector;
-
-INLINE vector zero(void) { return _mm256_setzero_ps(); }
-INLINE vector load(const float *from) { return _mm256_load_ps(from); }
-INLINE void store(float *to, vector v) { _mm256_store_ps(to, v); }
-INLINE vector add(vector a, vector b) { return _mm256_add_ps(a, b); }
-INLINE vector subtract(vector a, vector b) { return _mm256_sub_ps(a, b); }
-INLINE vector scaled(vector a, float by) { return _mm256_mul_ps(a, _mm256_set1_ps(by)); }
-INLINE vector add_product(vector sum, float a, vector b)
-{
-    return _mm256_fmadd_ps(_mm256_set1_ps(a), b, sum);
-}
-
+#else
 INLINE vector some_of(const void *row, int64_t type, int64_t first, int64_t count)
 {
     float numbers[8] = {0};
@@ -63,9 +57,8 @@ INLINE vector some_of(const void *row, int64_t type, int64_t first, int64_t coun
     __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)halves));
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
 }
+#endif
 
-#else
-#define VECTORS 0
 #endif
 
 #endif

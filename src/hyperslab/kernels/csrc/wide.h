@@ -9,6 +9,18 @@
 
 enum { IDENTITY, RELU, LEAKY };
 
+/* A step of the forward pass: from element `first` of x to `first_y` of the target. */
+typedef struct {
+    void *target;
+    int64_t y_type, stream, first_y;
+    const void *x;
+    int64_t x_type, first;
+    const float *m, *s, *t; /* of `period` elements, in turn */
+    int64_t period;
+    float slope;
+    uint8_t *bits;
+} forward_step;
+
 #if WIDE
 
 INLINE __m512 load_wide(const void *source, int64_t type, int64_t i)
@@ -97,17 +109,17 @@ INLINE wide_numbers scales_at(const float *m, const float *s, const float *t, in
     return q;
 }
 
-/* A step of the forward pass: from element `first` of x to `first_y` of the target. */
-typedef struct {
-    void *target;
-    int64_t y_type, stream, first_y;
-    const void *x;
-    int64_t x_type, first;
-    const float *m, *s, *t; /* of `period` elements, in turn */
-    int64_t period;
-    float slope;
-    uint8_t *bits;
-} forward_step;
+/* DO(j, v) for every whole vector of n elements, from element j on: its numbers and sums are the v-th
+ * of so many `vectors`, in turn. Afterwards j is behind the last one. */
+#define FOR_VECTORS(vectors, j, n, DO)                                                            \
+    for (; j + 16 * vectors <= n; j += 16 * vectors)                                              \
+        for (int v = 0; v < vectors; v++)                                                         \
+            DO(j + 16 * v, v);                                                                    \
+    for (int v = 0; v < vectors; v++)                                                             \
+        if (j + 16 <= n) {                                                                        \
+            DO(j, v);                                                                             \
+            j += 16;                                                                              \
+        }
 
 INLINE void activate_at(const forward_step *p, int64_t i, const wide_numbers *q, int activation,
                         int scaled, int add, int64_t x_type, int64_t y_type, int past_caches)
@@ -138,26 +150,20 @@ INLINE int64_t activate_types(const forward_step *step, int64_t n, int activatio
         return 0;
     int past_caches = p.stream && can_stream(p.target, y_type, p.first_y);
     wide_numbers q[VECTORS] = {0};
-    int64_t i = 0, whole = 16 * vectors;
+    int64_t i = 0;
+#define DO(j, v) activate_at(&p, j, q + (v), activation, scaled, add, x_type, y_type, past_caches)
     if (!vectors) {
         for (; i + 16 <= n; i += 16) {
             if (scaled)
                 q[0] = scales_at(p.m, p.s, p.t, i);
-            activate_at(&p, i, q, activation, scaled, add, x_type, y_type, past_caches);
+            DO(i, 0);
         }
         return i;
     }
     for (int v = 0; v < vectors; v++)
         q[v] = scales_at(p.m, p.s, p.t, 16 * v);
-    for (; i + whole <= n; i += whole)
-        for (int v = 0; v < vectors; v++)
-            activate_at(&p, i + 16 * v, q + v, activation, scaled, add, x_type, y_type,
-                        past_caches);
-    for (int v = 0; v < vectors; v++)
-        if (i + 16 <= n) {
-            activate_at(&p, i, q + v, activation, scaled, add, x_type, y_type, past_caches);
-            i += 16;
-        }
+    FOR_VECTORS(vectors, i, n, DO)
+#undef DO
     return i;
 }
 

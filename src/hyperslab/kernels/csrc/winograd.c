@@ -1,6 +1,8 @@
 /* The weight's gradient of a convolution with windows of 3 x 3 x 3 voxels, see winograd.h: the panels
  * of x times those of g, kind by kind, and what the sums say of the weight. */
-#include "winograd_panels.h"
+#include "winograd.h"
+
+IS_KNOWN(hyperslab_winograd_is_known, VECTORS)
 
 #if VECTORS
 
@@ -158,25 +160,16 @@ static void write_part(const machine *m)
             k->bias[k->part * k->out_channels + o] = (float)m->bias[o];
 }
 
-static void *zeros(int64_t bytes)
-{
-    size_t whole = (size_t)blocks(bytes, 64) * 64;
-    void *room = aligned_alloc(64, whole);
-    if (room)
-        memset(room, 0, whole);
-    return room;
-}
-
 static void measure_out(machine *m)
 {
     const winograd *k = m->k;
-    m->in = blocks(k->channels, LANES);
-    m->out = blocks(k->out_channels, LANES);
-    m->halves = blocks(k->channels, ROWS);
-    m->tiles = blocks(k->results[WIDTH], 2);
-    m->rows = blocks(k->results[HEIGHT], 2);
-    m->pairs = blocks(k->results[DEPTH], 2);
-    int64_t channels = 16 * (blocks(k->channels, 16) + blocks(k->out_channels, 16)); /* any LANES */
+    m->in = ratio_up(k->channels, LANES);
+    m->out = ratio_up(k->out_channels, LANES);
+    m->halves = ratio_up(k->channels, ROWS);
+    m->tiles = ratio_up(k->results[WIDTH], 2);
+    m->rows = ratio_up(k->results[HEIGHT], 2);
+    m->pairs = ratio_up(k->results[DEPTH], 2);
+    int64_t channels = 16 * (ratio_up(k->channels, 16) + ratio_up(k->out_channels, 16)); /* any LANES */
     int64_t at_once = most(FEWEST, least(MOST, PANELS / channels));
     m->strip = least(m->rows, most(1, at_once / m->tiles));
     m->planes = most(1, at_once / (m->rows * m->tiles));
@@ -185,49 +178,27 @@ static void measure_out(machine *m)
 
 int hyperslab_winograd_gradient(const winograd *k)
 {
+    memory all = {0};
     machine m = {.k = k};
     measure_out(&m);
     int64_t x_row = (2 * m.tiles + 2) * m.in * LANES, g_row = 2 * m.tiles * m.out * LANES;
-    m.x_rows = zeros(4 * m.planes * (2 * m.strip + 2) * x_row);
-    m.g_rows = zeros(4 * m.planes * 2 * m.strip * g_row);
-    m.x_panels = zeros(4 * KINDS * m.in * m.panel);
-    m.g_panels = zeros(4 * KINDS * m.out * m.panel);
-    m.sums = zeros(4 * ALL_KINDS * sums_of_a_kind(&m));
-    m.taps = zeros(4 * ALL_TAPS * sums_of_a_kind(&m));
-    m.bias = zeros(8 * m.out * LANES);
-    int failed = !m.x_rows || !m.g_rows || !m.x_panels || !m.g_panels || !m.sums || !m.taps || !m.bias;
-    if (!failed) {
+    m.x_rows = zeros(&all, 4 * m.planes * (2 * m.strip + 2) * x_row);
+    m.g_rows = zeros(&all, 4 * m.planes * 2 * m.strip * g_row);
+    m.x_panels = zeros(&all, 4 * KINDS * m.in * m.panel);
+    m.g_panels = zeros(&all, 4 * KINDS * m.out * m.panel);
+    m.sums = zeros(&all, 4 * ALL_KINDS * sums_of_a_kind(&m));
+    m.taps = zeros(&all, 4 * ALL_TAPS * sums_of_a_kind(&m));
+    m.bias = zeros(&all, 8 * m.out * LANES);
+    if (!all.failed) {
         sum_part(&m);
         write_part(&m);
     }
-    free(m.x_rows);
-    free(m.g_rows);
-    free(m.x_panels);
-    free(m.g_panels);
-    free(m.sums);
-    free(m.taps);
-    free(m.bias);
-    return failed;
-}
-
-int hyperslab_winograd_is_known(const void *nothing)
-{
-    (void)nothing;
-    return 1;
+    free_rooms(&all);
+    return all.failed;
 }
 
 #else
 
-int hyperslab_winograd_gradient(const winograd *k)
-{
-    (void)k;
-    return 1;
-}
-
-int hyperslab_winograd_is_known(const void *nothing)
-{
-    (void)nothing;
-    return 0;
-}
+REFUSES(hyperslab_winograd_gradient, winograd)
 
 #endif

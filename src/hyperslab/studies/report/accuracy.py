@@ -12,12 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.studies.number_format import DASH, MINUS, UNITS, interval_words, label, number, slug
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
 from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
 from hyperslab.studies.run_folder import Columns, Measures, Run
-from hyperslab.studies.table import Table, TableCell, TableRow
+from hyperslab.studies.table import (
+    DASH,
+    MINUS,
+    UNITS,
+    Table,
+    TableCell,
+    TableRow,
+    interval_words,
+    label,
+    number,
+    slug,
+)
 from hyperslab.train.metrics import ConfidenceInterval, FloatArray
 
 Ratios = Mapping[str, ConfidenceInterval]
@@ -235,6 +245,7 @@ def fitted_band(
     y_drawn = y[drawn]
     x_mean = x_drawn.mean(1)
     y_mean = y_drawn.mean(1)
+    # Least squares of all draws at once; one of equal true values has no slope.
     off = x_drawn - x_mean[:, None]
     spread = (off**2).sum(1)
     usable = spread > 0

@@ -12,18 +12,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
-from hyperslab.studies.number_format import (
-    DASH,
-    counted,
-    duration,
-    label,
-    number,
-    scale_of,
-    size,
-    times,
-)
 from hyperslab.studies.report.accuracy import dice_of, evenly, learnt_parameters, ratios_of
 from hyperslab.studies.report.canvas import (
     FEW_POINTS,
@@ -37,10 +28,21 @@ from hyperslab.studies.report.canvas import (
 )
 from hyperslab.studies.report.html import Block, Chapter, Details, FactList, Figures, Notice, Tile
 from hyperslab.studies.run_folder import Columns, Run
-from hyperslab.studies.table import Table, TableRow
+from hyperslab.studies.table import (
+    DASH,
+    Table,
+    TableRow,
+    counted,
+    duration,
+    label,
+    number,
+    scale_of,
+    size,
+    times,
+)
 from hyperslab.train.history import CHANGES
 from hyperslab.train.metrics import FloatArray
-from hyperslab.util.atomic_files import read_json_lines
+from hyperslab.util.documents import read_json_lines
 
 LOSS_NAMES = {
     "mse": "mean squared error",
@@ -67,6 +69,12 @@ def losses(run: Run) -> Chapter:
             Notice(
                 f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
                 f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
+            )
+        )
+    if run.stride > 1:
+        blocks.append(
+            Notice(
+                f"This report shows one of {run.stride} steps, and the last one: there are many."
             )
         )
     blocks += _not_finite(run)
@@ -161,7 +169,7 @@ def loss_by_step(steps: Columns, *, measure: str) -> Picture:
     chosen = evenly(len(step))
     canvas.curve(step[chosen], loss[chosen], label="step", color=FIRST, alpha=0.55, linewidth=1)
     if len(step) >= 10:
-        smooth = running_median(loss)[chosen]
+        smooth = running_median(loss, chosen)
         canvas.axes.plot(step[chosen], smooth, color=SECOND, linewidth=2, label="running median")
     canvas.log_if_wide(loss)
     canvas.whole_ticks()
@@ -174,15 +182,15 @@ def loss_by_step(steps: Columns, *, measure: str) -> Picture:
     )
 
 
-def running_median(values: FloatArray) -> FloatArray:
-    """Computes the median around each value; the window is a twentieth of all, at least 5.
+def running_median(values: FloatArray, places: NDArray[np.int64]) -> FloatArray:
+    """Computes the median around values at places; the window is a twentieth of all, at least 5.
 
     NaN where there is no value around.
     """
     half = max(2, len(values) // 40)
     padded = np.pad(values, half, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    medians = np.full(len(values), np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)[places]
+    medians = np.full(len(places), np.nan)
     known = np.isfinite(windows).any(axis=1)
     medians[known] = np.nanmedian(windows[known], axis=1)
     return medians
@@ -197,64 +205,53 @@ def speed(run: Run) -> Chapter:
     if not steps:
         nothing = "No step is done yet, so nothing has been measured."
         return Chapter("speed", "Speed and memory", [nothing])
-    pictures = [_throughput(steps)]
-    if _known(steps, "memory_bytes"):
-        pictures.append(_memory(steps))
-    if _known(steps, "flops_per_second"):
-        pictures.append(_arithmetic(steps))
-    pictures.append(_waiting(steps))
-    return Chapter("speed", "Speed and memory", [Figures(pictures, "medium")])
+    return Chapter("speed", "Speed and memory", [Figures(list(_by_step(steps)), "medium")])
 
 
 def _known(steps: Columns, column: str) -> bool:
     return bool(np.isfinite(steps.get(column, np.array([]))).any())
 
 
-def _throughput(steps: Columns) -> Picture:
+def _by_step(steps: Columns) -> Iterator[Picture]:
+    """Draws what was measured of every step, each from zero up."""
+    count = f"{len(steps['step'])} steps"
     rate = steps["samples_per_second"]
     median = float(np.nanmedian(rate))
     canvas = _over_steps("throughput", steps, rate, "samples / s", FIRST)
     canvas.axes.axhline(median, color=MUTED, linewidth=1, linestyle="--")
     pace = float(np.nanmedian(steps["step_seconds"]))
-    return canvas.picture(
+    yield canvas.picture(
         title="Throughput",
-        alt=f"Samples per second over {len(rate)} steps; the median is {number(median)}.",
+        alt=f"Samples per second over {count}; the median is {number(median)}.",
         caption=f"All ranks together; median {number(median)} samples/s (dashed), "
         f"{number(pace)} s a step.",
     )
-
-
-def _memory(steps: Columns) -> Picture:
-    used = steps["memory_bytes"]
-    peak = float(np.nanmax(used))
-    scale, unit = scale_of(peak)
-    return _over_steps("memory", steps, used / scale, f"memory [{unit}]", THIRD).picture(
-        title="Memory",
-        alt=f"Highest memory of all ranks over {len(used)} steps; the peak is {size(peak)}.",
-        caption=f"The most that any rank has held up to then; {size(peak)} in the end.",
-    )
-
-
-def _arithmetic(steps: Columns) -> Picture:
-    rate = steps["flops_per_second"]
-    median = float(np.nanmedian(rate))
-    scale, unit = next((s, u) for s, u in FLOP_UNITS if median >= s or s == 1)
-    words = f"median {number(median / scale)} {unit}/s"
-    if _known(steps, "peak_share"):
-        words += f", {number(100 * float(np.nanmedian(steps['peak_share'])))} % of the peak"
-    return _over_steps("flops", steps, rate / scale, f"{unit}/s", THIRD).picture(
-        title="Arithmetic",
-        alt=f"Floating-point operations per second over {len(rate)} steps; {words}.",
-        caption=f"Convolutions and products of matrices, all ranks together; {words}.",
-    )
-
-
-def _waiting(steps: Columns) -> Picture:
+    if _known(steps, "memory_bytes"):
+        used = steps["memory_bytes"]
+        peak = float(np.nanmax(used))
+        scale, unit = scale_of(peak)
+        yield _over_steps("memory", steps, used / scale, f"memory [{unit}]", THIRD).picture(
+            title="Memory",
+            alt=f"Highest memory of all ranks over {count}; the peak is {size(peak)}.",
+            caption=f"The most that any rank has held up to then; {size(peak)} in the end.",
+        )
+    if _known(steps, "flops_per_second"):
+        rate = steps["flops_per_second"]
+        median = float(np.nanmedian(rate))
+        scale, unit = next((s, u) for s, u in FLOP_UNITS if median >= s or s == 1)
+        words = f"median {number(median / scale)} {unit}/s"
+        if _known(steps, "peak_share"):
+            words += f", {number(100 * float(np.nanmedian(steps['peak_share'])))} % of the peak"
+        yield _over_steps("flops", steps, rate / scale, f"{unit}/s", THIRD).picture(
+            title="Arithmetic",
+            alt=f"Floating-point operations per second over {count}; {words}.",
+            caption=f"Convolutions and products of matrices, all ranks together; {words}.",
+        )
     share = 100 * steps["wait_seconds"] / np.maximum(steps["step_seconds"], 1e-9)
     overall = f"{number(100 * _waiting_share(steps))} % overall"
-    return _over_steps("waiting", steps, share, "waiting for data [%]", SECOND).picture(
+    yield _over_steps("waiting", steps, share, "waiting for data [%]", SECOND).picture(
         title="Waiting for data",
-        alt=f"Share of each of {len(share)} steps spent waiting for data; {overall}.",
+        alt=f"Share of each of {count} spent waiting for data; {overall}.",
         caption=f"Share of the step that the slowest rank had no data; {overall}.",
     )
 
@@ -272,9 +269,9 @@ def _over_steps(name: str, steps: Columns, values: FloatArray, unit: str, colour
     few = len(step) < FEW_POINTS
     faint = 1.0 if few else 0.5
     canvas.curve(step[chosen], values[chosen], color=colour, alpha=faint, linewidth=1)
-    smooth = running_median(values)
+    smooth = running_median(values, chosen)
     if not few:
-        canvas.axes.plot(step[chosen], smooth[chosen], color=colour, linewidth=2)
+        canvas.axes.plot(step[chosen], smooth, color=colour, linewidth=2)
     # A slow first step must not flatten all the others.
     top = max(float(np.nanmax(smooth)), float(np.nanpercentile(values, 98)))
     canvas.axes.set(xlabel="step", ylabel=unit, ylim=(0, 1.15 * top if top > 0 else 1))

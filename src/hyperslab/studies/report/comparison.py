@@ -16,7 +16,7 @@ import numpy as np
 
 from hyperslab.errors import DataError, printable
 from hyperslab.recipe.compare import differences
-from hyperslab.studies.number_format import DASH, MINUS, counted, label, number
+from hyperslab.studies.report import configurations
 from hyperslab.studies.report.canvas import (
     FIRST,
     INK,
@@ -28,18 +28,9 @@ from hyperslab.studies.report.canvas import (
     cut_short,
 )
 from hyperslab.studies.report.chapters import LOSS_NAMES
-from hyperslab.studies.report.configurations import (
-    FEWEST_VOLUMES,
-    LONGEST_NAME,
-    MEAN_CONTROL,
-    Comparison,
-    Configuration,
-    Scored,
-    named_runs,
-)
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
 from hyperslab.studies.run_folder import Run, folder_names, read_words
-from hyperslab.studies.table import Table, TableCell, TableRow
+from hyperslab.studies.table import DASH, MINUS, Table, TableCell, TableRow, counted, label, number
 from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
@@ -52,7 +43,7 @@ HOUR = 3600.0
 MINUTE = 60.0
 
 
-def comparison_chapters(comparison: Comparison) -> list[Chapter]:
+def comparison_chapters(comparison: configurations.Comparison) -> list[Chapter]:
     """Writes the chapters on all configurations, on figure 9 and on figure 10."""
     return [
         Chapter("comparison", "All configurations", _error_tables(comparison)),
@@ -61,10 +52,10 @@ def comparison_chapters(comparison: Comparison) -> list[Chapter]:
     ]
 
 
-def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
+def comparison_numbers(comparison: configurations.Comparison) -> dict[str, Any]:
     """Lists all numbers as plain values, for JSON and for the tables."""
     reference = comparison.reference
-    keys = (MEAN_CONTROL, *comparison.parameters)
+    keys = (configurations.MEAN_CONTROL, *comparison.parameters)
     return {
         "test_volumes": len(reference.volumes),
         "confidence": CONFIDENCE,
@@ -88,11 +79,11 @@ def comparison_numbers(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _error_tables(comparison: Comparison) -> list[Block]:
+def _error_tables(comparison: configurations.Comparison) -> list[Block]:
     """Shows errors over those of predicting the mean, and over those of the reference."""
     numbers = comparison_numbers(comparison)
-    keys = (MEAN_CONTROL, *numbers["parameters"])
-    few = numbers["test_volumes"] < FEWEST_VOLUMES
+    keys = (configurations.MEAN_CONTROL, *numbers["parameters"])
+    few = numbers["test_volumes"] < configurations.FEWEST_VOLUMES
 
     def cell(value: float, interval: dict[str, float]) -> TableCell:
         """Makes a cell of a number and its interval, of which few volumes say nothing."""
@@ -117,7 +108,7 @@ def _error_tables(comparison: Comparison) -> list[Block]:
         "volume are one: their mean, put right by a line for each parameter that is fitted to the "
         "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
         "together for all configurations, with the seeds as a second level; with fewer than "
-        f"{FEWEST_VOLUMES} volumes there are none."
+        f"{configurations.FEWEST_VOLUMES} volumes there are none."
     )
     error = "Mean squared error over that of"
     interval = "95 % interval"
@@ -140,7 +131,7 @@ class Curve:
     followed: bool  # the test split's; else the validation's
 
 
-def curve_of(configuration: Configuration) -> Curve | None:
+def curve_of(configuration: configurations.Configuration) -> Curve | None:
     """Stacks the losses as far as all seeds are; running minima where volumes are cut apart.
 
     None where a seed has no epoch done yet.
@@ -159,14 +150,14 @@ def curve_of(configuration: Configuration) -> Curve | None:
     return Curve(losses, seconds, followed)
 
 
-def _loss_in_common(comparison: Comparison) -> str | None:
+def _loss_in_common(comparison: configurations.Comparison) -> str | None:
     """Names the loss that all runs have been trained on, if it is one."""
     runs = [run for one in comparison.configurations for run in one.runs]
     names = {run.setting("loss") if isinstance(run.setting("loss"), str) else None for run in runs}
     return names.pop() if len(names) == 1 else None
 
 
-def _losses_by_configuration(comparison: Comparison) -> list[Block]:
+def _losses_by_configuration(comparison: configurations.Comparison) -> list[Block]:
     loss = _loss_in_common(comparison)
     words = "The loss that was trained, of the normalised parameters (Oyama et al. 2020, figure 9)."
     if loss in POWERS:
@@ -180,7 +171,7 @@ def _losses_by_configuration(comparison: Comparison) -> list[Block]:
     return [words, Figures(pictures) if pictures else "No epoch is done yet."]
 
 
-def loss_curves(comparison: Comparison) -> list[Picture]:
+def loss_curves(comparison: configurations.Comparison) -> list[Picture]:
     """Draws losses by epoch and by time: medians over seeds, with the range as a band.
 
     Levels are of what only predicts, where the loss is a mean of (squared) differences.
@@ -205,7 +196,11 @@ def _time_unit(longest: float) -> tuple[float, str]:
 
 
 def _loss_figure(
-    comparison: Comparison, curves: Mapping[str, Curve], key: str, unit: float | None, axis: str
+    comparison: configurations.Comparison,
+    curves: Mapping[str, Curve],
+    key: str,
+    unit: float | None,
+    axis: str,
 ) -> Picture:
     """Draws all losses over epochs, or over time in a unit [s]."""
     canvas = Canvas(f"figure-9-{key}", width=520, height=420)
@@ -256,7 +251,7 @@ def _loss_figure(
     )
 
 
-def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
+def _draw_controls(canvas: Canvas, comparison: configurations.Comparison, power: int) -> str:
     """Draws the controls as level lines, and puts the first, the mean's, into words."""
     squared = comparison.configurations[0].scored.of_mean
     of_mean = float((squared ** (power / 2)).mean())
@@ -268,7 +263,7 @@ def _draw_controls(canvas: Canvas, comparison: Comparison, power: int) -> str:
     return f"; predicting the mean {number(of_mean)}"
 
 
-def _control_level(scored: Scored, power: int) -> float:
+def _control_level(scored: configurations.Scored, power: int) -> float:
     """Computes the median over seeds of the mean difference to that power."""
     of_seeds = [
         means_of_volumes(np.abs(seed.predicted - seed.true) ** power, seed.volumes).mean()
@@ -277,7 +272,7 @@ def _control_level(scored: Scored, power: int) -> float:
     return float(np.median(of_seeds))
 
 
-def _predictions(comparison: Comparison) -> list[Block]:
+def _predictions(comparison: configurations.Comparison) -> list[Block]:
     words = (
         "Normalised parameters of the test samples, by the seed with the median error (Oyama et "
         "al. 2020, figure 10). A point on the dashed line is exact; a cloud that lies flat is a "
@@ -299,12 +294,13 @@ SCATTER_REACH = 1.4
 """Ends its axes either side of zero."""
 
 
-def _scatter(row: Scored, at: int, place: int) -> Picture:
+def _scatter(row: configurations.Scored, at: int, place: int) -> Picture:
     """Draws a parameter's predictions, of the median seed of what stands in ``place``."""
     canvas = Canvas(f"figure-10-{at}-{place}", width=220, height=230)
     seed = row.typical
     true = seed.true[:, at]
     predicted = seed.predicted[:, at]
+    # The same points whenever the page is made.
     chosen = np.random.default_rng(0).permutation(len(true))[:SCATTER_POINTS]
     canvas.square(SCATTER_REACH)
     canvas.axes.plot(
@@ -322,7 +318,7 @@ def _scatter(row: Scored, at: int, place: int) -> Picture:
     )
 
 
-def _residuals(rows: Sequence[Scored], at: int) -> Picture:
+def _residuals(rows: Sequence[configurations.Scored], at: int) -> Picture:
     """Draws the residuals of a parameter, all configurations and controls in one picture."""
     name = rows[0].parameters[at]
     canvas = Canvas(f"figure-10-residuals-{at}", width=520, height=70 + 30 * (len(rows) + 1))
@@ -333,7 +329,7 @@ def _residuals(rows: Sequence[Scored], at: int) -> Picture:
     axes.boxplot(
         list(off.values()),
         orientation="horizontal",
-        tick_labels=[cut_short(printable(name), LONGEST_NAME) for name in off],
+        tick_labels=[cut_short(printable(name), configurations.LONGEST_NAME) for name in off],
         whis=(2.5, 97.5),
         widths=0.6,
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": MUTED},
@@ -369,7 +365,7 @@ def class_chapter(paths: Sequence[Path]) -> Chapter | None:
     Raises:
         DataError: a run is not evaluated, has other classes than the first, or other samples.
     """
-    named = [(name, runs) for name, runs in named_runs(paths) if runs]
+    named = [(name, runs) for name, runs in configurations.named_runs(paths) if runs]
     runs_of_all = [run for _, runs in named for run in runs]
     evaluation = next((run.evaluation for run in runs_of_all if run.evaluation), {})
     if "classes" not in evaluation:

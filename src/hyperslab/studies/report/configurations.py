@@ -16,16 +16,7 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
-from hyperslab.studies.run_folder import (
-    TEXT_COLUMNS,
-    Run,
-    check_distinct,
-    folder_names,
-    read_evaluation,
-    read_run,
-    read_table,
-    read_words,
-)
+from hyperslab.studies import run_folder
 from hyperslab.train.metrics import (
     ConfidenceInterval,
     FloatArray,
@@ -187,7 +178,7 @@ def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> Split
 def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     """Reads the names of an evaluation's parameters, and their training mean (P,)."""
     path = folder / "metrics.json"
-    evaluation = read_evaluation(path)
+    evaluation = run_folder.read_evaluation(path)
     if "parameters" not in evaluation:
         what = "an evaluation of classes" if evaluation else "not there"
         raise DataError(
@@ -207,10 +198,12 @@ def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
 
 def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
     kinds = [[f"{kind}_{name}" for name in names] for kind in ("true", "predicted")]
-    table = read_table(path, ["volume", *kinds[0], *kinds[1]], text=TEXT_COLUMNS)
+    table = run_folder.read_table(
+        path, ["volume", *kinds[0], *kinds[1]], text=run_folder.TEXT_COLUMNS
+    )
     if not table:
         return None
-    volumes = read_words(path, "volume")
+    volumes = run_folder.read_words(path, "volume")
     true, predicted = (np.stack([table[name] for name in kind], axis=1) for kind in kinds)
     return SplitPredictions(volumes, true, predicted)
 
@@ -233,7 +226,7 @@ class Configuration:
     """Groups runs of different seeds; ``averaged``: their sub-volumes together, if any."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[run_folder.Run, ...]
     scored: Scored
     averaged: Scored | None
 
@@ -310,7 +303,7 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     return comparison
 
 
-def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
+def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[run_folder.Run]]]:
     """Groups runs, or sweeps of them, by configuration.
 
     What is called alike in two sweeps has the names of their folders before it.
@@ -318,12 +311,14 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
     Raises:
         DataError: there is no such run, one is given twice, or a sweep's table cannot be read.
     """
-    check_distinct(paths)
+    run_folder.check_distinct(paths)
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
-    grouped = _grouped_by_recipe([read_run(path) for path in paths if path not in sweeps])
+    grouped = _grouped_by_recipe(
+        [run_folder.read_run(path) for path in paths if path not in sweeps]
+    )
     swept = [_of_sweep(path) for path in sweeps]
     names = [name for named in (*swept, grouped) for name, _ in named]
-    folders = folder_names(sweeps) if sweeps else []
+    folders = run_folder.folder_names(sweeps) if sweeps else []
     found = [
         (name if names.count(name) == 1 else f"{folder}: {name}", runs)
         for folder, named in zip(folders, swept, strict=True)
@@ -332,7 +327,7 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[Run]]]:
     return [*found, *grouped]
 
 
-def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
+def _of_sweep(path: Path) -> list[tuple[str, list[run_folder.Run]]]:
     try:
         table = read_json(path / "sweep.json")
         rows = [
@@ -340,16 +335,16 @@ def _of_sweep(path: Path) -> list[tuple[str, list[Run]]]:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None
-    return [(name, [read_run(run) for run in runs]) for name, runs in rows if runs]
+    return [(name, [run_folder.read_run(run) for run in runs]) for name, runs in rows if runs]
 
 
-def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+def _grouped_by_recipe(runs: Sequence[run_folder.Run]) -> list[tuple[str, list[run_folder.Run]]]:
     """Groups runs by what matters of their recipes, and calls them by what differs.
 
     Runs of one seed are no two draws of chance, and so not of one configuration. Where names would
     be long, or the same, they are those of the folders.
     """
-    groups: list[tuple[dict[str, Any], list[Run]]] = []
+    groups: list[tuple[dict[str, Any], list[run_folder.Run]]] = []
     for run in runs:
         settings = {key: value for key, value in run.recipe.items() if key not in UNCOMPARED}
         for other, group in groups:
@@ -362,11 +357,11 @@ def _grouped_by_recipe(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     keys = [key for settings, _ in groups for key in differences(groups[0][0], settings)]
     names = [_name_by_differences(group[0], list(dict.fromkeys(keys))) for _, group in groups]
     if len(set(names)) < len(names) or max(map(len, names), default=0) > LONGEST_NAME:
-        names = folder_names([group[0].path for _, group in groups])
+        names = run_folder.folder_names([group[0].path for _, group in groups])
     return [(name, group) for name, (_, group) in zip(names, groups, strict=True)]
 
 
-def _name_by_differences(run: Run, keys: Sequence[str]) -> str:
+def _name_by_differences(run: run_folder.Run, keys: Sequence[str]) -> str:
     last = [key.rpartition(".")[2] for key in keys]
     words = [
         f"{word if last.count(word) == 1 else key}={run.setting(key)}"

@@ -1,15 +1,16 @@
 """Renders a page: plain values, chapters of blocks, become HTML by the templates beside this file.
 
 The blocks hold no HTML: texts come from a run's files as they are, and everything is escaped by
-Jinja2, the SVG of our own figures excepted. Control characters are written out: what stands in
-a run's files can neither run nor disturb how the page is read.
+Jinja2, the SVG of our own figures excepted. The template of a block has the name of its class.
+Control characters are written out: what stands in a run's files can neither run nor disturb how the
+page is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,53 +20,41 @@ from hyperslab.studies.report.canvas import Picture
 from hyperslab.studies.table import Table
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(NamedTuple):
     """Puts a heading inside a chapter."""
 
-    template: ClassVar = "heading.html"
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """Says that something is missing; ``command`` makes it."""
 
-    template: ClassVar = "notice.html"
     text: str
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FactList:
+class FactList(NamedTuple):
     """Lists names and their values."""
 
-    template: ClassVar = "facts.html"
     items: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Legend:
+class Legend(NamedTuple):
     """Explains colours."""
 
-    template: ClassVar = "legend.html"
     items: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
+class Details(NamedTuple):
     """Holds text that opens on demand."""
 
-    template: ClassVar = "details.html"
     summary: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(NamedTuple):
     """Puts figures side by side, as many as fit."""
 
-    template: ClassVar = "figures.html"
     pictures: Sequence[Picture]
     size: Literal["tiny", "small", "medium", "large", "wide"] = "large"
 
@@ -74,8 +63,7 @@ class Figures:
 Block = str | Heading | Notice | FactList | Legend | Details | Figures | Table
 
 
-@dataclass(frozen=True, slots=True)
-class Chapter:
+class Chapter(NamedTuple):
     """Holds one chapter of the page."""
 
     key: str
@@ -83,8 +71,7 @@ class Chapter:
     blocks: Sequence[Block]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Shows a large number at the top of the page."""
 
     what: str

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from matplotlib.patches import Patch
 
-from hyperslab.studies.number_format import DASH, number, times
 from hyperslab.studies.report.canvas import FIRST, LETTERS, MUTED, SECOND, THIRD, Canvas, Picture
 from hyperslab.studies.report.html import Block, Chapter, Figures, Notice
 from hyperslab.studies.run_folder import Run
-from hyperslab.studies.table import Table, TableCell, TableRow
+from hyperslab.studies.table import DASH, Table, TableCell, TableRow, number, times
 from hyperslab.train.profile import (
     UNDER_WAY,
     LayerTime,

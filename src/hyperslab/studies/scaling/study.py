@@ -21,29 +21,17 @@ from typing import Literal
 import numpy as np
 import torch
 
+from hyperslab import errors
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.errors import (
-    CheckpointError,
-    DataError,
-    DivergedError,
-    HyperslabError,
-    LayoutError,
-    RecipeError,
-    Stopped,
-    UnsupportedOp,
-    reason,
-)
-from hyperslab.launch.supervisor import launch
+from hyperslab.launch.restarts import launch_training
+from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
-from hyperslab.planner.grids import refusal
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.search import Candidate, MemoryLimit, PlanBounds, make_plan, trace_one
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
 from hyperslab.util.atomic_files import partial_path
-from hyperslab.util.torch_internals import import_compiler
 
 log = logging.getLogger("hyperslab")
 
@@ -112,7 +100,7 @@ class RefusedPoint:
     """Holds a number of ranks that a study cannot have, and the error that says why."""
 
     ranks: int
-    error: HyperslabError
+    error: errors.HyperslabError
 
     @property
     def reason(self) -> str:
@@ -129,7 +117,7 @@ def points_or_refusals(
     for count in ranks:
         try:
             found += points([count])
-        except LayoutError as error:
+        except errors.LayoutError as error:
             refused.append(RefusedPoint(count, error))
     return found, refused
 
@@ -144,7 +132,7 @@ def own_points(
     """
     sizes = [grid.size for grid in grids]
     if twice := {size for size in sizes if sizes.count(size) > 1}:
-        raise LayoutError(
+        raise errors.LayoutError(
             f"two grids have {min(twice)} ranks\n    a study has one for each number of ranks: "
             "give the other one an --output of its own"
         )
@@ -153,7 +141,7 @@ def own_points(
     if not grids:
         return []
     if recipe.grid.auto:
-        raise LayoutError(
+        raise errors.LayoutError(
             "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
             "    give the ranks of a replica, such as grid.depth=8"
         )
@@ -162,25 +150,18 @@ def own_points(
     return [ScalingPoint(grid, each * grid.data) for grid in grids]
 
 
-def strong_points(recipe: Recipe, ranks: Iterable[int], axis: str) -> list[ScalingPoint]:
-    """Makes points of the recipe's mini-batch on its grid, of which ``axis`` grows.
+def grown_points(
+    kind: ScalingKind, recipe: Recipe, ranks: Iterable[int], axis: str
+) -> list[ScalingPoint]:
+    """Makes points of the recipe's grid with more and more ranks along ``axis``.
+
+    In weak scaling that is "data": more replicas, each with as many samples.
 
     Raises:
         LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
             multiple of the data axis.
     """
-    grids = [_grown(recipe.grid, axis, count) for count in ranks]
-    return own_points(ScalingKind.STRONG, recipe, grids)
-
-
-def weak_points(recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
-    """Makes points of more and more replicas of the recipe's grid, each with as many samples.
-
-    Raises:
-        LayoutError: as `strong_points`.
-    """
-    grids = [_grown(recipe.grid, "data", count) for count in ranks]
-    return own_points(ScalingKind.WEAK, recipe, grids)
+    return own_points(kind, recipe, [_grown(recipe.grid, axis, count) for count in ranks])
 
 
 def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
@@ -188,7 +169,7 @@ def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
     size = math.prod(others.values())
     if ranks % size:
         cut = " ".join(f"grid.{name}={extent}" for name, extent in others.items() if extent > 1)
-        raise LayoutError(
+        raise errors.LayoutError(
             f"{ranks} ranks cannot be made by more places along {axis}: with {cut} it takes a "
             f"multiple of {size}\n    choose other ranks, or change the grid"
         )
@@ -197,7 +178,7 @@ def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
 
 def _checked(grid: GridSection, batch_size: int) -> ScalingPoint:
     if batch_size % grid.data:
-        raise LayoutError(
+        raise errors.LayoutError(
             f"a mini-batch of {batch_size} cannot be dealt out evenly to grid.data={grid.data} "
             f"replicas ({grid.size} ranks)\n    choose other ranks, or a data.batch_size that is a "
             f"multiple of {grid.data}"
@@ -323,10 +304,9 @@ class Predictor:
     process: int = 0
 
     @property
-    def bounds(self) -> PlanBounds:
+    def bounds(self) -> search.PlanBounds:
         """Bounds plans by the memory that the machine's file says."""
-        limit = MemoryLimit(self.machine.memory, f"that of {self.machine.name}")
-        return PlanBounds(limit, self.process)
+        return search.machine_bounds(self.machine, self.process)
 
     def predict(self, job: GridJob) -> PredictedStep:
         """Predicts a step of the job on the grid of its recipe.
@@ -334,7 +314,7 @@ class Predictor:
         Raises:
             UnsupportedOp: the network has an operator that cannot be traced or cut.
         """
-        found = trace_one(job, job.recipe.grid, self.machine, self.bounds)
+        found = search.trace_one(job, job.recipe.grid, self.machine, self.bounds)
         doubts = tuple(_prediction_doubts(found, self.machine))
         return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
 
@@ -349,14 +329,14 @@ class Predictor:
         job = _described_job(recipe)
         points = []
         for count in ranks:
-            plan = make_plan(job, self.machine, count, self.bounds)
+            plan = search.make_plan(job, self.machine, count, self.bounds)
             best = plan.best or plan.smallest
             assert best is not None
             points.append(ScalingPoint(best.grid, recipe.data.batch_size))
         return points
 
 
-def _prediction_doubts(found: Candidate, machine: Machine) -> Iterator[str]:
+def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[str]:
     if machine.note:
         yield f"{machine.name} says of itself: {machine.note}"
     cost = found.cost
@@ -383,6 +363,7 @@ def jobs_of(
     refused = []
     for point in points:
         recipe = point.recipe(base, output=base.output, epochs=base.epochs)
+        # Volumes that are made grow in number with the mini-batch, so each point has its own.
         made = recipe.data.synthetic is not None or described.assumed
         job = _described_job(recipe) if made else replace(described, recipe=recipe)
         if error := _obstacle(point, job):
@@ -392,29 +373,29 @@ def jobs_of(
     return jobs, refused
 
 
-def _obstacle(point: ScalingPoint, job: GridJob) -> HyperslabError | None:
+def _obstacle(point: ScalingPoint, job: GridJob) -> errors.HyperslabError | None:
     if job.batch < point.batch_size:
-        return DataError(
+        return errors.DataError(
             f"{job.recipe.data.where} has {job.samples} samples to train on, fewer than a "
             f"mini-batch of {point.batch_size} for {point.ranks} ranks\n"
             "    use fewer ranks, or data.path=null data.synthetic.width=N"
         )
-    why = refusal(point.grid, job)
-    return LayoutError(f"{point.ranks} ranks ({point.cut}): {why}") if why else None
+    why = search.refusal(point.grid, job)
+    return errors.LayoutError(f"{point.ranks} ranks ({point.cut}): {why}") if why else None
 
 
 def _described_job(recipe: Recipe) -> GridJob:
     try:
         return job_of(recipe)
-    except DataError as error:
+    except errors.DataError as error:
         if recipe.data.is_here:
             raise
         raise _not_here(recipe) from error
 
 
-def _not_here(recipe: Recipe, more: str = "") -> DataError:
+def _not_here(recipe: Recipe, more: str = "") -> errors.DataError:
     """Makes the error that says that there are no data, and what takes their place."""
-    return DataError(
+    return errors.DataError(
         f"{recipe.data.where} is not here\n    data.path=null data.synthetic.width=N takes its "
         f"place: volumes made in memory{more}"
     )
@@ -480,6 +461,7 @@ def crowded(ranks: int, device: str) -> str:
 
 def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
     """Trains; the folder has its name when the training is complete."""
+    # A folder of the point's own name holds a finished training, however this one ends.
     partial = partial_path(folder)
     file = partial / "recipe.yaml"
     try:
@@ -487,21 +469,21 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         partial.mkdir(parents=True)
         recipe = point.recipe(base, output=partial, epochs=epochs)
         save_recipe(recipe, file)
-        command = ["-m", "hyperslab", "train", str(file), "--resume", *options_of_trust(recipe)]
-        seconds = base.timeout
-        logs = partial / "logs"
-        launch(point.ranks, command, logs, limit=seconds, patience=seconds, preload=import_compiler)
+        words = ["train", str(file), "--resume", *options_of_trust(recipe)]
+        launch_training(point.ranks, words, partial / "logs", seconds=base.timeout)
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
         save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
         partial.rename(folder)
     except OSError as error:
-        raise RecipeError(f"cannot write into {folder.parent}: {reason(error)}") from None
+        raise errors.RecipeError(
+            f"cannot write into {folder.parent}: {errors.reason(error)}"
+        ) from None
 
 
 def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
     steps = read_table(folder / "steps.csv", NEEDED_OF_STEPS)
     if not steps or steps["epoch"].max() + 1 < epochs:
-        raise DataError(f"{folder} holds no training of {epochs} epochs: remove it")
+        raise errors.DataError(f"{folder} holds no training of {epochs} epochs: remove it")
     samples = np.rint(steps["samples_per_second"] * steps["step_seconds"])
     whole = samples.max()
     chosen = (steps["epoch"] > 0) & (samples == whole)
@@ -519,7 +501,12 @@ def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
     )
 
 
-STOPPING_ERRORS = (CheckpointError, DataError, DivergedError, RecipeError)
+STOPPING_ERRORS = (
+    errors.CheckpointError,
+    errors.DataError,
+    errors.DivergedError,
+    errors.RecipeError,
+)
 """Lists errors of a training that would stop the other points as well. The rest, memory that does
 not suffice above all, is a property of one point."""
 
@@ -578,7 +565,7 @@ def _predicted_study(
         found = earlier_measurement(point, request.recipe, request.output, epochs=request.epochs)
         try:
             predicted = None if predictor is None else predictor.predict(job)
-        except (LayoutError, UnsupportedOp) as error:
+        except (errors.LayoutError, errors.UnsupportedOp) as error:
             words = f"{point.ranks} ranks ({point.cut}): {error}"
             refused.append(RefusedPoint(point.ranks, type(error)(words)))
             continue
@@ -602,14 +589,15 @@ def _measured_study(
         try:
             found = measure_step(point, request.recipe, request.output, epochs=request.epochs)
             rows[place] = replace(row, samples=found.samples, measured=found)
-        except Stopped:
-            log.warning("the same study again goes on here: %s begins anew", point.name)
+        except errors.Stopped:
+            log.info("the same command goes on here: %s begins anew", point.name)
             raise
         except STOPPING_ERRORS:
             raise
-        except HyperslabError as error:
+        except errors.HyperslabError as error:
             log.warning("%s", error)
             rows[place] = replace(row, failure=str(error).splitlines()[0])
+            # A study of which nothing was measured ends as its last training did.
             if all(one.failure for one in rows):
                 raise
         study = replace(study, rows=tuple(rows))

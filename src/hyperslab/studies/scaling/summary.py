@@ -21,10 +21,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from hyperslab.errors import RecipeError, reason
 from hyperslab.planner.cost import Breakdown
-from hyperslab.studies.number_format import TIMES, number, size
 from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
 from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
-from hyperslab.studies.table import Table, TableRow
+from hyperslab.studies.table import TIMES, Table, TableRow, number, size
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
 Cell = float | int | str | None
@@ -237,6 +236,7 @@ def _bars(axes: Axes, study: Study) -> None:
     rows = study.rows
     both = any(row.measured for row in rows) and any(row.predicted for row in rows)
     width = 0.38 if both else 0.6
+    # Side by side where there are both, else in the middle.
     shifts = [width / 2 if row.measured and row.predicted else 0.0 for row in rows]
     measured = [(n, row.measured) for n, row in enumerate(rows) if row.measured is not None]
     predicted = [(n, row.predicted) for n, row in enumerate(rows) if row.predicted is not None]

@@ -10,27 +10,35 @@ from __future__ import annotations
 import logging
 import shutil
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.errors import DataError, HyperslabError, RecipeError, Stopped, printable, reason
-from hyperslab.launch.supervisor import launch
+from hyperslab.errors import (
+    DataError,
+    HyperslabError,
+    LayoutError,
+    RecipeError,
+    Stopped,
+    printable,
+    reason,
+)
+from hyperslab.formats.views import selected
+from hyperslab.launch.restarts import launch_training
 from hyperslab.planner.auto import machine_for
-from hyperslab.planner.job import job_of
+from hyperslab.planner.job import job_of, source_of
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.summary import time_text
-from hyperslab.recipe.compare import differences
+from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
@@ -40,7 +48,6 @@ from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.documents import parse_yaml, read_json, read_text
-from hyperslab.util.torch_internals import import_compiler
 
 log = logging.getLogger("hyperslab")
 
@@ -107,6 +114,7 @@ def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
     if len(losses) != epochs or not np.isfinite(losses).any():
         raise DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
     best = int(np.nanargmin(losses))
+    # A run that chooses a rate must not look at the test split.
     found = read_evaluation(folder / "evaluation" / "metrics.json") if evaluated else {}
     test = _test_scores(found)
     mean = found["mean"]["ratio"] if "mean" in found else None
@@ -166,15 +174,18 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
+        # The recipe is written only when nobody reads it any more.
         _await_lock(folder)
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []
         trust = options_of_trust(run.recipe)
-        train = ["train", str(file), "--resume", *trust, "--output", str(folder), *automatic]
-        _launch(run.recipe, ranks, train, folder)
+        commands = [["train", str(file), "--resume", *trust, "--output", str(folder), *automatic]]
         if not run.chooses:
             calibrate = ["--calibrate"] if run.recipe.segments is False else []
-            _launch(run.recipe, ranks, ["evaluate", str(folder), *trust, *calibrate], folder)
+            commands.append(["evaluate", str(folder), *trust, *calibrate])
+        for words in commands:
+            seconds = run.recipe.timeout
+            launch_training(ranks, words, folder / "logs", seconds=seconds, silent=True)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)
     except OSError as error:
@@ -206,14 +217,6 @@ def _await_lock(folder: Path) -> None:
                 log.info("waiting: ranks of an earlier start still work in %s", folder)
             told = True
             time.sleep(ASK_AGAIN)
-
-
-def _launch(recipe: Recipe, ranks: int, arguments: list[str], folder: Path) -> None:
-    command = ["-m", "hyperslab", *arguments]
-    seconds = recipe.timeout
-    logs = folder / "logs"
-    preload = import_compiler if arguments[0] == "train" else None
-    launch(ranks, command, logs, limit=seconds, patience=seconds, silent=True, preload=preload)
 
 
 Outcomes = Mapping[SweepRun, RunResult]
@@ -429,75 +432,59 @@ def _range_text(spread: Spread | None) -> str:
     return f"{spread.median:.3g} ({spread.least:.3g} to {spread.largest:.3g})"
 
 
-LOOK_EVERY = 1.0
-"""Waits so many seconds between two looks at the history of the run under way."""
-
-
-class SweepProgress:
+class SweepProgress(Progress):
     """Shows which run of how many is under way, its last epoch, and the share that is done.
 
-    The bar counts epochs of all runs together.
+    The bar counts epochs of all runs together. It is drawn anew every second, and looks at the
+    history of the run under way then.
     """
 
     def __init__(self, sweep: Sweep, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.under_way: SweepRun | None = None
+        console = console or Console()
+        super().__init__(
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            refresh_per_second=1,
+            disable=not console.is_terminal,
+        )
         choosing = sweep.choosing()
         self.runs = len(choosing) + sum(len(variant.seeds) for variant in sweep.variants)
         self.number = 0
         self.done = 0
         final = sum(len(variant.seeds) * variant.recipe.epochs for variant in sweep.variants)
-        columns = (BarColumn(bar_width=16), TaskProgressColumn(), TimeRemainingColumn())
-        self.bar = Progress(
-            *columns,
-            TextColumn("{task.description}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        total = final + sum(run.recipe.epochs for run in choosing)
-        self.task = self.bar.add_task("", total=total)
-        self.under_way: SweepRun | None = None
-        self.ended = threading.Event()
-        self.watcher = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        self.bar.start()
-        if self.console.is_terminal:
-            self.watcher.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.bar.stop()
+        self.task = self.add_task("", total=final + sum(run.recipe.epochs for run in choosing))
 
     def begin(self, run: SweepRun) -> None:
         """Begins to show the next run."""
         self.number += 1
         self.under_way = run
-        self.bar.update(self.task, description=self._words(run), completed=self.done)
 
     def end(self, run: SweepRun, words: str) -> None:
         """Reports what came of a run; others go on."""
         self.under_way = None
         self.done += run.recipe.epochs
-        self.bar.update(self.task, completed=self.done)
+        self.update(self.task, completed=self.done)
         line = f"{self._words(run)}: {words}"
         if self.console.is_terminal:
-            self.bar.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
         else:
             log.info("%s", line)
 
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Looks at the run under way, and draws; rich calls this."""
+        if (run := self.under_way) is not None:
+            epochs, loss = _last_epoch(run.folder / "epochs.csv")
+            note = f", epoch {epochs} of {run.recipe.epochs}{loss}" if epochs else ""
+            words = self._words(run) + note
+            self.update(self.task, completed=self.done + epochs, description=words)
+        return super().get_renderables()
+
     def _words(self, run: SweepRun) -> str:
         return f"run {self.number} of {self.runs}: {run.name}"
-
-    def _watch(self) -> None:
-        while not self.ended.wait(LOOK_EVERY):
-            run = self.under_way
-            if run is not None:
-                epochs, loss = _last_epoch(run.folder / "epochs.csv")
-                note = f", epoch {epochs} of {run.recipe.epochs}{loss}" if epochs else ""
-                self.bar.update(
-                    self.task, completed=self.done + epochs, description=self._words(run) + note
-                )
 
 
 def _last_epoch(path: Path) -> tuple[int, str]:
@@ -543,20 +530,21 @@ def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_
     A run that fails is named and the others go on; another start tries it again.
 
     Raises:
-        RecipeError: the folder holds another sweep or other runs, another process works on it, or
-            it cannot be written.
+        RecipeError: a variant's data are not what it says, the folder holds another sweep or other
+            runs, another process works on it, or it cannot be written.
         Stopped: by a signal; the same command goes on.
     """
     state = SweepState(sweep)
 
     def do_all(runs: Sequence[SweepRun]) -> None:
+        # All are looked at first: a folder with another run ends the sweep before hours of work.
         there = {run: finished_result(run) for run in runs}
         for run, result in there.items():
             progress.begin(run)
             try:
                 state.outcomes[run] = result or do(run, ranks)
             except Stopped:
-                log.warning("the same command goes on with %s", run.name)
+                log.info("the same command goes on with %s", run.name)
                 raise
             except HyperslabError as error:
                 state.failures[run.name] = str(error)
@@ -567,6 +555,8 @@ def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_
             if result is None:
                 state.write()
 
+    for variant in sweep.variants:
+        check_data(variant)
     try:
         sweep.output.mkdir(parents=True, exist_ok=True)
         with lock_run(sweep.output):
@@ -583,6 +573,29 @@ def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_
     except OSError as error:
         raise RecipeError(f"cannot write into output {sweep.output}: {reason(error)}") from None
     return state
+
+
+def check_data(variant: SweepVariant) -> None:
+    """Refuses a variant of other volumes than its data hold; its table would not say which.
+
+    Raises:
+        RecipeError: the volumes have another shape than ``data.shape``, or cannot be cut.
+    """
+    data = variant.recipe.data
+    if not data.is_here:
+        return  # its runs will say so
+    source = source_of(variant.recipe)
+    if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
+        said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
+        raise RecipeError(
+            f"variant {variant.name!r} is of volumes of {said} voxels by its data.shape, and those "
+            f"of {data.where} have {found}\n    give such volumes, or say that these are meant: "
+            f"data.shape=[{','.join(map(str, source.shape))}]"
+        )
+    try:
+        selected(source, None, None, data.subvolume)
+    except LayoutError as error:
+        raise RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def _claim(sweep: Sweep) -> None:
@@ -603,7 +616,7 @@ def _claim(sweep: Sweep) -> None:
     others = differences(before, settings)
     if others:
         lines = "".join(
-            f"\n    {key}: {_at(before, key)} there, {_at(settings, key)} now" for key in others
+            f"\n    {key}: {_said(before, key)} there, {_said(settings, key)} now" for key in others
         )
         raise RecipeError(
             f"{sweep.output} holds another sweep:{lines}\n"
@@ -612,16 +625,9 @@ def _claim(sweep: Sweep) -> None:
         )
 
 
-def _at(values: object, key: str) -> object:
-    """Looks up a dotted key; names of variants may have dots, too."""
-    if not key:
-        return values
-    if not isinstance(values, Mapping):
-        return "nothing"
-    for name in values:
-        if key == name or key.startswith(f"{name}."):
-            return _at(values[name], key[len(name) + 1 :])
-    return "nothing"
+def _said(values: object, key: str) -> object:
+    found = value_at(values, key)
+    return "nothing" if found is None else found
 
 
 def forecast_table(sweep: Sweep, machine: str | None) -> Table:
@@ -631,7 +637,7 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     start-up come on top. Where there is no prediction, the reason stands in its place.
 
     Raises:
-        RecipeError: a folder holds another run.
+        RecipeError: a folder holds another run, or a variant's data are not what it says.
         MachineError: there is no such machine.
     """
     rows: list[TableRow] = []
@@ -640,6 +646,7 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     chosen = machine_for(machine, planned_device(sweep.variants[0].recipe))
     choosing = sweep.choosing()
     for variant in sweep.variants:
+        check_data(variant)
         try:
             steps, step = _predicted_step(variant.recipe, chosen)
             words = time_text(step)

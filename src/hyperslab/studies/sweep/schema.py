@@ -25,7 +25,7 @@ from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
-from hyperslab.recipe.trust import Trust, output_of_run, trust_of
+from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
 SWEPT = ("optimizer.learning_rate", "seed", "output")
@@ -214,11 +214,16 @@ def load_sweep(
     if not by_user and output is None:
         check_links(path.parent, folder.name)
     trust = replace(trust, own=trust.own and by_user)
-    variants = tuple(
-        _variant(name, variant, file, base, overrides, path, trust, by_user=by_user)
-        for name, variant in file.variants.items()
-    )
-    return Sweep(folder, variants, file.choose.epochs)
+    variants = []
+    for name, section in file.variants.items():
+        own = [f"{key}={json.dumps(value)}" for key, value in section.keys.items()]
+        words, varied = ([*overrides, *own], []) if by_user else (overrides, own)
+        try:
+            recipe = load_recipe(base, words, varied=varied, trust=trust)
+            variants.append(_variant(name, section, file, recipe))
+        except RecipeError as error:
+            raise RecipeError(f"{path}, variant {name!r}: {error}") from None
+    return Sweep(folder, tuple(variants), file.choose.epochs)
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
@@ -251,37 +256,20 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
     )
 
 
-def _variant(
-    name: str,
-    variant: VariantSection,
-    file: SweepFile,
-    base: Path,
-    overrides: Sequence[str],
-    path: Path,
-    trust: Trust,
-    *,
-    by_user: bool,
-) -> SweepVariant:
-    own = [f"{key}={json.dumps(value)}" for key, value in variant.keys.items()]
-    try:
-        words, varied = ([*overrides, *own], []) if by_user else (overrides, own)
-        recipe = load_recipe(base, words, varied=varied, trust=trust)
-    except RecipeError as error:
-        raise RecipeError(f"{path}, variant {name!r}: {error}") from None
+def _variant(name: str, section: VariantSection, file: SweepFile, recipe: Recipe) -> SweepVariant:
+    """Makes a variant, unless nothing could be chosen or compared by it."""
     if not (recipe.data.counts or recipe.data.fractions)[1]:
-        raise RecipeError(f"{path}, variant {name!r}: rates are chosen on a validation split")
+        raise RecipeError("rates are chosen on a validation split")
     if recipe.stop_at is not None:
         raise RecipeError(
-            f"{path}, variant {name!r}: stop_at would end its runs after different epochs, and a "
-            "sweep compares runs of equal epochs: leave it out"
+            "stop_at would end its runs after different epochs, and a sweep compares runs of equal "
+            "epochs: leave it out"
         )
-    seeds = variant.seeds or file.seeds
-    rates = variant.rates or file.rates
+    seeds = section.seeds or file.seeds
+    rates = section.rates or file.rates
     if len({f"{rate:g}" for rate in rates}) < len(rates):
-        raise RecipeError(
-            f"{path}, variant {name!r}: two of the rates {', '.join(map(str, rates))} are the same "
-            "to six digits"
-        )
+        words = ", ".join(map(str, rates))
+        raise RecipeError(f"two of the rates {words} are the same to six digits")
     return SweepVariant(name, recipe, rates, seeds, file.choose.seeds or seeds[:1])
 
 

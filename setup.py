@@ -1,0 +1,68 @@
+"""Puts compiled kernels into a wheel, and beside an editable install, where a compiler is there.
+
+Without one, or with HYPERSLAB_COMPILE=0, the wheel is pure Python, and kernels are compiled where
+they are first used.
+"""
+
+import functools
+import os
+import runpy
+import subprocess
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+BUILT_IN = Path("src/hyperslab/kernels/built_in.py")
+
+
+@functools.cache
+def built_in():
+    """Load the module without its package, which imports torch."""
+    return runpy.run_path(str(BUILT_IN))
+
+
+@functools.cache
+def variants():
+    """List what the wheel gets."""
+    return () if os.environ.get("HYPERSLAB_COMPILE") == "0" else built_in()["known_variants"]()
+
+
+class WithKernels(Distribution):
+    """A wheel with compiled libraries is one for this platform: it lies in platlib."""
+
+    def has_ext_modules(self):
+        return bool(variants())
+
+
+class BuildKernels(build_py):
+    """Compiles the variants; beside an editable install the one for this processor alone."""
+
+    def run(self):
+        super().run()
+        wanted, folder = variants(), Path(self.build_lib, "hyperslab/kernels/built")
+        if self.editable_mode:
+            here = built_in()["processor_flags"]()
+            wanted, folder = [v for v in wanted if v.needs <= here][:1], BUILT_IN.parent / "built"
+        if not wanted:
+            return
+        try:
+            built_in()["build"](folder, wanted)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.warn(f"the kernels are left to their first use: {error}")
+
+
+class AnyPython(bdist_wheel):
+    """The libraries know no Python: one wheel is for all of its versions."""
+
+    def get_tag(self):
+        python, abi, platform = super().get_tag()
+        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
+
+
+setup(
+    distclass=WithKernels,
+    ext_modules=[],
+    cmdclass={"build_py": BuildKernels, "bdist_wheel": AnyPython},
+)

@@ -1,0 +1,681 @@
+"""Distributes attention: every query sees every key, wherever either lies.
+
+Queries stay where they are. Where the same axis cuts queries and keys, blocks of keys and values
+travel around the ring of its ranks behind the computation (Liu et al. 2023, "Ring attention").
+Where another axis cuts the keys, each of its ranks attends to its own, and partial results are
+summed. Both combine blocks by the logarithm of their sums of exponentials (Dao et al. 2022,
+"FlashAttention", section 3.1), and compute scores a tile at a time, again in the backward pass. So
+a rank holds its part of queries, keys and values and two blocks under way, and never their scores.
+
+In reading order: `Scheme`, what all ranks know of a call; tiles of scores and what is made of them;
+`_Attend`, forward and backward; the rules of attention and of the layer with several heads.
+
+Legend: a *place* counts the shards of the keys along the axis that cuts them. Blocks are (*lead,
+tokens, features), where *lead* are batch and heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from hyperslab.comm import Grid, log_once
+from hyperslab.comm.communicator import Arriving
+from hyperslab.errors import LayoutError
+from hyperslab.geometry import Box, Cut, Interval, Partition
+from hyperslab.kernels.memory_format import accumulator
+from hyperslab.kernels.random_bits import draw_seed, uniform_bits
+from hyperslab.ops.elementwise import (
+    apply_pointwise,
+    check_random_state,
+    check_whole_mask,
+    drops_anything,
+)
+from hyperslab.ops.filter_parallel import operand_type
+from hyperslab.ops.linalg import (
+    DimLabel,
+    batch_labels,
+    contract,
+    label_extents,
+    linear_layer,
+    operand_partition,
+    wrap_labelled,
+)
+from hyperslab.ops.operands import block_of, check_uncut, device_constant, first_cuts
+from hyperslab.ops.placement import with_whole
+from hyperslab.ops.views import permuted, reshape_to
+from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor.dispatch import describe
+from hyperslab.util.derivatives import differentiable_once
+
+_KEYS_AT_ONCE = 1024
+"""Limits the keys of a tile of scores."""
+
+_SCORES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 25}
+"""Limits the scores that exist at a time: few enough for a core's cache, enough for a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """Holds what one call of attention computes, and where its keys and values lie.
+
+    Args:
+        grid: the ranks.
+        shape: (*lead, queries, keys) of all scores.
+        box: this rank's lead dims and queries; all of the keys.
+        keys: which axis cuts the keys at which bounds; None if every rank has all.
+        travels: whether blocks of keys go around, or else partial results are summed.
+        causal: whether query i sees the keys up to i alone.
+        scale: the factor of the scores.
+        dropout: the probability with which a weight is dropped.
+        seed: of that.
+    """
+
+    grid: Grid
+    shape: tuple[int, ...]
+    box: Box
+    keys: Cut | None
+    travels: bool
+    causal: bool
+    scale: float
+    dropout: float
+    seed: int
+
+    @property
+    def place(self) -> int:
+        """Returns which shard of the keys is this rank's own."""
+        return 0 if self.keys is None else self.grid.coords[self.keys.axis]
+
+    @property
+    def queries(self) -> Interval:
+        return self.box.interval(len(self.shape) - 2)
+
+    def keys_at(self, place: int) -> Interval:
+        """Returns which keys lie at a place."""
+        return (0, self.shape[-1]) if self.keys is None else self.keys.interval(place)
+
+    def pass_on(self, block: torch.Tensor, to_come: Interval, what: str) -> Arriving:
+        """Sends a block to the next rank of the ring; begins to receive one of other keys."""
+        assert self.keys is not None
+        before, after = (
+            self.grid.rank_of(
+                {**self.grid.coords, self.keys.axis: (self.place + step) % self.keys.parts}
+            )
+            for step in (-1, 1)
+        )
+        extent = to_come[1] - to_come[0]
+        buffer = block.new_empty(*block.shape[:-2], extent, block.shape[-1])
+        return self.grid.halos.exchange([(after, block)], [(before, buffer)], what)
+
+    def blocks(self, own: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yields places and their blocks, this rank's first; the next one travels meanwhile."""
+        count = self.keys.parts if self.keys is not None and self.travels else 1
+        block = own
+        for step in range(count):
+            place = (self.place - step) % count if count > 1 else self.place
+            if step == count - 1:
+                yield place, block
+                return
+            to_come = self.keys_at((place - 1) % count)
+            arriving = self.pass_on(block, to_come, "keys and values of attention")
+            yield place, block
+            (block,) = arriving.wait()
+
+    def sees_nothing(self, place: int) -> bool:
+        """Tells whether all keys at a place come after all queries of this rank."""
+        return self.causal and self.keys_at(place)[0] >= self.queries[1]
+
+    def tiles(self, place: int, q: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+        """Yields queries and keys of every tile of scores with the keys at a place."""
+        lo, hi = self.keys_at(place)
+        if self.sees_nothing(place) or q.numel() == 0 or lo == hi:
+            return
+        lead = max(1, math.prod(q.shape[:-2]))
+        columns = min(hi - lo, _KEYS_AT_ONCE)
+        rows = max(1, _SCORES_AT_ONCE.get(q.device.type, 1 << 25) // (lead * columns))
+        first = self.queries[0]
+        for row in range(0, q.shape[-2], rows):
+            last_query = first + min(row + rows, q.shape[-2]) - 1
+            for column in range(0, hi - lo, columns):
+                if self.causal and lo + column > last_query:
+                    break
+                yield (
+                    slice(row, min(row + rows, q.shape[-2])),
+                    slice(column, min(column + columns, hi - lo)),
+                )
+
+    def kept(self, place: int, rows: slice, columns: slice, like: torch.Tensor) -> torch.Tensor:
+        """Draws what dropout leaves of a tile's weights, and by how much these grow.
+
+        It depends on the global indices alone.
+        """
+        first, (lo, _) = self.queries[0], self.keys_at(place)
+        lead = len(self.shape) - 2
+        box = Box(
+            (*self.box.lo[:lead], first + rows.start, 0, lo + columns.start),
+            (*self.box.hi[:lead], first + rows.stop, 1, lo + columns.stop),
+        )
+        # A dim of 1 between queries and keys: the innermost two may have 2^31 elements at most.
+        shape = (*self.shape[:-1], 1, self.shape[-1])
+        bits = uniform_bits(shape, box, self.seed, like.device).squeeze(-2)
+        factor = 1 / (1 - self.dropout) if self.dropout < 1 else 0.0
+        return (bits >= math.floor(self.dropout * 2**31)).to(like.dtype).mul_(factor)
+
+    def mask_part(
+        self, mask: torch.Tensor, place: int, rows: slice, columns: slice
+    ) -> tuple[Any, ...]:
+        """Returns the index of a tile in this rank's part of the mask."""
+        origin = self.keys_at(place)[0] if self.travels else 0
+        seen = slice(origin + columns.start, origin + columns.stop)
+        return (
+            ...,
+            rows if mask.shape[-2] > 1 else slice(None),
+            seen if mask.shape[-1] > 1 else slice(None),
+        )
+
+    def scores(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        mask: torch.Tensor | None,
+        place: int,
+        rows: slice,
+        columns: slice,
+    ) -> torch.Tensor:
+        """Computes a tile of scores; -inf where a query does not see a key.
+
+        Args:
+            q: the queries, scaled, of the tile.
+            k: the keys of the tile.
+            mask: this rank's part of the mask; the others as `tiles` yields them.
+        """
+        found = q @ k.mT
+        if mask is not None:
+            own = mask[self.mask_part(mask, place, rows, columns)]
+            if own.dtype == torch.bool:
+                found.masked_fill_(~own, -math.inf)
+            else:
+                found += own
+        first, (lo, _) = self.queries[0], self.keys_at(place)
+        if self.causal and lo + columns.stop - 1 > first + rows.start:
+            query = torch.arange(first + rows.start, first + rows.stop, device=q.device)
+            key = torch.arange(lo + columns.start, lo + columns.stop, device=q.device)
+            found.masked_fill_(query[:, None] < key, -math.inf)
+        return found
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """Replaces -inf, of a query that sees no key, by 0: its weights are zeros, not NaN."""
+    return x.masked_fill(x == -math.inf, 0)
+
+
+class _Attend(torch.autograd.Function):
+    """Computes what this rank's queries see of all keys.
+
+    Distribution scheme, forward: for each block of keys and values 1. it is sent on and the next
+    one begins to arrive, 2. tiles of scores change sums, maxima and the weighted values. Or, where
+    the queries are not cut along the keys' axis: 1. the same for this rank's own block, 2. ranks
+    that share queries find the largest maxima and 3. sum what they have. Backward: blocks travel
+    once more, and behind each its gradient, to which every rank adds; or one sum of the result's
+    gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        scheme: Scheme,
+    ) -> torch.Tensor:
+        kind = accumulator(q.dtype)
+        result = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=kind)
+        largest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=kind)
+        total = torch.zeros_like(largest)
+        for place, block in scheme.blocks(torch.cat([k, v], -1)):
+            keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
+            for rows, columns in scheme.tiles(place, q):
+                own = q[..., rows, :].to(kind) * scheme.scale
+                weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
+                before = largest[..., rows, :]
+                after = torch.maximum(before, weights.amax(-1, keepdim=True))
+                shift = _finite(after)
+                weights.sub_(shift).exp_()
+                fade = (before - shift).exp_()
+                total[..., rows, :] = total[..., rows, :] * fade + weights.sum(-1, keepdim=True)
+                if scheme.dropout:
+                    weights *= scheme.kept(place, rows, columns, weights)
+                result[..., rows, :] *= fade
+                result[..., rows, :] += weights @ values[..., columns, :]
+                largest[..., rows, :] = after
+        if scheme.keys is not None and not scheme.travels:
+            result, largest, total = _sum_of_ranks(scheme, result, largest, total)
+        log_total = largest + total.log()  # -inf for a query that sees nothing
+        y = (result / total.masked_fill_(total == 0, 1)).to(q.dtype)
+        ctx.save_for_backward(q, k, v, mask, y, log_total)
+        ctx.scheme = scheme
+        return y
+
+    @staticmethod
+    @differentiable_once("attention over cut tokens")
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, mask, y, log_total = ctx.saved_tensors
+        scheme: Scheme = ctx.scheme
+        kind = log_total.dtype
+        if scheme.keys is not None and not scheme.travels:
+            group = scheme.grid.group([scheme.keys.axis])
+            assert group is not None
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+            gradient = group.sum_in_place(gradient, "the adjoint of the sum of attention")
+        mean = (gradient.to(kind) * y).sum(-1, keepdim=True)
+        log_total = _finite(log_total)
+        of_q = torch.zeros_like(q, dtype=kind)
+        of_mask = torch.zeros_like(mask, dtype=kind) if ctx.needs_input_grad[3] else None
+        home: Arriving | None = None
+        total = None
+        for place, block in scheme.blocks(torch.cat([k, v], -1)):
+            keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
+            of_block = torch.zeros_like(_heads_of(block, q, kind))
+            of_keys, of_values = of_block.split([k.shape[-1], v.shape[-1]], -1)
+            for rows, columns in scheme.tiles(place, q):
+                own = q[..., rows, :].to(kind) * scheme.scale
+                weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
+                weights.sub_(log_total[..., rows, :]).exp_()
+                of_rows = gradient[..., rows, :].to(kind)
+                of_weights = of_rows @ values[..., columns, :].mT
+                kept = weights
+                if scheme.dropout:
+                    keep = scheme.kept(place, rows, columns, weights)
+                    kept = weights * keep
+                    of_weights *= keep
+                of_values[..., columns, :] += kept.mT @ of_rows
+                of_scores = of_weights.sub_(mean[..., rows, :]).mul_(weights)
+                of_q[..., rows, :] += of_scores @ keys[..., columns, :]
+                of_keys[..., columns, :] += of_scores.mT @ own
+                if of_mask is not None:
+                    part = of_mask[scheme.mask_part(mask, place, rows, columns)]
+                    part += of_scores.sum_to_size(part.shape)
+            total = _sum_of_heads(of_block, block)
+            if scheme.keys is not None and scheme.travels:
+                if home is not None:  # what the ranks before have added to this block's gradient
+                    total += home.wait()[0]
+                to_come = scheme.keys_at((place - 1) % scheme.keys.parts)
+                home = scheme.pass_on(total, to_come, "gradients of keys and values of attention")
+        if home is not None:
+            (total,) = home.wait()
+        assert total is not None
+        of_k, of_v = total.split([k.shape[-1], v.shape[-1]], -1)
+        of_q *= scheme.scale
+        of_mask = None if of_mask is None else of_mask.to(mask.dtype)
+        return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), of_mask, None
+
+
+def _sum_of_ranks(
+    scheme: Scheme, result: torch.Tensor, largest: torch.Tensor, total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Combines what ranks with other keys have for the same queries: two sums."""
+    assert scheme.keys is not None
+    group = scheme.grid.group([scheme.keys.axis])
+    assert group is not None
+    each = largest.new_zeros(scheme.keys.parts, *largest.shape)
+    each[scheme.place] = largest
+    everywhere = group.sum_in_place(each, "the largest scores of attention").amax(0)
+    fade = (largest - _finite(everywhere)).exp_()
+    both = group.sum_in_place(torch.cat([result, total], -1) * fade, "the sum of attention")
+    result, total = both.split([result.shape[-1], 1], -1)
+    return result, everywhere, total
+
+
+def _heads_of(block: torch.Tensor, q: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Repeats heads of keys and values that several heads of queries share."""
+    block = block.to(kind)
+    times = q.shape[-3] // block.shape[-3] if q.dim() > 2 else 1
+    return block if times == 1 else block.repeat_interleave(times, -3)
+
+
+def _sum_of_heads(gradient: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+    """Applies the adjoint of `_heads_of`."""
+    if gradient.shape == block.shape:
+        return gradient
+    return gradient.unflatten(-3, (block.shape[-3], -1)).sum(-3)
+
+
+@register(F.scaled_dot_product_attention, family="attention", merged=True)
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Batch, heads, queries and keys may be cut; features that are cut become whole by an exchange.
+
+    Keys and values that are cut along the queries' axis travel; along another axis they stay, and
+    results are summed. One dropout mask, the same on every grid.
+    """
+    name = "scaled_dot_product_attention"
+    if attn_mask is not None and attn_mask.dim() < 2:
+        raise LayoutError(f"{name} takes a mask of queries and keys\n{describe([attn_mask])}")
+    if is_causal and attn_mask is not None:
+        raise LayoutError(f"{name} takes a mask or is_causal, not both\n{describe([attn_mask])}")
+    query, key, value = (_whole_features(x, name, enable_gqa) for x in (query, key, value))
+    if enable_gqa and isinstance(attn_mask, Sharded) and attn_mask.dim() > 2:
+        # A cut of its heads would cut the queries', whose groups are counted from the first head.
+        attn_mask = with_whole(attn_mask, (attn_mask.dim() - 3,), name)
+    batch = batch_labels(max(x.dim() for x in (query, key, value)) - 2)
+    heads: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
+    operands = [query, key, value]
+    inputs = [
+        [*(labels[-x.dim() + 2 :] if x.dim() > 2 else []), token, feature]
+        for x, labels, token, feature in zip(
+            operands, (batch, heads, heads), ("query", "key", "key"), "eev", strict=True
+        )
+    ]
+    inputs[2][-1] = "v"
+    if attn_mask is not None:
+        operands.append(attn_mask)
+        inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
+    output: list[DimLabel] = [*batch, "query", "v"]
+    dropped = dropout_p > 0 and drops_anything(dropout_p, True)
+    keys_cut = any(
+        isinstance(x, Sharded) and x.partition.cuts[own.index("key")]
+        for x, own in zip(operands[1:], inputs[1:], strict=True)
+    )
+    queries_cut = isinstance(query, Sharded) and query.partition.cuts[-2] is not None
+    if dropped or keys_cut or (is_causal and queries_cut):
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return _attend_over_blocks(
+            name, operands, inputs, output, is_causal, scale, dropout_p, enable_gqa
+        )
+
+    def run(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    return contract(name, operands, inputs, output, run, linear=False)
+
+
+def _whole_features(x: torch.Tensor, name: str, heads_too: bool) -> torch.Tensor:
+    """Makes features whole, and heads that several heads of queries share."""
+    if not isinstance(x, Sharded):
+        return x
+    dims = (x.dim() - 1, x.dim() - 3) if heads_too and x.dim() > 2 else (x.dim() - 1,)
+    return with_whole(x, dims, name)
+
+
+def _attend_over_blocks(
+    name: str,
+    operands: Sequence[torch.Tensor],
+    inputs: Sequence[Sequence[DimLabel]],
+    output: Sequence[DimLabel],
+    causal: bool,
+    scale: float,
+    dropout: float,
+    grouped: bool,
+) -> torch.Tensor:
+    """Brings the operands to cuts that fit, and runs `_Attend` on their blocks.
+
+    Distribution scheme: 1. batch, heads and queries are cut as in the first operand that is cut
+    there, and the others are brought to that, 2. the keys stay cut, but where their axis cuts
+    another dim than the queries, 3. if their axis cuts the queries, too, they travel; else they
+    stay.
+    """
+    extents = label_extents(name, operands, inputs)
+    _check_operands(name, operands, grouped)
+    like = next(t for t in operands if isinstance(t, Sharded))
+    grid = like.grid
+    cut_dims = [
+        (label, cut)
+        for t, labels in zip(operands, inputs, strict=True)
+        if isinstance(t, Sharded)
+        for label, cut in zip(labels, t.partition.cuts, strict=True)
+        if cut is not None
+    ]
+    cuts = first_cuts((label, cut) for label, cut in cut_dims if label != "key")
+    keys = next((cut for label, cut in cut_dims if label == "key"), None)
+    axes = {cut.axis: label for label, cut in cuts.items()}
+    if keys is not None and (keys.thin or axes.get(keys.axis, "query") != "query"):
+        keys = None
+    travels = keys is not None and keys.axis in axes
+    of_keys = cuts if keys is None else {**cuts, "key": keys}
+    of_mask = cuts if travels else of_keys  # its columns lie on the rank that has the queries
+    blocks = [
+        block_of(
+            tensor,
+            operand_partition(tensor, labels, extents, of_mask if index == 3 else of_keys),
+            grid,
+            f"aligning operands of {name}",
+        )
+        for index, (tensor, labels) in enumerate(zip(operands, inputs, strict=True))
+    ]
+    mask = blocks[3] if len(blocks) > 3 else None
+    first = -3 if grouped else -2  # several heads of queries share one of keys
+    blocks = [block.to(operand_type(block)) for block in blocks[:3]]
+    lead = torch.broadcast_shapes(*(block.shape[:first] for block in blocks))
+    q, k, v = (block.expand(*lead, *block.shape[first:]) for block in blocks)
+    shape = (*(extents[label] for label in output[:-1]), extents["key"])
+    of_scores = Partition(shape, (*(cuts.get(label) for label in output[:-1]), None))
+    seed = 0
+    if dropout:
+        check_random_state(like)
+        seed = draw_seed()
+    box = of_scores.box(grid.coords)
+    scheme = Scheme(grid, shape, box, keys, travels, causal, scale, dropout, seed)
+    with torch.autocast(q.device.type, enabled=False):
+        y = _Attend.apply(q, k, v, mask, scheme)
+    return wrap_labelled(y, operands, inputs, output, extents, cuts)
+
+
+def _check_operands(name: str, operands: Sequence[torch.Tensor], grouped: bool) -> None:
+    """Refuses what torch's own operator refuses, in the global shapes.
+
+    Raises:
+        LayoutError: types or numbers of heads do not fit.
+    """
+    query, key, value, *masks = operands
+    if not query.dtype == key.dtype == value.dtype:
+        raise LayoutError(f"{name} takes one type, not {query.dtype}, {key.dtype}, {value.dtype}")
+    if any(mask.dtype != torch.bool and not mask.is_floating_point() for mask in masks):
+        raise LayoutError(f"{name} takes a mask of booleans or floating-point numbers")
+    if grouped and query.shape[-3] % key.shape[-3]:
+        raise LayoutError(
+            f"{name}: {query.shape[-3]} heads of queries cannot share {key.shape[-3]}\n"
+            f"{describe(operands)}"
+        )
+
+
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
+
+_EXTRA_KEYS = ("bias_k", "bias_v", "static_k", "static_v")
+
+
+@register(F.multi_head_attention_forward, family="attention", merged=True)
+def multi_head_attention_forward(
+    *args: object, **kwargs: object
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of (sequence, batch, feature): as scaled_dot_product_attention.
+
+    The weights, if they are asked for, take all keys on every rank, and so do keys that are added
+    to the sequence (add_bias_kv, add_zero_attn).
+    """
+    name = "multi_head_attention_forward"
+    call = _MULTI_HEAD.bind(*args, **kwargs)
+    call.apply_defaults()
+    given: dict[str, Any] = call.arguments
+    sequences = [given[key] for key in ("query", "key", "value")]
+    dropout = given["dropout_p"] if given["training"] else 0.0
+    cut = any(isinstance(x, Sharded) and x.partition.cuts[0] is not None for x in sequences)
+    plain = not (
+        given["need_weights"]
+        or given["add_zero_attn"]
+        or any(given[key] is not None for key in _EXTRA_KEYS)
+    )
+    if plain and (cut or dropout > 0):
+        return _attend_with_heads(given, dropout), None
+    return _attend_with_weights(name, given, dropout)
+
+
+def _attend_with_heads(given: dict[str, Any], dropout: float) -> torch.Tensor:
+    """Runs the layer by the rules of its parts: its tokens stay cut.
+
+    Distribution scheme: 1. every rank projects its tokens, 2. heads attend as
+    scaled_dot_product_attention does, 3. every rank projects its tokens' results.
+    """
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    batched = query.dim() == 3
+    heads, features = given["num_heads"], query.shape[-1]
+    length, samples = query.shape[0], query.shape[1] if batched else 1
+    keys = key.shape[0]
+    biases = [None] * 3 if given["in_proj_bias"] is None else given["in_proj_bias"].chunk(3)
+    if given["use_separate_proj_weight"]:
+        weights = [given[f"{name}_proj_weight"] for name in "qkv"]
+    else:
+        weights = given["in_proj_weight"].chunk(3)
+    projected = [
+        _with_heads(_project(x, weight, bias), samples, heads)
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    ]
+    mask, causal = _mask_of_layer(given, samples, heads, length, keys, projected[0].dtype)
+    y = scaled_dot_product_attention(*projected, mask, dropout, causal)
+    y = _permuted(y, (2, 0, 1, 3))
+    y = _reshaped(y, (length, samples, features) if batched else (length, features))
+    return _project(y, given["out_proj_weight"], given["out_proj_bias"])
+
+
+def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return linear_layer(x, weight, bias) if isinstance(x, Sharded) else F.linear(x, weight, bias)
+
+
+def _reshaped(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return reshape_to(x, shape) if isinstance(x, Sharded) else x.reshape(shape)
+
+
+def _permuted(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    return permuted(x, dims) if isinstance(x, Sharded) else x.permute(*dims)
+
+
+def _pointwise(function: Any, *operands: torch.Tensor) -> torch.Tensor:
+    if not any(isinstance(x, Sharded) for x in operands):
+        return function(*operands)  # type: ignore[no-any-return]
+    return apply_pointwise(function, operands, {})  # type: ignore[no-any-return]
+
+
+def _with_heads(x: torch.Tensor, samples: int, heads: int) -> torch.Tensor:
+    """Turns (sequence, batch, feature) into (batch, head, sequence, feature)."""
+    return _permuted(_reshaped(x, (x.shape[0], samples, heads, -1)), (1, 2, 0, 3))
+
+
+def _mask_of_layer(
+    given: dict[str, Any], samples: int, heads: int, length: int, keys: int, dtype: torch.dtype
+) -> tuple[torch.Tensor | None, bool]:
+    """Returns the masks of a layer as one that scaled_dot_product_attention takes, or is_causal."""
+    mask, padding, causal = given["attn_mask"], given["key_padding_mask"], given["is_causal"]
+    if causal and padding is None:
+        return None, True
+    found = []
+    if mask is not None:
+        if mask.dim() == 3:
+            mask = _reshaped(mask, (samples, heads, length, keys))
+        found.append(mask)
+    if padding is not None:
+        found.append(_reshaped(padding, (samples, 1, 1, keys)))
+    if not found:
+        return None, False
+    if all(each.dtype == torch.bool for each in found):  # here they say what is not seen
+        seen = [_pointwise(torch.logical_not, each) for each in found]
+        return (seen[0] if len(seen) == 1 else _pointwise(torch.logical_and, *seen)), False
+    added = [_as_added(each, dtype) for each in found]
+    return (added[0] if len(added) == 1 else _pointwise(torch.add, *added)), False
+
+
+def _as_added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Turns a mask of what is not seen into one that is added to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    hidden, seen = device_constant((-math.inf, 0.0), mask.device, dtype)
+    return _pointwise(torch.where, mask, hidden, seen)
+
+
+def _attend_with_weights(
+    name: str, given: dict[str, Any], dropout: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Runs torch's own function on this rank's part of batch and queries, and all keys."""
+    weights: list[torch.Tensor | None] = []
+    sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
+    masks = [given["key_padding_mask"], given["attn_mask"]]
+    check_whole_mask([*sequences, *masks], dropout, name)
+    _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
+    for key in ("key", "value"):
+        _check_whole(given[key], name, -1)
+        given[key] = _with_all_tokens(given[key], name)
+    batch: list[DimLabel] = ["batch"] if sequences[0].dim() == 3 else []
+    labels: dict[str, list[DimLabel]] = {
+        "query": ["query", *batch, "e"],
+        "key": ["key", *batch, "k"],
+        "value": ["key", *batch, "v"],
+        "key_padding_mask": [*batch, "key"],
+        "attn_mask": ["query", "key"],
+    }
+    labels = {key: own for key, own in labels.items() if given[key] is not None}
+    if given["attn_mask"] is not None and given["attn_mask"].dim() == 3:
+        labels["attn_mask"] = ["head", "query", "key"]
+        for x in sequences:
+            _check_whole(x, f"a mask for each head in {name}", *([1] if batch else []))
+
+    def run(*blocks: torch.Tensor) -> torch.Tensor:
+        y, found = F.multi_head_attention_forward(
+            **{**given, **dict(zip(labels, blocks, strict=True))}
+        )
+        weights.append(found)
+        return y
+
+    operands = [given[key] for key in labels]
+    output = ["query", *batch, ("e", "out")]
+    y = contract(name, operands, list(labels.values()), output, run, linear=False)
+    return y, _weights(y, weights[0])
+
+
+def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None:
+    """Wraps the weights (batch, heads, query, key) of an attention, cut as its result is."""
+    if block is None or not isinstance(y, Sharded):
+        return block
+    query, *batch, _ = y.partition.cuts
+    lead = [*batch, *[None] * (block.dim() - len(batch) - 2)]
+    extents = [*y.shape[1 : 1 + len(batch)], *block.shape[len(batch) : -2], y.shape[0]]
+    partition = Partition((*extents, block.shape[-1]), (*lead, query, None))
+    return y.like(block, partition)
+
+
+def _with_all_tokens(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Gathers keys or values along the tokens: every query sees all of them."""
+    cut = x.partition.cuts[0] if isinstance(x, Sharded) else None
+    if not isinstance(x, Sharded) or cut is None:
+        return x
+    log_once(
+        x.grid,
+        f"{name}: the keys and values of {x.partition} are gathered along {cut.axis}, "
+        f"{x.partition.without([cut.axis]).box(x.grid.coords).size * x.element_size() / 2**20:.1f} "
+        "MiB each on every rank; queries stay cut. Without the weights (need_weights=False) and "
+        "keys that are added, nothing is gathered",
+    )
+    return gather(x, cut.axis)
+
+
+def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
+    """Refuses a tensor that is cut along one of ``dims``."""
+    for dim in dims:
+        if dim is not None and isinstance(x, Sharded):
+            check_uncut(x, (dim % x.dim(),), f"{name} needs the whole of")

@@ -1,0 +1,330 @@
+"""Calibrates a machine: from the ranks of this run to a machine file, or to more calls in one.
+
+In reading order: what this node is; peak speed, memory bandwidth, launch and reads of a rank
+while all ranks work; the operators of recipes on every grid of so many ranks; `calibrate`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import all_gather, collective_try
+from hyperslab.errors import LayoutError, MachineError
+from hyperslab.planner import timing
+from hyperslab.planner.job import GridJob, job_of
+from hyperslab.planner.machine import Machine, Placement, ReadSpeed, Setting, same_minor
+from hyperslab.planner.records import LocalOperator
+from hyperslab.planner.search import grids, refusal
+from hyperslab.planner.timing import Clock
+from hyperslab.planner.trace import Device, positions, trace_step
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.trust import trust_of
+from hyperslab.train.step import float32_products
+from hyperslab.util.optional_libraries import current_versions
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def processor_name() -> str:
+    """Returns the name of the GPU, where there is one, or of the CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return (_cpu_fields("model name") or [platform.processor() or platform.machine()])[0]
+
+
+def sockets(device: torch.device) -> int:
+    """Counts the CPU's sockets; GPUs that reach each other's memory count as one."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        near = [d for d in range(1, count) if torch.cuda.can_device_access_peer(0, d)]
+        return max(1, count // (1 + len(near)))
+    return max(1, len(set(_cpu_fields("physical id"))))
+
+
+def memory_of_rank(device: torch.device, ranks: int) -> int:
+    """Returns the memory [B] of a GPU, or a rank's part of the node's."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
+
+
+def reserved_of_device(device: torch.device) -> int:
+    """Measures what of a GPU [B] holds no tensor by now: contexts, NCCL's buffers, workspaces."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, total - free - torch.cuda.memory_reserved(device))
+
+
+def _cpu_fields(name: str) -> list[str]:
+    """Returns the values of a field of /proc/cpuinfo, one for each core."""
+    if not CPU_INFO.exists():
+        return []
+    pairs = (line.partition(":") for line in CPU_INFO.read_text().splitlines())
+    return [value.strip() for key, _, value in pairs if key.strip() == name]
+
+
+MATRIX_ROWS = 1024  # rows of the matrices of which the product is timed
+TRIAD_BYTES = 64 << 20  # [B] of each of three arrays: more than caches hold
+PEAK_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def peak_flops(clock: Clock) -> dict[str, float]:
+    """Measures the rate [flop/s] of a product of matrices, by dtype."""
+    found = {}
+    for dtype in PEAK_DTYPES:
+        a = torch.rand(MATRIX_ROWS, MATRIX_ROWS, device=clock.grid.device).to(dtype)
+        b = a.t().contiguous()
+        out = torch.empty_like(a)
+        seconds = clock.least.seconds(partial(torch.mm, a, b, out=out))
+        found[str(dtype).removeprefix("torch.")] = 2 * MATRIX_ROWS**3 / seconds
+    return found
+
+
+def memory_bandwidth(clock: Clock) -> float:
+    """Measures the bandwidth [B/s] of a triad, a = b + s c: two arrays read, one written."""
+    b = torch.rand(TRIAD_BYTES // 4, device=clock.grid.device)
+    c = b.clone()
+    a = torch.empty_like(b)
+    return 3 * TRIAD_BYTES / clock.seconds(lambda: torch.add(b, c, alpha=3.0, out=a))
+
+
+def launch_seconds(clock: Clock) -> float:
+    """Measures the time [s] of an operator on a single element."""
+    x = torch.ones(1, device=clock.grid.device)
+    return clock.seconds(lambda: x.add_(1))
+
+
+FILE_SIZES = (1 << 20, 64 << 20)  # [B] of files: one for the latency, one for the bandwidth
+READ_BYTES = 1 << 20  # [B] of a read
+READ_TRIES = 3
+
+
+def measure_reading(grid: Grid, folder: Path) -> ReadSpeed:
+    """Times reads of each rank's own files in ``folder``, past the page cache if possible.
+
+    All ranks call this. ``total`` is what all of them get together.
+    """
+    times = []
+    direct = True
+    for size in FILE_SIZES:
+        failing = f"cannot write a file in {folder} to time how it is read"
+        with ExitStack() as opened:
+            make = partial(_write_random, folder, size, opened)
+            path = collective_try(make, failing=failing, error=MachineError)
+            tries = []
+            for _ in range(READ_TRIES):
+                grid.barrier()
+                seconds, past = _timed_read(path, size)
+                tries.append(max(all_gather(seconds)))
+                direct = direct and past
+            times.append(min(tries))
+    small, large = FILE_SIZES
+    bandwidth = (large - small) / max(times[1] - times[0], 1e-9)
+    return ReadSpeed(
+        bandwidth=bandwidth,
+        total=bandwidth * grid.size,
+        latency=max(times[0] - small / bandwidth, 0.0),
+        cached=not all(all_gather(direct)),
+    )
+
+
+def _write_random(folder: Path, size: int, opened: ExitStack) -> Path:
+    """Writes a file of random bytes, which goes when ``opened`` is closed."""
+    scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".hyperslab-read-")
+    path = Path(opened.enter_context(scratch), "file")
+    with path.open("xb", buffering=0) as file:
+        rest = memoryview(os.urandom(size))
+        while rest:
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    return path
+
+
+def _timed_read(path: Path, size: int) -> tuple[float, bool]:
+    """Times one read [s], and tells whether it went past the page cache."""
+    direct = getattr(os, "O_DIRECT", 0)
+    try:
+        file = os.open(path, os.O_RDONLY | direct)
+    except OSError:  # this file system has none
+        direct = 0
+        file = os.open(path, os.O_RDONLY)
+    try:
+        buffer = mmap.mmap(-1, min(READ_BYTES, size))  # O_DIRECT wants whole pages
+        begin = time.perf_counter()
+        while os.readv(file, [buffer]):
+            pass
+        return time.perf_counter() - begin, bool(direct)
+    finally:
+        os.close(file)
+
+
+def operators_of_recipes(
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    ranks: int,
+    device: Device,
+    trusted: Sequence[str] = (),
+) -> list[LocalOperator]:
+    """Traces a step on each grid of so many ranks, of one rank for each kind of position.
+
+    Grids on which a recipe cannot run are left out. ``trusted`` are modules, see `trust_of`.
+
+    Raises:
+        RecipeError: a recipe cannot be read or holds a bad value.
+        DataError: the data of a recipe are not there, and it does not say what they would be.
+        LayoutError: a recipe cannot run on any grid of so many ranks; says why for one.
+    """
+    found: list[LocalOperator] = []
+    for path in recipes:
+        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
+        operators = list(_operators_of_job(job, ranks, device))
+        if not operators:
+            reasons = [refusal(grid, job) for grid in grids(ranks)]
+            raise LayoutError(f"{path} runs on no grid of {ranks} ranks\n    {reasons[-1]}")
+        found += operators
+    return found
+
+
+def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[LocalOperator]:
+    workload = job.workload()
+    for grid in grids(ranks):
+        if refusal(grid, job):
+            continue
+        extents = grid.model_dump()
+        try:
+            for rank in positions(extents):
+                yield from trace_step(workload, extents, rank, device).operators
+        except LayoutError:  # some layer inside cannot be cut so
+            continue
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Holds the machine, the number of measured calls, and the operators that could not run."""
+
+    machine: Machine
+    measured: int
+    failed: dict[str, str]
+
+
+def calibrate(
+    grid: Grid,
+    name: str,
+    folder: Path,
+    operators: Sequence[LocalOperator] = (),
+    before: Machine | None = None,
+    *,
+    budget: float = 0.3,
+    progress: timing.ProgressCallback = lambda done, total: None,
+) -> Calibration:
+    """Measures these operators on all ranks of ``grid`` at once, and reads in ``folder``.
+
+    Every rank calls this; ``operators`` may differ, all ranks measure those of all. What the
+    machine ``before`` has at this number of ranks stays, and calls that it lacks are added. Each
+    measurement takes ``budget`` [s].
+
+    Raises:
+        MachineError: the machine before was measured with other versions or on another processor.
+    """
+    clock = Clock(grid, budget)
+    hosts = all_gather(socket.gethostname())
+    together = hosts.count(hosts[0])
+    machine = before
+    if machine is not None:
+        _check_same(machine, name)
+    if machine is None or machine.at(together) is None:
+        measured = _measure_all(clock, name, folder, together)
+        machine = measured if machine is None else machine.joined(measured)
+    setting = machine.setting(together)
+    _check_threads(setting, name)
+    everybody = itertools.chain(*all_gather(list(operators)))  # the same on all ranks
+    wanted = timing.distinct_operators(everybody, setting.measured)
+    with float32_products("float32"):  # as runs have it
+        entries, failed = timing.measure_operators(wanted, clock, progress)
+    setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})
+    return Calibration(machine.with_setting(setting), len(entries), failed)
+
+
+def _check_same(before: Machine, name: str) -> None:
+    """Refuses to mix the numbers of two machines in one file.
+
+    Raises:
+        MachineError: names what differs.
+    """
+    here = current_versions() | {"processor": processor_name()}
+    was = before.versions | {"processor": before.processor}
+    different = [
+        f"{key}: {was.get(key)} there, {here[key]} here"
+        for key in here
+        if not (key in was and (same_minor(was[key], here[key]) or was[key] == here[key]))
+    ]
+    if different:
+        raise MachineError(
+            f"{name} was measured elsewhere or with other versions ({'; '.join(different)})\n"
+            "    write another file"
+        )
+
+
+def _check_threads(setting: Setting, name: str) -> None:
+    """Refuses to mix two numbers of threads in one setting.
+
+    Raises:
+        MachineError: this process has another.
+    """
+    if setting.threads != torch.get_num_threads():
+        raise MachineError(
+            f"{name} has {setting.ranks} ranks of {setting.threads} threads, these have "
+            f"{torch.get_num_threads()}\n    set OMP_NUM_THREADS={setting.threads}, or write "
+            "another file"
+        )
+
+
+def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machine:
+    """Measures all that does not depend on a network."""
+    grid = clock.grid
+    per_socket = max(1, together // sockets(grid.device))
+    placement = Placement(grid.size, together, per_socket)
+    setting = Setting(
+        ranks=together,
+        threads=torch.get_num_threads(),
+        flops=peak_flops(clock),
+        bandwidth=memory_bandwidth(clock),
+        launch=launch_seconds(clock),
+        overhead=timing.measure_overhead(clock),
+    )
+    machine = Machine(
+        name=name,
+        date=date.today(),
+        versions=current_versions(),
+        processor=processor_name(),
+        device=grid.device.type,
+        ranks_per_node=together,
+        ranks_per_socket=per_socket,
+        memory=memory_of_rank(grid.device, together),
+        settings=(setting,),
+        reading=measure_reading(grid, folder),
+    )
+    if grid.size > 1:
+        communication = {
+            "links": timing.measure_links(clock, placement),
+            "sums": timing.measure_sums(clock, together),
+            "hidden": timing.measure_hidden(clock, placement),
+        }
+        machine = machine.model_copy(update=communication)
+    if grid.device.type == "cuda":
+        machine = machine.model_copy(update={"reserved": reserved_of_device(grid.device)})
+    return machine

@@ -1,0 +1,227 @@
+"""Writes calls of operators as text, and compares them, so that one's time tells another's.
+
+A call is written as text into a machine file and read back, equal after the round trip:
+
+>>> spec = TensorSpec((2, 3), (3, 1), torch.float32)
+>>> text = write_call(Call("aten.sum.dim_IntList", (spec, (1,), True)))
+>>> text
+'aten.sum.dim_IntList(f32[2,3], (1,), True)'
+>>> read_call(text).arguments[0] == spec
+True
+
+A tensor that is not contiguous has its strides behind its shape: ``f32[2,3](1,2)``. The text is
+a Python expression; nothing of it is evaluated.
+
+Times are interpolated between calls of one `call_kind`, by the distance of their features. A
+convolution's backward computes two gradients in one call, which can be timed apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import heapq
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec, contiguous_strides
+
+_DTYPE_NAMES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+_DTYPES = {short: dtype for dtype, short in _DTYPE_NAMES.items()}
+DOTTED_NAME = re.compile(r"\w+(\.\w+)+")
+"""Matches a dotted name, even with keywords of Python in it: ``aten.random_.from``."""
+
+_NUMBERS = {"inf": float("inf"), "nan": float("nan")}
+_TORCH_CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
+
+
+def write_call(call: Call) -> str:
+    """Writes a call on one line.
+
+    Raises:
+        ValueError: an argument is of a type that has no text.
+    """
+    options = [f"{name}={_write_argument(value)}" for name, value in call.options]
+    return f"{call.name}({', '.join([*map(_write_argument, call.arguments), *options])})"
+
+
+def read_call(text: str) -> Call:
+    """Reads a call that `write_call` wrote.
+
+    Raises:
+        ValueError: it is not the text of a call.
+    """
+    name, opening, rest = text.partition("(")
+    try:
+        node: ast.expr | None = ast.parse(f"call{opening}{rest}", mode="eval").body
+    except (SyntaxError, ValueError):
+        node = None
+    if not isinstance(node, ast.Call) or not DOTTED_NAME.fullmatch(name):
+        raise ValueError(f"{text!r} is no call")
+    options = tuple((str(keyword.arg), _read_argument(keyword.value)) for keyword in node.keywords)
+    return Call(name, tuple(map(_read_argument, node.args)), options)
+
+
+def _write_argument(value: object) -> str:
+    if isinstance(value, TensorSpec):
+        strides = ""
+        if value.strides != contiguous_strides(value.shape):
+            strides = f"({','.join(map(str, value.strides))})"
+        return f"{_DTYPE_NAMES[value.dtype]}[{','.join(map(str, value.shape)) or '()'}]{strides}"
+    if isinstance(value, tuple):
+        inside = ", ".join(map(_write_argument, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    if isinstance(value, torch.device):
+        return f"device({str(value)!r})"
+    if value is None or isinstance(value, (bool, int, float, complex, str, *_TORCH_CONSTANTS)):
+        return repr(value) if not isinstance(value, _TORCH_CONSTANTS) else str(value)
+    raise ValueError(f"a {type(value).__name__} has no text in a machine file")
+
+
+def _read_argument(node: ast.expr) -> object:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Tuple():
+            return tuple(map(_read_argument, node.elts))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            number = _read_argument(operand)
+            if isinstance(number, int | float | complex):
+                return -number
+        case ast.Name(id=name) if name in _NUMBERS:
+            return _NUMBERS[name]
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+            return _torch_constant(name)
+        case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPES:
+            shape = _read_numbers(node.slice)
+            return TensorSpec(shape, contiguous_strides(shape), _DTYPES[name])
+        case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(name))]):
+            return torch.device(name)
+        case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in _DTYPES:
+            assert isinstance(node.func, ast.Subscript)
+            strides = tuple(number for part in node.args for number in _read_numbers(part))
+            return TensorSpec(_read_numbers(node.func.slice), strides, _DTYPES[name])
+        case ast.BinOp(op=ast.Add() | ast.Sub()):  # a complex number
+            return ast.literal_eval(node)
+    raise ValueError(f"{ast.unparse(node)!r} is no argument of a call")
+
+
+def _read_numbers(node: ast.expr) -> tuple[int, ...]:
+    value = _read_argument(node)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not all(type(number) is int for number in numbers):
+        raise ValueError(f"{ast.unparse(node)!r} is no list of whole numbers")
+    return numbers
+
+
+def _torch_constant(name: str) -> object:
+    value = getattr(torch, name, None)
+    if not isinstance(value, _TORCH_CONSTANTS):
+        raise ValueError(f"torch.{name} is no argument of a call")
+    return value
+
+
+BOTH_GRADIENTS = "aten.convolution_backward.default"
+"""Names the operator that computes backward-data and backward-filter, or one of them."""
+
+_NEIGHBOURS = 4  # measured calls that one is interpolated between
+_LEAST_DISTANCE = 1e-2  # a distance in logarithms: nearer ones do not outweigh all others
+
+TimedCall = tuple[list[float], float, float]
+"""Holds the features of a measured call, its time [s] and its roofline [s]."""
+
+
+def call_kind(call: Call) -> tuple[object, ...]:
+    """Classifies calls: the times of one kind can be interpolated between.
+
+    Words are arguments that choose what is computed: flags, and None for a missing tensor.
+    """
+    words = [value for value in call.arguments if value is None or isinstance(value, (bool, str))]
+    if call.name == BOTH_GRADIENTS:
+        words.append(str(call.arguments[-1]))
+    return call.name, tuple(spec.dtype for spec in call.tensors()), tuple(map(str, words))
+
+
+def interpolated_seconds(call: Call, least: float, known: Iterable[TimedCall]) -> float:
+    """Interpolates the time [s] of a call, whose roofline is ``least``, between those of its kind.
+
+    The slowness is averaged geometrically over the nearest, weighted by the inverse square of
+    their distance in the logarithms of time and of extents.
+    """
+    here = call_features(call, least)
+    apart = [(_feature_distance(here, features), *times) for features, *times in known]
+    nearest = heapq.nsmallest(_NEIGHBOURS, apart, key=lambda one: one[0])
+    weights = [1 / max(distance, _LEAST_DISTANCE) ** 2 for distance, _, _ in nearest]
+    logarithms = [math.log(seconds / roofline) for _, seconds, roofline in nearest]
+    mean = sum(w * log for w, log in zip(weights, logarithms, strict=True)) / sum(weights)
+    return least * math.exp(mean)
+
+
+def only_pass(operator: LocalOperator, name: Pass) -> LocalOperator:
+    """Returns the operator with one of its passes alone; a convolution's backward may do two.
+
+    Raises:
+        ValueError: it does not do that pass.
+    """
+    flops = tuple(pair for pair in operator.flops if pair[0] == name)
+    if not flops:
+        raise ValueError(f"{operator.call.name} does no {name}")
+    if operator.call.name != BOTH_GRADIENTS or len(operator.flops) == 1:
+        return operator
+    *rest, mask = operator.call.arguments
+    assert isinstance(mask, tuple)
+    wanted = (name == "backward-data", name == "backward-filter", False)
+    alone = tuple(bool(asked) and one for asked, one in zip(mask, wanted, strict=True))
+    gradient, x, weight = (spec.nbytes for spec in itertools.islice(operator.call.tensors(), 3))
+    call = replace(operator.call, arguments=(*rest, alone))
+    read = gradient + (weight if name == "backward-data" else x)
+    written = x if name == "backward-data" else weight
+    return replace(operator, call=call, flops=flops, read=read, written=written)
+
+
+def measurable_passes(operator: LocalOperator) -> list[LocalOperator]:
+    """Lists the operator as called, and each of its passes alone where it does several."""
+    if operator.call.name != BOTH_GRADIENTS or len(operator.flops) < 2:
+        return [operator]
+    return [operator, *(only_pass(operator, name) for name, _ in operator.flops)]
+
+
+def call_features(call: Call, least: float) -> list[float]:
+    """Lists a call's features; the roofline is doubled, so that it counts most."""
+    features = [2 * math.log(max(least, 1e-12))]
+    for spec in call.tensors():
+        features += [math.log(max(extent, 1)) / 2 for extent in spec.shape]
+        features.append(float(spec.channels_last))
+    return features
+
+
+def _feature_distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Computes the distance between two calls; it is large if their numbers of dims differ."""
+    if len(a) != len(b):
+        return 10 + abs(a[0] - b[0])
+    return math.dist(a, b)
+
+
+CONVOLUTION_INPUT = {
+    "aten.convolution.default": 0,
+    "aten.mkldnn_convolution.default": 0,
+    "aten.convolution_backward.default": 1,
+}
+"""Gives the index of the input among the arguments of convolutions and their gradients."""
