@@ -13,11 +13,12 @@ object, two holes cannot be joined. How often that happens depends on everything
 process allocates, so there are two heaps that bound it: always joined, and never.
 
 `scratch_of` says what torch's convolutions take on the CPU while they run. oneDNN computes in
-an order of its own, channels in groups of 16, and copies what is contiguous into it: forward
-the result, and the input where its channels fill such groups; backward the gradient of the
-result with that of the input (whose channels are filled up), or with the input. For small
-volumes torch takes im2col instead, a column for each output. Measured with torch 2.13 by the
-highest memory of a process that calls one convolution.
+an order of its own, channels in groups of 16 with AVX-512 and of 8 without, and copies what is
+contiguous into it: forward the result, and the input where its channels fill such groups; backward
+the gradient of the result with that of the input (whose channels are filled up), or with the
+input. Without AVX-512 it makes the gradient of the weights from the columns of one plane. For
+small volumes torch takes im2col instead, a column for each output. Measured with torch 2.13 by
+the highest memory of a process that calls one convolution, on processors of both kinds.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Heap:
         del self._size_before[begin + size]
 
 
-_ONEDNN_GROUP = 16  # channels
+_HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+_ONEDNN_GROUP = 16 if _HAS_AVX512 else 8  # channels
 _BACKWARD = "aten.convolution_backward.default"
 _FORWARD = ("aten.convolution.default", "aten.mkldnn_convolution.default")
 
@@ -123,7 +125,12 @@ def scratch_of(call: Call, result: object, *, to_onednn: bool) -> int:
             return 0
         filled = x.nbytes * _padded_channels(x.shape[1]) // x.shape[1]
         of_data = gradient.nbytes + filled - x.nbytes if mask[0] else 0
-        of_weight = gradient.nbytes + x.nbytes if mask[1] and _reordered_bytes(x) else 0
+        of_weight = 0
+        if mask[1] and not _HAS_AVX512:
+            planes = gradient.shape[0] * gradient.shape[2]
+            of_weight = _im2col_bytes(x, weight, gradient) // max(1, planes)
+        elif mask[1] and _reordered_bytes(x):
+            of_weight = gradient.nbytes + x.nbytes
         return max(of_data, of_weight)
     if call.name in _FORWARD:
         x, weight, *_ = call.tensors()
