@@ -111,11 +111,14 @@ def prose(path: Path) -> str:
     return "\n".join([*filter(None, docs), *re.findall(r"#.*", text)])
 
 
+ENDS = {"/".join(path.parts[-depth:]) for path in CODE for depth in range(1, len(path.parts))}
+"""What a module's path may be called: its last parts."""
+
+
 def exists(name: str) -> bool:
     """Is a module of that name here, or is it no module of ours?"""
     placeholder = any(part.isupper() for part in Path(name).with_suffix("").parts)
-    known = any(str(code).endswith(f"/{name}") for code in CODE)
-    return known or placeholder or Path(name).name in NOT_OURS
+    return name in ENDS or placeholder or Path(name).name in NOT_OURS
 
 
 def test_modules_that_are_named_exist() -> None:

@@ -18,10 +18,10 @@ from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
 from hyperslab.formats.convert.worker import Outcome
 from hyperslab.formats.registry import source_of
+from hyperslab.formats.tfrecord.writer import Sc18Writer
 from hyperslab.geometry import Box
 from tests.formats.universes import CENTRE, Seat, counts, public, unit
 from tests.formats.writers import example, record
-from tests.selection import in_gate
 
 S = 5
 TARGETS = ("Omega_m", "sigma_8", "n_s")
@@ -103,9 +103,16 @@ def stop_after(count: int) -> Any:
     return done
 
 
-@pytest.mark.parametrize("count", in_gate([1, 3, 64, 65, 66], kept=[65]))
+@pytest.fixture
+def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file holds eight samples, so that nine need two files."""
+    monkeypatch.setattr(Sc18Writer, "per_file", 8)
+
+
+@pytest.mark.usefixtures("of_eight")
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 10])
 def test_a_stopped_run_is_completed_to_the_same(tmp_path: Path, count: int) -> None:
-    source = universes(tmp_path / "in", 67, 2)
+    source = universes(tmp_path / "in", 11, 2)
     run(source, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(source, tmp_path / "out", done=stop_after(count))
@@ -113,21 +120,22 @@ def test_a_stopped_run_is_completed_to_the_same(tmp_path: Path, count: int) -> N
     with last.open("ab") as file:
         file.write(b"what a killed run has begun")
     states = run(source, tmp_path / "out")
-    assert states == ["kept"] * count + ["converted"] * (67 - count)
+    assert states == ["kept"] * count + ["converted"] * (11 - count)
     for file in ("00000.tfrecord", "00001.tfrecord"):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
 
+@pytest.mark.usefixtures("of_eight")
 def test_a_file_that_has_gone_is_made_again(tmp_path: Path) -> None:
-    source = universes(tmp_path / "in", 66, 2)
+    source = universes(tmp_path / "in", 10, 2)
     run(source, tmp_path / "out")
     (tmp_path / "out/00000.tfrecord").unlink()
-    assert sorted(run(source, tmp_path / "out")) == ["converted"] * 64 + ["kept"] * 2
+    assert sorted(run(source, tmp_path / "out")) == ["converted"] * 8 + ["kept"] * 2
     found = source_of(tmp_path / "out", Seat())
-    assert len(found.names) == 66
-    held = {found.target(i).tobytes() for i in range(66)}
-    assert len(held) == 66
-    assert run(source, tmp_path / "out") == ["kept"] * 66
+    assert len(found.names) == 10
+    held = {found.target(i).tobytes() for i in range(10)}
+    assert len(held) == 10
+    assert run(source, tmp_path / "out") == ["kept"] * 10
 
 
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
