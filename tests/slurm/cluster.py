@@ -20,7 +20,7 @@ from tests.nodes import ADDRESSES, Nodes
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 
 CPUS = 8  # of a node, as far as Slurm knows
-GPUS = 2  # they are null devices, of which Slurm says which task has which
+GPUS = 4  # as the files in slurm/ ask for: null devices, of which Slurm says which task has which
 
 START = 30.0  # [s] that the daemons have to come
 LIMIT = 100.0  # [s] for a command or a job

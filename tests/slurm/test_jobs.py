@@ -84,7 +84,7 @@ def jobs(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_node(jobs: Jobs) -> None:
-    job = jobs.train("one-node.sbatch", options=("--nodes=1", "--gpus-per-node=2"))
+    job = jobs.train("one-node.sbatch", options=("--nodes=1",))
     assert jobs.cluster.end_of(job) == "COMPLETED 0", jobs.said()
     assert "Grid(data=1, depth=2, height=1, width=1) on cpu" in jobs.said()
     assert latest(jobs.run) is not None
