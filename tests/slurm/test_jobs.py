@@ -84,7 +84,7 @@ def jobs(cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_node(jobs: Jobs) -> None:
-    job = jobs.train("one-node.sbatch", options=("--nodes=1",))
+    job = jobs.train("one-node.sbatch", options=("--nodes=1", "--gpus-per-node=2"))
     assert jobs.cluster.end_of(job) == "COMPLETED 0", jobs.said()
     assert "Grid(data=1, depth=2, height=1, width=1) on cpu" in jobs.said()
     assert latest(jobs.run) is not None
@@ -196,5 +196,5 @@ def test_wrong_variables_and_numbers_are_one_error_of_each_rank(jobs: Jobs) -> N
 def test_each_task_sees_a_gpu_of_its_own(cluster: SlurmCluster) -> None:
     """What `hyperslab.comm.bootstrap` takes for granted: one device, whatever the task's number."""
     words = ["sh", "-c", "echo $SLURM_LOCALID $CUDA_VISIBLE_DEVICES"]
-    said = cluster.run("srun", "--nodes=2", "--ntasks=4", "--gpus-per-task=1", *words)
+    said = cluster.run("srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", *words)
     assert sorted(said.splitlines()) == ["0 0", "0 0", "1 1", "1 1"]
