@@ -46,7 +46,7 @@ from tests.worker import Outcome, Task, serve
 
 T = TypeVar("T")
 
-MAX_RANKS = 8
+MAX_RANKS = 64
 GRACE = 10.0  # [s] that the other ranks have after the first one failed
 RENEW = 100  # calls that share one process group
 LEFT_OUT = 10  # calls of fewer ranks, after which the others are stopped

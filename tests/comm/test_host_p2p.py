@@ -124,3 +124,39 @@ def test_boxes_take_a_connection_for_each_replica_and_not_for_each_rank() -> Non
         assert asked == sorted({rank, (rank + 4) % 8})
         assert all_asked == list(range(8))
         assert everybody - apart == 7 - 1
+
+
+def of_several_data_sets() -> tuple[int, list[float], float]:
+    """Sockets of the second data set, what its peer sends in both, and after one was left."""
+    grid = hs.Grid(data=2, depth=2)
+    first = HostP2P(grid, same_position=True)
+    before = sockets()
+    second = HostP2P(grid, same_position=True)
+    more = sockets() - before
+    peer = (grid.rank + 2) % 4
+
+    def swap(*pairs: tuple[HostP2P, float]) -> list[float]:
+        found = [np.empty(3, np.float32) for _ in pairs]
+        for transport, value in pairs:
+            transport.send(np.full(3, value, np.float32), peer, 1, "a test")
+        # In the other order than they were sent, under one tag.
+        waits = [pairs[at][0].receive(found[at], peer, tag=1) for at in reversed(range(len(pairs)))]
+        for wait in waits:
+            wait()
+        return [float(one[0]) for one in found]
+
+    heard = swap((first, grid.rank), (second, grid.rank + 10))
+    for transport in (first, second):
+        transport.settle()
+    grid.barrier()
+    if grid.rank == 0:
+        second.abandon()
+    third = HostP2P(grid, same_position=True)
+    return more, heard, swap((third, grid.rank + 20))[0]
+
+
+def test_data_sets_share_their_connections_until_one_is_left_after_an_error() -> None:
+    fresh_groups()
+    for rank, found in enumerate(run_ranks(4, of_several_data_sets, timeout=60)):
+        peer = (rank + 2) % 4
+        assert found == (0, [peer, peer + 10], peer + 20)

@@ -212,3 +212,26 @@ def test_a_machine_file_of_another_processor_is_named(
     )
     assert "laptop-2core was measured on AMD EPYC, and this is another one" in said
     assert "another one" not in not_said
+
+
+def test_a_machine_file_of_other_instructions_is_named(
+    job: GridJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = load_machine("laptop-2core").model_copy(update={"instructions": "AVX512"})
+    monkeypatch.setattr(summary, "processor_name", lambda: machine.processor)
+    said = []
+    for here in ("AVX2", "AVX512"):
+        monkeypatch.setattr(summary, "instruction_set", lambda here=here: here)
+        plan = make_plan(job, machine, 1, bounds())
+        said.append("\n".join(plan_remarks(plan, [], LeastRanks(None, proven=False))))
+    assert "was measured on AMD EPYC (AVX512), and this is AMD EPYC (AVX2)" in said[0]
+    assert "was measured on" not in said[1]
+
+
+def test_which_axes_lie_inside_a_node_is_said(job: GridJob) -> None:
+    plan = make_plan(job, v100(), 8, bounds())
+    said = "\n".join(plan_remarks(plan, [], LeastRanks(None, proven=False)))
+    assert plan.best is not None
+    assert f"nodes      4 ranks each: {summary.node_text(plan.best.grid, 4)}" in said
+    within = make_plan(job, v100(), 4, bounds())
+    assert "nodes " not in "\n".join(plan_remarks(within, [], LeastRanks(None, proven=False)))

@@ -54,6 +54,42 @@ def test_the_public_layout(tmp_path: Path) -> None:
             assert file["physPar"].shape == (4,)
 
 
+def test_parts_fill_a_folder_as_one_process_does(tmp_path: Path) -> None:
+    simulate(tmp_path / "whole", count=5)
+    for part in (1, 0, 1):  # one comes back, and finds its universes
+        found = simulate(tmp_path / "parts", count=5, part=(part, 2))
+        assert [path.stem[-1] for path in found] == [str(i) for i in range(part, 5, 2)]
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_parts_work_at_once_and_keep_out_whoever_wants_the_folder_alone(tmp_path: Path) -> None:
+    def another(_: Path) -> None:
+        if not (tmp_path / "univ_ics_000001.hdf5").exists():
+            simulate(tmp_path, count=2, part=(1, 2))
+            with pytest.raises(DataError, match="another simulation into it is under way"):
+                simulate(tmp_path, count=2)
+
+    simulate(tmp_path, count=2, part=(0, 2), done=another)
+    assert len(contents(tmp_path)) == 2
+
+
+def test_a_rank_does_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    words = [str(tmp_path), "--count", "3", "--size", str(SIZE), "--steps", str(STEPS)]
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "x")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    done = CliRunner().invoke(app, words)
+    assert done.output.endswith(f"1 universes in {tmp_path}, part 1 of 2\n")
+    assert [*contents(tmp_path)] == ["univ_ics_000001.hdf5"]
+    done = CliRunner().invoke(app, [*words, "--part", "0/3"])
+    assert [*contents(tmp_path)] == ["univ_ics_000000.hdf5", "univ_ics_000001.hdf5"]
+    for odd in ("3/3", "a/b", "1", "-1/2"):
+        said = CliRunner().invoke(app, [*words, "--part", odd]).output
+        assert "give K/N" in " ".join(said.split())
+
+
 def test_a_seed_gives_the_same_bytes_whatever_the_count(tmp_path: Path) -> None:
     simulate(tmp_path / "a", seed=4)
     simulate(tmp_path / "b", seed=4, count=2)

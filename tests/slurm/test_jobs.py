@@ -184,6 +184,34 @@ def test_the_doctor_sees_two_nodes(jobs: Jobs, tmp_path: Path) -> None:
     assert "--distribution=block" in jobs.cluster.run(*around, *words, code=1)
 
 
+def test_a_study_runs_its_points_on_both_nodes(jobs: Jobs, tmp_path: Path) -> None:
+    words = ("scale", "strong", str(jobs.recipe), "--ranks", "1,2,4", "--epochs", "2")
+    out = ("--output", str(tmp_path / "study"))
+    tasks = ("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    said = jobs.cluster.run(*tasks, sys.executable, "-m", "hyperslab", *words, *out)
+    rows = [line.split(",") for line in (tmp_path / "study" / "study.csv").read_text().split()]
+    assert [row[0] for row in rows] == ["ranks", "1", "2", "4"], said
+    assert "take turns" not in said
+
+
+def test_a_sweep_deals_its_runs_to_groups_on_both_nodes(jobs: Jobs, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    keys = f"{{recipe: run.yaml, output: {tmp_path / 'swept'}, rates: [0.001, 0.01]"
+    sweep.write_text(f"{keys}, seeds: [0, 1], variants: {{all: {{}}}}}}")
+    words = ("sweep", str(sweep), "--ranks", "2", "grid.depth=2")
+    tasks = ("srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+    said = jobs.cluster.run(*tasks, sys.executable, "-m", "hyperslab", *words)
+    assert "4 of 4" in said
+    assert "failed" not in said
+
+
+def test_universes_are_simulated_by_tasks(jobs: Jobs, tmp_path: Path) -> None:
+    words = ("simulate", str(tmp_path / "made"), "--count", "5", "--size", "8", "--steps", "2")
+    tasks = ("srun", "--nodes=2", "--ntasks=2")
+    jobs.cluster.run(*tasks, sys.executable, "-m", "hyperslab", *words)
+    assert len([*(tmp_path / "made").iterdir()]) == 5
+
+
 def test_wrong_variables_and_numbers_are_one_error_of_each_rank(jobs: Jobs) -> None:
     train = ["env", "-u", "SLURM_LOCALID", f"{sys.prefix}/bin/hyperslab", "train", str(jobs.recipe)]
     said = jobs.cluster.run("srun", "--nodes=2", "--ntasks=2", *train, code=1)

@@ -212,11 +212,7 @@ def write_checkpoint(
     failing = f"cannot write the checkpoint {path}"
     try:
         on_main(lambda: _prepare(partial, path), failing, group)
-        parts: list[RankPart] = []
-        for rank, part in enumerate(agreement.all_gather(_write_part(partial, own), group)):
-            if isinstance(part, str):
-                raise CheckpointError(f"{failing}: {part} (rank {rank})")
-            parts.append(part)
+        parts = agreement.gather_on_main(_write_part(partial, own), group)
         on_main(lambda: _finish(partial, path, own, parts), failing, group)
     except CheckpointError as error:
         full = on_main(lambda: _fullness(partial), failing, group)
@@ -269,16 +265,19 @@ def _finish(
     partial: Path,
     path: Path,
     own: snapshot.Snapshot | CheckpointError,
-    parts: list[RankPart],
+    parts: list[RankPart | str],
 ) -> None:
     """Complete the folder, make sure that it is on the disk, and give it its name."""
+    failing = f"cannot write the checkpoint {path}"
+    sums: dict[str, str] = {}
+    for rank, part in enumerate(parts):
+        if isinstance(part, str):
+            raise CheckpointError(f"{failing}: {part} (rank {rank})")
+        sums |= part[1]
     assert isinstance(own, snapshot.Snapshot)
-    for rank, (digest, _) in enumerate(parts):
-        if digest != own.digest:
-            raise CheckpointError(
-                f"cannot write the checkpoint {path}: rank {rank} has other tensors than rank 0"
-            )
-    sums = {name: value for _, part in parts for name, value in part.items()}
+    for rank, part in enumerate(parts):
+        if part[0] != own.digest:
+            raise CheckpointError(f"{failing}: rank {rank} has other tensors than rank 0")
     for name, data in ((files.STATE_FILE, own.state), (snapshot.INDEX_FILE, own.index)):
         if data:
             sums[name] = files.write_new(partial / name, [data])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +22,16 @@ from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.bootstrap import start_ranks
 from hyperslab.errors import MachineError
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.calibrate import Calibration, calibrate, operators_of_recipes
+from hyperslab.planner.auto import USUAL_MACHINES
+from hyperslab.planner.calibrate import (
+    Calibration,
+    calibrate,
+    operators_of_plan,
+    operators_of_recipes,
+)
 from hyperslab.planner.machine import load_machine, save_machine
+from hyperslab.planner.records import LocalOperator
+from hyperslab.planner.search import host_bounds
 from hyperslab.planner.trace import Device
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.trust import Trust
@@ -49,6 +58,18 @@ def calibrate_command(
         ),
     ] = None,
     budget: Annotated[float, typer.Option(min=0.001, help="Seconds for each measurement.")] = 0.3,
+    planned: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Measure only for a plan of so many ranks, which may be more: the operators of "
+            "its best grids.",
+        ),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds for all; what a step has most of comes first."),
+    ] = None,
     trust: TrustOption = None,
 ) -> None:
     """Measure how fast this machine is, for plans.
@@ -64,17 +85,22 @@ def calibrate_command(
         if is_started():
             if ranks:
                 raise MachineError("--ranks starts ranks, but these were started already: omit it")
-            calibrate_as_rank(recipes, overrides, out=out, budget=budget, trusted=trust or ())
+            calibrate_as_rank(
+                recipes,
+                overrides,
+                out=out,
+                budget=budget,
+                planned=planned,
+                limit=limit,
+                trusted=trust or (),
+            )
             return
         # Before minutes of measuring, and once, not on every rank.
         _check(recipes, overrides, out)
-        options = [
-            "--out",
-            str(out),
-            "--budget",
-            str(budget),
-            *Trust(modules=tuple(trust or ())).options,
-        ]
+        options = ["--out", str(out), "--budget", str(budget)]
+        options += [] if planned is None else ["--planned", str(planned)]
+        options += [] if limit is None else ["--limit", str(limit)]
+        options += Trust(modules=tuple(trust or ())).options
         for count in ranks or [1]:
             _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
 
@@ -86,6 +112,8 @@ def calibrate_as_rank(
     *,
     out: Path,
     budget: float,
+    planned: int | None = None,
+    limit: float | None = None,
     trusted: Sequence[str] = (),
 ) -> None:
     """Measure as one rank; the main one writes the file and shows how far it is."""
@@ -95,10 +123,16 @@ def calibrate_as_rank(
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
     before = broadcast_from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
+
+    def operators_to_measure() -> list[LocalOperator]:
+        if planned is None:
+            return operators_of_recipes(recipes, overrides, grid.size, device, trusted)
+        likely = before or load_machine(USUAL_MACHINES[device])
+        bounds = host_bounds(grid.size, device)
+        return operators_of_plan(recipes, overrides, planned, likely, bounds, trusted)
+
     # One rank traces for all: it takes as long as a plan, and they share the cores.
-    operators = broadcast_from_main(
-        lambda: operators_of_recipes(recipes, overrides, grid.size, device, trusted)
-    )
+    operators = broadcast_from_main(operators_to_measure)
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
@@ -111,6 +145,7 @@ def calibrate_as_rank(
             operators,
             before,
             budget=budget,
+            limit=math.inf if limit is None else limit,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if is_main:
@@ -149,6 +184,7 @@ def _check(recipes: Sequence[Path], overrides: Sequence[str], out: Path) -> None
 
 def _summary(result: Calibration, ranks: int, out: Path) -> str:
     plural = "s" * (ranks > 1)
-    lines = [f"{out}: {ranks} rank{plural}, {result.measured} calls measured"]
+    left = f", no time for {result.left} more" if result.left else ""
+    lines = [f"{out}: {ranks} rank{plural}, {result.measured} calls measured{left}"]
     lines += [f"    not measured: {name}: {why}" for name, why in sorted(result.failed.items())]
     return "\n".join(lines)

@@ -12,12 +12,14 @@ import typer
 from typer.core import TyperGroup
 
 from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option, three
+from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
-from hyperslab.formats.convert import Request, convert
+from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert.scans import ScanOutcome, convert_scans, respace_scans
 from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs
 from hyperslab.formats.registry import choices, compressions, load_plugins, names
+from hyperslab.launch.crew import Crew, with_crew
 from hyperslab.simulate.phantoms import list_phantoms, make_phantoms
 
 FOLDER = "folder"
@@ -58,7 +60,7 @@ along width, height and depth; for tfrecord {folder}_{name}_{number}.
 Each file is read back and its checksum compared before it gets its name; OUT/conversion.jsonl keeps
 the checksums. Repeat the command to continue after an interruption: finished files of the same
 source are kept. A volume that cannot be converted is named on standard error, and the exit code is
-1."""
+1. Under srun, jsrun and torchrun the volumes are dealt to the ranks that there are."""
 
 LITS_HELP = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
 
@@ -131,24 +133,32 @@ def folder(
         None if redshifts is None else _numbers("--redshifts", redshifts),
         None if targets is None else tuple(name.strip() for name in targets.split(",")),
     )
-    with progress() as bar:
 
-        def begun(count: int, notices: Sequence[str]) -> None:
-            bar.add_task("volumes", total=count)
-            for notice in notices:
-                say(f"note: {notice}", err=True)
+    def run(crew: Crew | None = None) -> list[Outcome]:
+        with progress() as bar:
 
-        outcomes = convert(
-            src,
-            out,
-            request,
-            channels=place,
-            source_format=source_format,
-            allowed=AccessPolicy(outside_files, missing_chunks),
-            workers=_workers(workers),
-            begun=begun,
-            done=lambda outcome: bar.advance(bar.task_ids[0]),
-        )
+            def begun(count: int, notices: Sequence[str]) -> None:
+                bar.add_task("volumes", total=count)
+                for notice in notices:
+                    say(f"note: {notice}", err=True)
+
+            return convert(
+                src,
+                out,
+                request,
+                channels=place,
+                source_format=source_format,
+                allowed=AccessPolicy(outside_files, missing_chunks),
+                workers=_workers(workers),
+                spread=None if crew is None else crew.map,
+                begun=begun,
+                done=lambda outcome: bar.advance(bar.task_ids[0]),
+            )
+
+    adopt_rank()
+    outcomes = with_crew(run, out) if is_started() else run()
+    if outcomes is None:
+        return  # this rank is not the main one
     for outcome in outcomes:
         if outcome.reason:
             say(f"not converted: {outcome.reason}", err=True)

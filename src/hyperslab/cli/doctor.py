@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import statistics
@@ -20,7 +19,7 @@ from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopp
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
 from hyperslab.comm.bootstrap import start_ranks
-from hyperslab.comm.rendezvous import name_ranks
+from hyperslab.comm.rendezvous import interleaved_nodes, name_ranks
 from hyperslab.errors import HyperslabError
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner.timing import Clock
@@ -210,12 +209,8 @@ def _problems(found: list[Findings], folder: Path) -> list[str]:
     """Says what would go wrong or be slow, and what to do."""
     problems = []
     hosts = [one.host for one in found]
-    turns = sum(a != b for a, b in itertools.pairwise(hosts)) + 1
-    if turns > len(set(hosts)):
-        problems.append(
-            "the ranks of a node do not follow each other, so that neighbours talk over the "
-            "network: srun --distribution=block, or mpirun --map-by slot"
-        )
+    if why := interleaved_nodes(hosts):
+        problems.append(why)
     counts = Counter(hosts)
     if len(set(counts.values())) > 1:
         some = ", ".join(f"{host} {count}" for host, count in sorted(counts.items())[:4])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
 import typer
 
+from hyperslab.comm.bootstrap import adopt_launcher
+from hyperslab.comm.launchers import read_variables
 from hyperslab.errors import DataError
 from hyperslab.formats.storage_order import Channels
 from hyperslab.train.sliding_windows import WindowPolicy
@@ -89,6 +92,13 @@ TrustOption = Annotated[
         "that was continued with --trust needs it again.",
     ),
 ]
+PartOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N",
+        help="Do part K of N, from 0 on, as one task of a job array. Default: that of this rank.",
+    ),
+]
 PluginOption = Annotated[
     list[str] | None, typer.Option(help="Module to import that registers formats; may be repeated.")
 ]
@@ -107,3 +117,20 @@ def channels_of_option(word: str | None) -> Channels | None:
     if word is not None:
         raise typer.BadParameter(f"--channels {word}: give {' or '.join(get_args(Channels))}")
     return None
+
+
+def part_of_command(text: str | None) -> tuple[int, int]:
+    """Read ``--part``: this process's number and how many there are; as a rank that of the rank.
+
+    Raises:
+        BadParameter: it is no such part.
+        HyperslabError: a variable of the launcher is missing or odd.
+    """
+    if text is None:
+        adopt_launcher(os.environ)
+        place = read_variables(os.environ)
+        return (0, 1) if place is None else (place.rank, place.size)
+    number, slash, parts = text.partition("/")
+    if not (slash and number.isdecimal() and parts.isdecimal() and int(number) < int(parts)):
+        raise typer.BadParameter(f"--part {text}: give K/N with K from 0 to N - 1, such as 0/16")
+    return int(number), int(parts)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
 from hyperslab.cli.options import OverridesArgument, TrustOption
+from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, reason
+from hyperslab.launch.supervisor import launch
 from hyperslab.planner import search, summary
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import VolumeShape, job_of
 from hyperslab.planner.machine import Machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import planned_device
-from hyperslab.recipe.trust import trust_of
+from hyperslab.recipe.trust import Trust, trust_of
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.optional_libraries import importing_figures
 
@@ -47,6 +52,13 @@ def plan_command(
         str | None,
         typer.Option(help="Machine: a shipped name, or a calibrated file. Default: the device's."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure here first, for two minutes, what a step has most of, into this machine "
+            "file, and plan by it."
+        ),
+    ] = None,
     shape: Annotated[
         str | None,
         typer.Option(help="Shape C,D,H,W of a volume, if the data are not on this machine."),
@@ -63,14 +75,23 @@ def plan_command(
     """Predict the step time and memory of every grid.
 
     Nothing is run: a step is traced without memory and its cost computed for the given machine.
+    With --calibrate a machine file of this machine is made, or completed, before. Keep the machine
+    idle meanwhile.
     """
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
         raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
-    chosen = machine_for(machine, planned_device(config))
     count = ranks or config.grid.size
+    if calibrate is not None:
+        if machine is not None:
+            raise typer.BadParameter("--calibrate and --machine both name a machine: give one")
+        _calibrate(
+            calibrate, count, planned_device(config), [str(recipe), *(overrides or [])], trust
+        )
+        machine = str(calibrate)
+    chosen = machine_for(machine, planned_device(config))
     bounds = _bounds(memory, chosen if machine else None, count, chosen.device)
     with _naming_shape(shape):
         job = job_of(config, _shape(shape))
@@ -93,6 +114,27 @@ def plan_command(
         raise RecipeError(f"cannot write the plan: {reason(error)}") from None
     if plan.best is None:
         raise typer.Exit(1)
+
+
+CALIBRATION_SECONDS = 120.0
+"""Limits the time of a calibration for one plan."""
+
+CALIBRATION_BUDGET = 0.1
+"""Gives the seconds of each of its measurements."""
+
+
+def _calibrate(
+    out: Path, ranks: int, device: str, recipe: list[str], trust: list[str] | None
+) -> None:
+    """Measure what decides a plan of so many ranks, on as many as this machine has places for."""
+    places = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    words = ["--out", str(out), "--planned", str(ranks)]
+    words += ["--budget", str(CALIBRATION_BUDGET), "--limit", str(CALIBRATION_SECONDS)]
+    words += [*Trust(modules=tuple(trust or ())).options, "--", *recipe]
+    with exit_when_stopped(), tempfile.TemporaryDirectory(prefix="hyperslab-plan-") as logs:
+        here = max(1, min(ranks, places))
+        limit = 2 * CALIBRATION_SECONDS  # the last call may be a long one
+        launch(here, ["-m", "hyperslab", "calibrate", *words], Path(logs), limit=limit)
 
 
 def _shape(text: str | None) -> VolumeShape | None:

@@ -46,19 +46,6 @@ def is_started() -> bool:
     return "RANK" in os.environ
 
 
-def check_alone(command: str) -> None:
-    """Refuse to be one of several ranks that something has started.
-
-    Raises:
-        LayoutError: this is one of them.
-    """
-    if is_started():
-        raise LayoutError(
-            f"hyperslab {command} starts its ranks itself, on this machine: do not start it on "
-            "several, by torchrun, mpirun or srun"
-        )
-
-
 def is_started_again() -> bool:
     """Say whether what started this rank, such as torchrun with --max-restarts, did so before."""
     return os.environ.get(supervisor.RESTARTS_VARIABLE, "0") != "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,11 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli.options import OverridesArgument, TrustOption
-from hyperslab.cli.rank import check_alone, exit_when_stopped
+from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
+from hyperslab.errors import LayoutError
+from hyperslab.launch.crew import Crew, Team, with_crew
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.search import process_bytes
 from hyperslab.recipe.load import load_recipe
@@ -74,12 +77,13 @@ def scale_command(
     As in Oyama et al. 2020, every point is a training of 4 epochs on this machine, in its own
     folder; the result is the median step without the first epoch. Existing points are not run
     again. With --machine, a prediction stands beside each measurement. Synthetic data
-    (data.path=null data.synthetic.width=128) need no files.
+    (data.path=null data.synthetic.width=128) need no files. Under srun, jsrun and torchrun the
+    points run on the ranks that there are.
     """
     with importing_figures():  # --help need not wait for it
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
 
-    check_alone("scale")
+    adopt_rank()
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     predictor = _predictor(machine, config) if predict or machine is not None else None
     points, refused = points_of(
@@ -96,13 +100,38 @@ def scale_command(
         refused=tuple(refused),
     )
     log_to_stdout(logging.INFO)
+
+    def run(crew: Crew | None = None) -> scaling.Study:
+        asked = request
+        if crew is not None and request.trains:
+            asked = replace(request, start=_team_of_all(crew, points).start_training)
+        return scaling.run_study(asked, predictor, write_study)
+
     with exit_when_stopped():
-        study = scaling.run_study(request, predictor, write_study)
+        study = with_crew(run, request.output) if is_started() else run()
+    if study is None:
+        return  # this rank is not the main one
     console = Console(soft_wrap=True)
     console.print(short_table(study))
     for words in study_remarks(study):
         console.print(words, highlight=False)
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
+
+
+def _team_of_all(crew: Crew, points: list[scaling.ScalingPoint]) -> Team:
+    """Return all ranks as a team.
+
+    Raises:
+        LayoutError: a point needs more.
+    """
+    most = max(point.ranks for point in points)
+    if most > crew.size:
+        raise LayoutError(
+            f"a point has {most} ranks, and {crew.size} were started\n    start {most} tasks, or "
+            "leave the point out of --ranks"
+        )
+    (team,) = crew.teams(crew.size)
+    return team
 
 
 def _default_output(recipe: Recipe, kind: scaling.ScalingKind) -> Path:

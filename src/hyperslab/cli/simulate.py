@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.options import PartOption, part_of_command
 from hyperslab.cli.terminal import counting
 from hyperslab.simulate.parameters import NAMES, RANGES
 from hyperslab.simulate.universes import make_universes
@@ -38,12 +39,16 @@ def simulate_command(
         int | None, typer.Option(help="Particles per side. Default: as many as voxels.")
     ] = None,
     steps: Annotated[int, typer.Option(help="Time steps of the particle mesh.")] = 10,
+    part: PartOption = None,
 ) -> None:
     """Simulate N-body universes in the public HDF5 layout.
 
-    Repeat the command to continue after an interruption; finished universes are kept.
+    Repeat the command to continue after an interruption; finished universes are kept. Under srun,
+    jsrun and torchrun each task makes its part of them.
     """
-    with counting("universes", count) as done:
+    number, parts = part_of_command(part)
+    mine = len(range(number, count, parts))
+    with counting("universes", mine) as done:
         make_universes(
             out,
             count=count,
@@ -54,6 +59,7 @@ def simulate_command(
             particles=particles,
             steps=steps,
             ranges=ranges,
+            part=(number, parts),
             done=done,
         )
-    typer.echo(f"{count} universes in {out}")
+    typer.echo(f"{mine} universes in {out}" + (f", part {number} of {parts}" * (parts > 1)))

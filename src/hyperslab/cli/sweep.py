@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,11 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli.options import TrustOption
-from hyperslab.cli.rank import check_alone, exit_when_stopped
+from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
+from hyperslab.launch.crew import Crew, with_crew
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.sweep import run
 from hyperslab.studies.sweep.schema import load_sweep
@@ -49,9 +51,10 @@ def sweep_command(
 
     First chooses a learning rate for each variant, by the validation loss of shorter runs; then
     trains each with several seeds. Repeat the command to continue after an interruption; finished
-    runs are kept. A failed run is named, and the exit code is 1.
+    runs are kept. A failed run is named, and the exit code is 1. Under srun, jsrun and torchrun
+    the runs are dealt to groups of the ranks that there are.
     """
-    check_alone("sweep")
+    adopt_rank()
     words = overrides or []
     # The user's own words come last, and so win.
     words = [*_uncut(words, ranks), *words]
@@ -62,8 +65,20 @@ def sweep_command(
         console.print(run.forecast_table(wanted, machine).for_terminal(wrap="a step"))
         return
     log_to_stdout(logging.INFO)
+
+    def train(crew: Crew | None = None) -> run.SweepState:
+        ways: list[run.DoRun] = [run.do_run]
+        if crew is not None:
+            teams = crew.teams(count)
+            if not teams:
+                raise LayoutError(f"a run takes {count} ranks, and {crew.size} were started")
+            ways = [partial(run.do_run, start=team.start_training) for team in teams]
+        return run.run_sweep(wanted, count, run.SweepProgress(wanted), ways)
+
     with exit_when_stopped():
-        state = run.run_sweep(wanted, count, run.SweepProgress(wanted))
+        state = with_crew(train, wanted.output) if is_started() else train()
+    if state is None:
+        return  # this rank is not the main one
     rows = state.rows()
     for table in (run.rates_table(rows), run.runs_table(rows), run.scores_table(rows)):
         console.print(table.for_terminal())

@@ -146,7 +146,10 @@ def tensors_from_main(make: Callable[[], T]) -> T:
 
 
 def all_gather(mine: T, group: Group = None) -> list[T]:
-    """Return what every rank has, by rank."""
+    """Return what every rank has, by rank.
+
+    Each rank then holds what all have: for small things, and for what only few have.
+    """
     size = ranks_in(group)
     if size == 1:
         return [mine]
@@ -154,6 +157,17 @@ def all_gather(mine: T, group: Group = None) -> list[T]:
     with keeping_contact(AGREEMENT):
         dist.all_gather_object(found, mine, group=group or world())
     return cast(list[T], found)
+
+
+def gather_on_main(mine: T, group: Group = None) -> list[T]:
+    """Return on the main rank what every rank has, by rank; nothing on the others."""
+    size = ranks_in(group)
+    if size == 1:
+        return [mine]
+    found: list[T | None] | None = [None] * size if own_rank() == 0 else None
+    with keeping_contact(AGREEMENT):
+        dist.gather_object(mine, found, group=group or world(), group_dst=0)
+    return cast(list[T], found or [])
 
 
 def collective_try(
@@ -206,14 +220,31 @@ def any_rank(flag: bool, group: Group = None) -> bool:
     return bool(found.item())
 
 
+def sum_over_ranks(*numbers: int) -> list[int]:
+    """Add up each of these whole numbers over all ranks."""
+    return _reduced(numbers, dist.ReduceOp.SUM)
+
+
+def least_of_ranks(number: int) -> int:
+    """Return the smallest number that a rank has."""
+    return _reduced((number,), dist.ReduceOp.MIN)[0]
+
+
 def same_on_all(number: int, what: str = AGREEMENT) -> bool:
     """Tell whether all ranks have the same number, such as the checksum of something larger."""
+    most, least = _reduced((number, -number), dist.ReduceOp.MAX, what)
+    return most == -least
+
+
+def _reduced(
+    numbers: Sequence[int], how: dist.ReduceOp.RedOpType, what: str = AGREEMENT
+) -> list[int]:
     if ranks_in() == 1:
-        return True
-    ends = torch.tensor([number, -number], device=device_of_rank())
+        return list(numbers)
+    found = torch.tensor(numbers, dtype=torch.int64, device=device_of_rank())
     with keeping_contact(what):
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=world())
-    return bool(ends[0] == -ends[1])
+        dist.all_reduce(found, op=how, group=world())
+    return list(map(int, found.tolist()))
 
 
 def agree_on(facts: Facts, what: str = AGREEMENT) -> None:

@@ -21,7 +21,13 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from hyperslab.comm.agreement import agree_on, all_gather, keeping_contact, same_on_all
+from hyperslab.comm.agreement import (
+    agree_on,
+    all_gather,
+    any_rank,
+    keeping_contact,
+    same_on_all,
+)
 from hyperslab.comm.bootstrap import (
     enter_part,
     in_part,
@@ -210,7 +216,10 @@ class Grid:
         Distribution scheme: 1. every rank runs a small one, once a process; 2. all hear what went
         wrong on any of them.
         """
-        failures = all_gather(why_triton_fails(self.device))
+        own = why_triton_fails(self.device)
+        if not any_rank(own is not None):
+            return
+        failures = all_gather(own)
         rank, why = next(((r, words) for r, words in enumerate(failures) if words), (0, None))
         if why is not None and triton_runs():
             refuse_triton()

@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from hyperslab.comm.agreement import all_gather, any_rank, lost_contact
 from hyperslab.comm.bootstrap import make_own_group, rank_in_torch, time_limit
 from hyperslab.comm.communicator import agree_on_group_names
-from hyperslab.comm.grid import Grid
+from hyperslab.comm.grid import Grid, per_grid
 from hyperslab.errors import CommError
 
 log = logging.getLogger("hyperslab.data")
@@ -43,6 +44,42 @@ other rank closes the connection: that one ends with its time limit.
 SentMessage = tuple[int, dist.Work, NDArray[Any]]
 """Holds the receiver, what is under way, and what must not change until it has arrived."""
 
+SentMessages = list[list[SentMessage]]
+"""Holds the messages of two steps."""
+
+
+@dataclass(slots=True)
+class PositionGroup:
+    """Connects the ranks that only ``data`` tells apart, for all data sets of a grid.
+
+    ``users`` counts the data sets so far, by which their messages are told apart; ``sent`` is what
+    those that are open have under way. What one data set has abandoned none after it uses.
+    """
+
+    reference: weakref.ref[dist.ProcessGroup] | None = None  # it ends with torch's world
+    users: int = 0
+    sent: list[SentMessages] = field(default_factory=list)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Returns the process group, unless it is not made yet, has ended or is abandoned."""
+        if self.reference is None or self.abandoned.is_set():
+            return None
+        return self.reference()
+
+    def end(self) -> None:
+        """Ends the process group, if it has not ended."""
+        group = None if self.reference is None else self.reference()
+        if group is not None:
+            _end_group(group, [[], []])
+
+
+@per_grid
+def _position_group(_grid: Grid) -> PositionGroup:
+    """Returns the grid's, which connects nobody yet."""
+    return PositionGroup()
+
 
 class HostP2P:
     """Sends and receives for one data set; every rank makes one at the same time.
@@ -55,28 +92,43 @@ class HostP2P:
         """Connects all ranks, or with ``same_position`` those that only ``data`` tells apart.
 
         A box travels between ranks of one position unless it is turned, so that a rank then has a
-        connection for each replica and not for each rank.
+        connection for each replica and not for each rank, the same one for all data sets.
         """
         self.rank = grid.rank
         self.size = grid.size
         positions = grid.size // grid.data if same_position else 1
         self.peers = range(grid.rank % positions, grid.size, positions)
         self.received_bytes = 0
-        self._sent: list[list[SentMessage]] = [[], []]  # before the last `settle`, and since
+        self._sent: SentMessages = [[], []]  # before the last `settle`, and since
+        self._shared = shared = _position_group(grid) if same_position else PositionGroup()
+        self._number = shared.users
+        shared.users += 1
         self._abandoned = threading.Event()
         with self.naming(None):
-            agree_on_group_names()
-            # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
-            # leaves after an error must not.
-            every = [list(range(first, grid.size, positions)) for first in range(positions)]
-            self.group = make_own_group(every, backend="gloo", timeout=time_limit())
+            group = shared.group
+            if any_rank(group is None):
+                agree_on_group_names()
+                # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
+                # leaves after an error must not.
+                every = [list(range(first, grid.size, positions)) for first in range(positions)]
+                group = make_own_group(every, backend="gloo", timeout=time_limit())
+                shared.reference = weakref.ref(group)
+                shared.abandoned = threading.Event()
+                if same_position:
+                    weakref.finalize(grid, shared.end).atexit = False
+            assert group is not None
+            self.group = group
+            self._abandoned = shared.abandoned
             dist.barrier(self.group)  # nobody must leave it while others still connect to it
-        self._forget = weakref.finalize(self, _end_group, self.group, self._sent)
+        shared.sent.append(self._sent)
+        ended = None if same_position else self.group
+        self._forget = weakref.finalize(self, _end_group, ended, self._sent)
         self._forget.atexit = False  # too late: torch's threads have ended by then
 
     def send(self, values: NDArray[Any], peer: int, tag: int, what: str) -> None:
         """Begin to send a contiguous array, which must not change until two `settle` later."""
         log.debug("%s: %d B from rank %d to rank %d", what, values.nbytes, self.rank, peer)
+        tag = tag_of(self._number, tag)
         with self.naming(peer):
             work = dist.isend(as_bytes(values), rank_in_torch(peer), group=self.group, tag=tag)
         assert work is not None
@@ -88,6 +140,7 @@ class HostP2P:
         Raises:
             CommError, there too: the other rank died or did not answer in time.
         """
+        tag = tag_of(self._number, tag)
         with self.naming(peer):
             work = dist.irecv(as_bytes(out), rank_in_torch(peer), group=self.group, tag=tag)
         assert work is not None
@@ -128,6 +181,7 @@ class HostP2P:
             self.settle()
             self.settle()
         self._forget()
+        self._shared.sent[:] = [sent for sent in self._shared.sent if sent is not self._sent]
 
     @property
     def abandoned(self) -> bool:
@@ -154,7 +208,9 @@ class HostP2P:
 
     def leave(self, seconds: float) -> None:
         """End in any case, after so many seconds for what was sent to arrive [s]."""
-        _await_sent(self._sent, seconds)
+        end = time.monotonic() + seconds
+        for sent in self._shared.sent:  # other data sets' too, which have the same connections
+            _await_sent(sent, end - time.monotonic())
         self.abandon()
         self._destroy()
 
@@ -193,15 +249,17 @@ def _pop_each(sent: list[SentMessage]) -> Iterator[SentMessage]:
         yield sent.pop(0)
 
 
-def _await_sent(sent: list[list[SentMessage]], seconds: float) -> None:
+def _await_sent(sent: SentMessages, seconds: float) -> None:
     end = time.monotonic() + seconds
     for _, work, _ in itertools.chain(*map(_pop_each, sent)):
         with suppress(RuntimeError, ValueError):
             work.wait(_timeout(end - time.monotonic()))
 
 
-def _end_group(group: dist.ProcessGroup, sent: list[list[SentMessage]]) -> None:
+def _end_group(group: dist.ProcessGroup | None, sent: SentMessages) -> None:
+    """Wait for what was sent, and end the group unless other data sets use it."""
     if dist.is_initialized():
         _await_sent(sent, LEAVE_GRACE)
-        with suppress(ValueError):  # the process group of which it was a part has ended
-            dist.destroy_process_group(group)
+        if group is not None:
+            with suppress(ValueError):  # it has ended, or the one of which it was a part
+                dist.destroy_process_group(group)

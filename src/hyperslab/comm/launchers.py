@@ -7,6 +7,7 @@ started.
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import sys
@@ -266,6 +267,14 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     if MPI_JOB_VARIABLE in environ:
         environ.setdefault(RUN_VARIABLE, f"MPI job {environ[MPI_JOB_VARIABLE]}")
     environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
+
+
+def forget_launcher(environ: MutableMapping[str, str]) -> None:
+    """Let this process be the only one again, after it was one of several ranks."""
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", RUN_VARIABLE]
+    names += ["SLURM_STEP_NODELIST", *JSRUN_RANK_VARIABLES]
+    for name in itertools.chain(names, *MPI_RANK_VARIABLES):
+        environ.pop(name, None)
 
 
 def finish_mpi() -> None:

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import datetime
 import errno
+import hashlib
 import itertools
 import json
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -32,6 +34,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm.launchers import RUN_VARIABLE, TORCHRUN_VARIABLE, RankVariables
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, reason
+
+log = logging.getLogger("hyperslab")
 
 T = TypeVar("T")
 
@@ -268,8 +272,10 @@ def answer_roll_call(
 
     Distribution scheme:
       1. Rank 0 writes down which run this is; the others compare.
-      2. Every rank takes its number, which nobody else must have, and writes down its facts.
-      3. Rank 0 reads those of all and writes down what is wrong, if something is.
+      2. Every rank takes its number, which nobody else must have, and writes down its facts, and
+         apart from them their digest and where it runs.
+      3. Rank 0 waits for their count and reads the latter of all in one request, and the facts
+         only where digests differ. It writes down what is wrong, if something is.
       4. Every rank reads that.
 
     Raises:
@@ -281,9 +287,12 @@ def answer_roll_call(
     _compare_runs(store, place, deadline)
     turn = _take_number(store, place, deadline)
     store = PrefixStore(f"turn {turn}", store)
-    host = socket.gethostname()
-    mine = {"host": host, "problem": problem, "device": device, "facts": facts}
-    store.set(f"facts {place.rank}", json.dumps(mine))
+    wanted = json.dumps(facts)
+    digest = hashlib.sha256(wanted.encode()).hexdigest()
+    mine = {"host": socket.gethostname(), "problem": problem, "device": device, "digest": digest}
+    store.set(f"facts {place.rank}", wanted)
+    store.set(f"rank {place.rank}", json.dumps(mine))
+    store.add("came", 1)
     if problem:
         store.compare_set("problem", "", str(place.rank))
     if place.rank == 0:
@@ -340,20 +349,14 @@ def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
 
 def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tuple[str, str]:
     """Return the kind and the words of an error if something is wrong with the ranks."""
-    missing = [*range(place.size)]
-
-    def known() -> bool:
-        while missing and store.check([f"facts {missing[-1]}"]):
-            missing.pop()
-        return not missing or store.check(["problem"])
-
-    if not deadline.poll(known):
+    if not deadline.poll(lambda: store.add("came", 0) == place.size or store.check(["problem"])):
         return "lost", str(_ranks_missing(store, place, deadline))
     if store.check(["problem"]):
         rank = int(store.get("problem"))
-        words = json.loads(store.get(f"facts {rank}"))["problem"]
+        words = json.loads(store.get(f"rank {rank}"))["problem"]
         return "problem", f"rank {rank} says: {words}"
-    found = [json.loads(store.get(f"facts {rank}")) for rank in range(place.size)]
+    found = _of_all("rank", store, place)
+    hosts = [one["host"] for one in found]
     users: dict[str, list[int]] = defaultdict(list)
     for rank, one in enumerate(found):
         users[one["device"]].append(rank)
@@ -365,11 +368,20 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tup
                 "    or give each one of its own; to test several on one: device=cuda-shared in "
                 "a recipe"
             )
-    return "differ", compare_facts([one["facts"] for one in found], [one["host"] for one in found])
+    if len({one["digest"] for one in found}) == 1:
+        if why := interleaved_nodes(hosts):
+            log.warning("%s", why)
+        return "differ", ""
+    return "differ", compare_facts(_of_all("facts", store, place), hosts)
+
+
+def _of_all(key: str, store: Store, place: RankVariables) -> list[Any]:
+    """Read what all ranks have written down under a key, in one request."""
+    return [*map(json.loads, store.multi_get([f"{key} {rank}" for rank in range(place.size)]))]
 
 
 def _ranks_present(store: Store, place: RankVariables) -> list[int]:
-    return [rank for rank in range(place.size) if store.check([f"facts {rank}"])]
+    return [rank for rank in range(place.size) if store.check([f"rank {rank}"])]
 
 
 def _ranks_missing(store: Store, place: RankVariables, deadline: Deadline) -> CommError:
@@ -379,6 +391,23 @@ def _ranks_missing(store: Store, place: RankVariables, deadline: Deadline) -> Co
         f"{name_ranks(others)} did not come to {place.where} within {deadline.seconds:g} s: "
         f"{name_ranks(came)} of {place.size} did\n"
         "    see whether all were started, and what those that did not come have said"
+    )
+
+
+def interleaved_nodes(hosts: Sequence[str]) -> str:
+    """Say that the ranks of a node do not follow each other, given each rank's; "" if they do.
+
+    >>> interleaved_nodes(["n1", "n1", "n2", "n2"])
+    ''
+    >>> interleaved_nodes(["n1", "n2", "n1", "n2"])[:39]
+    'the ranks of a node do not follow each '
+    """
+    changes = sum(one != other for one, other in itertools.pairwise(hosts))
+    if changes < len({*hosts}):
+        return ""
+    return (
+        "the ranks of a node do not follow each other, so that neighbours talk over the network: "
+        "srun --distribution=block, or mpirun --map-by slot"
     )
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperslab.comm import AXES, Grid, per_grid
-from hyperslab.comm.agreement import all_gather, collective_try
+from hyperslab.comm.agreement import all_gather, collective_try, least_of_ranks
 from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
@@ -129,7 +129,7 @@ def memory_budget(grid: Grid) -> int:
     the other stores on this grid will still fill is not free.
     """
     promised = sum(store.room - store.bytes for store in stores_in_use(grid))
-    return _least_share(free_memory(), MEMORY_SHARE, promised)
+    return _least_share(grid, free_memory(), MEMORY_SHARE, promised)
 
 
 @per_grid
@@ -148,15 +148,21 @@ def disk_budget(folder: Path, grid: Grid) -> int:
         except OSError as error:
             raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
 
-    return _least_share(collective_try(free_disk), DISK_SHARE)
+    return _least_share(grid, collective_try(free_disk), DISK_SHARE)
 
 
-def _least_share(machine: int, share: float, promised: int = 0) -> int:
+def _least_share(grid: Grid, machine: int, share: float, promised: int = 0) -> int:
     """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
+    own = int(share * (machine // _ranks_of_machine(grid) - promised))
+    return least_of_ranks(max(0, own))
+
+
+@per_grid
+def _ranks_of_machine(_grid: Grid) -> int:
+    """Counts the ranks of this one's machine; all ranks gather the names of theirs, once."""
     path = Path("/proc/sys/kernel/random/boot_id")  # tells machines of the same name apart
     host = f"{socket.gethostname()} {path.read_text() if path.exists() else os.getppid()}"
-    here = all_gather(host).count(host)
-    return min(all_gather(max(0, int(share * (machine // here - promised)))))
+    return all_gather(host).count(host)
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:

@@ -448,11 +448,11 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def lock_folder(folder: Path, what: str) -> Iterator[None]:
+def lock_folder(folder: Path, what: str, *, shared: bool = False) -> Iterator[None]:
     """Keeps others out of a folder meanwhile; it is made where there is none.
 
-    The folder itself is locked: it holds volumes and nothing else. The system lets go when the
-    process ends.
+    ``shared``: but for those that share it, of whom each fills a part. The folder itself is
+    locked: it holds volumes and nothing else. The system lets go when the process ends.
 
     Raises:
         DataError: another process fills it, ``what`` says how; or it cannot be made or opened.
@@ -463,7 +463,7 @@ def lock_folder(folder: Path, what: str) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"cannot open the folder {folder}: {reason(error)}") from error
     try:
-        if not try_lock(descriptor):
+        if not try_lock(descriptor, shared=shared):
             raise DataError(
                 f"{folder}: another {what} into it is under way\n"
                 "    wait for its end, or choose another folder"

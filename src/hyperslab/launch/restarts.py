@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -73,6 +74,14 @@ class RestartPolicy:
 
 
 log = logging.getLogger("hyperslab")
+
+
+class StartTraining(Protocol):
+    """Starts a training and waits for its end: `launch_training`, or that of a crew's team."""
+
+    def __call__(
+        self, ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
+    ) -> None: ...
 
 
 def launch_training(

@@ -180,8 +180,7 @@ class RankProcess:
                 raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
             try:
                 self._report = MemoryFile()
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                own[ERROR_FILE_VARIABLE] = self._report.path
+                own = {ERROR_FILE_VARIABLE: self._report.path}
                 nothing = files.enter_context(open(os.devnull, "rb")).fileno()
                 self._process = (ForkedRank if forked else subprocess.Popen)(
                     [sys.executable, *arguments],
@@ -257,10 +256,12 @@ class Supervisor:
         *,
         silent: bool,
         preload: Callable[[], None] | None = None,
+        environments: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """Run ``python arguments...`` on one rank a folder, where its output goes.
 
-        ``preload`` imports what all ranks will; it is called where they are forks of this process.
+        They are all ranks, or have ``environments`` that say what they are. ``preload`` imports
+        what all ranks will; it is called where they are forks of this process.
 
         Raises:
             RecipeError: a folder cannot be written.
@@ -275,16 +276,19 @@ class Supervisor:
             except OSError as error:
                 raise HyperslabError(f"cannot start ranks: {reason(error)}") from None
             stack.callback(self._kill_all)
-            environment = shared_environment(os.environ, len(folders), store.path)
+            if not environments:
+                shared = shared_environment(os.environ, len(folders), store.path)
+                numbers = map(str, range(len(folders)))
+                environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in numbers]
             forked = arguments[0] == "-m" and can_fork()
             if forked and preload:
                 preload()
-            for rank, folder in enumerate(folders):
+            for rank, own in enumerate(environments):
                 process = RankProcess(
                     rank,
                     arguments,
-                    environment,
-                    folder=folder,
+                    own,
+                    folder=folders[rank],
                     group=group.id,
                     store=store,
                     silent=silent,

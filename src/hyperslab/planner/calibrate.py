@@ -7,12 +7,14 @@ while all ranks work; the operators of recipes on every grid of so many ranks; `
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
 import os
 import platform
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,10 +28,11 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner import timing
+from hyperslab.planner.calls import measurable_passes
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, Placement, ReadSpeed, Setting, same_minor
-from hyperslab.planner.records import LocalOperator
-from hyperslab.planner.search import grids, refusal
+from hyperslab.planner.records import Call, LocalOperator
+from hyperslab.planner.search import PlanBounds, grids, make_plan, refusal, trace_grid
 from hyperslab.planner.timing import Clock
 from hyperslab.planner.trace import Device, positions, trace_step
 from hyperslab.recipe.load import load_recipe
@@ -45,6 +48,15 @@ def processor_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return (_cpu_fields("model name") or [platform.processor() or platform.machine()])[0]
+
+
+def instruction_set() -> str:
+    """Names the CPU's instructions by which kernels are chosen; "" where a GPU computes."""
+    if torch.cuda.is_available():
+        return ""
+    flags = {*" ".join(_cpu_fields("flags")[:1]).split()}
+    wider = [name for name in ("avx512_bf16", "amx_bf16") if name in flags]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *wider])
 
 
 def sockets(device: torch.device) -> int:
@@ -212,13 +224,43 @@ def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[Loca
             continue
 
 
+BEST_GRIDS = 3
+"""Grids of a plan whose operators are measured where there is no time for all."""
+
+
+def operators_of_plan(
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    ranks: int,
+    machine: Machine,
+    bounds: PlanBounds,
+    trusted: Sequence[str] = (),
+) -> list[LocalOperator]:
+    """Traces the grids that a plan of so many ranks finds best, on the ranks that decide.
+
+    Raises:
+        RecipeError, DataError, LayoutError: as `operators_of_recipes`.
+    """
+    found: list[LocalOperator] = []
+    for path in recipes:
+        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
+        for one in make_plan(job, machine, ranks, bounds).traced[:BEST_GRIDS]:
+            for trace in trace_grid(job, one.grid, machine):
+                found += trace.operators
+    return found
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """Holds the machine, the number of measured calls, and the operators that could not run."""
+    """Holds the machine, the number of measured calls, and the operators that could not run.
+
+    ``left`` counts the calls for which there was no time.
+    """
 
     machine: Machine
     measured: int
     failed: dict[str, str]
+    left: int = 0
 
 
 def calibrate(
@@ -229,17 +271,20 @@ def calibrate(
     before: Machine | None = None,
     *,
     budget: float = 0.3,
+    limit: float = math.inf,
     progress: timing.ProgressCallback = lambda done, total: None,
 ) -> Calibration:
     """Measures these operators on all ranks of ``grid`` at once, and reads in ``folder``.
 
     Every rank calls this; ``operators`` may differ, all ranks measure those of all. What the
     machine ``before`` has at this number of ranks stays, and calls that it lacks are added. Each
-    measurement takes ``budget`` [s].
+    measurement takes ``budget`` [s], all together about ``limit`` [s]: calls of which a trace has
+    most, by their rooflines, come first.
 
     Raises:
         MachineError: the machine before was measured with other versions or on another processor.
     """
+    end = time.monotonic() + limit
     clock = Clock(grid, budget)
     hosts = all_gather(socket.gethostname())
     together = hosts.count(hosts[0])
@@ -251,12 +296,17 @@ def calibrate(
         machine = measured if machine is None else machine.joined(measured)
     setting = machine.setting(together)
     _check_threads(setting, name)
-    everybody = itertools.chain(*all_gather(list(operators)))  # the same on all ranks
+    everybody = [*itertools.chain(*all_gather(list(operators)))]  # the same on all ranks
     wanted = timing.distinct_operators(everybody, setting.measured)
+    shares: Counter[Call] = Counter()
+    for part in itertools.chain(*map(measurable_passes, everybody)):
+        shares[part.call] += round(1e9 * setting.roofline_of(part))
+    wanted.sort(key=lambda one: -shares[one.operator.call])
     with float32_products("float32"):  # as runs have it
-        entries, failed = timing.measure_operators(wanted, clock, progress)
+        entries, failed = timing.measure_operators(wanted, clock, progress, end)
     setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})
-    return Calibration(machine.with_setting(setting), len(entries), failed)
+    left = len(wanted) - len(entries) - len(failed)
+    return Calibration(machine.with_setting(setting), len(entries), failed, left)
 
 
 def _check_same(before: Machine, name: str) -> None:
@@ -267,6 +317,8 @@ def _check_same(before: Machine, name: str) -> None:
     """
     here = current_versions() | {"processor": processor_name()}
     was = before.versions | {"processor": before.processor}
+    if before.instructions:  # files of before this was written down have none
+        here["instructions"], was["instructions"] = instruction_set(), before.instructions
     different = [
         f"{key}: {was.get(key)} there, {here[key]} here"
         for key in here
@@ -311,6 +363,7 @@ def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machin
         date=date.today(),
         versions=current_versions(),
         processor=processor_name(),
+        instructions=instruction_set(),
         device=grid.device.type,
         ranks_per_node=together,
         ranks_per_socket=per_socket,

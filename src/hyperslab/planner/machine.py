@@ -374,6 +374,7 @@ class Machine(MachineSection):
     date: Date  # of the measurement, or of the collection of published numbers
     versions: dict[str, str]  # of what it was measured with: hyperslab, torch, python
     processor: str
+    instructions: str = ""  # of the CPU, by which kernels are chosen; "": not known
     note: str = ""  # for the reader
     device: str = "cpu"  # as torch calls it
     ranks_per_node: PositiveInt

@@ -13,6 +13,7 @@ alone). `measure_overhead` finds what rules, autograd, hooks and the optimizer's
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hyperslab.comm import Communicator, Grid
-from hyperslab.comm.agreement import all_gather
+from hyperslab.comm.agreement import all_gather, any_rank
 from hyperslab.comm.shared_memory import LARGEST_SLOT, SMALL_SUM, shared_channels
 from hyperslab.parallel import no_sync, parallelize
 from hyperslab.planner import machine
@@ -249,15 +250,21 @@ def distinct_operators(
 
 
 def measure_operators(
-    wanted: Sequence[OperatorToTime], clock: Clock, progress: ProgressCallback
+    wanted: Sequence[OperatorToTime],
+    clock: Clock,
+    progress: ProgressCallback,
+    end: float = math.inf,
 ) -> tuple[list[machine.Measured], dict[str, str]]:
     """Times each operator, and collects why others could not be run, by name.
 
-    All ranks call this with the same operators; ``progress`` is called after each.
+    All ranks call this with the same operators; ``progress`` is called after each. None is begun
+    after ``end`` (`time.monotonic`) on any rank.
     """
     entries = []
     failed = {}
     for count, each in enumerate(wanted, 1):
+        if any_rank(time.monotonic() > end):
+            break
         seconds, reason = _measure_call(each, clock)
         if reason:
             failed[each.operator.call.name] = reason

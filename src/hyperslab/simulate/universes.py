@@ -58,8 +58,12 @@ def write_universe(
     draw: Draw,
     redshifts: tuple[float, ...],
     attributes: Attributes,
+    *,
+    concurrent: bool = False,
 ) -> None:
     """Writes ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
+
+    ``concurrent``: other processes may do the same.
 
     Raises:
         DataError: if the folder cannot be written or the disk is full.
@@ -75,7 +79,7 @@ def write_universe(
         write_summed(file, "redshifts", np.array(redshifts))
         file.attrs.update(attributes)
 
-    write_small_file(path, fill)
+    write_small_file(path, fill, concurrent=concurrent)
     path.with_name(f"{path.name}.partial").unlink(missing_ok=True)  # an earlier version's
 
 
@@ -167,11 +171,14 @@ def make_universes(
     particles: int | None = None,
     steps: int = 10,
     ranges: str = "wide",
+    part: tuple[int, int] = (0, 1),
     done: Callable[[Path], None] = lambda path: None,
 ) -> list[Path]:
-    """Makes universes 0 .. count-1 in ``folder`` and returns all their paths.
+    """Makes universes 0 .. count-1 in ``folder`` and returns their paths.
 
-    Those that are there already are kept; ``done`` is called for each, kept ones first. The
+    Of several processes that fill one folder together each makes its ``part``, (k, n): every n-th
+    universe from number k on. Those that are there already are kept; ``done`` is called for each
+    of the part, kept ones first. The
     arguments are those of `UniverseSettings`; a voxel is VOXEL wide and there are as many
     particles as voxels if not said otherwise.
 
@@ -190,21 +197,28 @@ def make_universes(
         steps=steps,
         ranges=ranges,
     )
-    with lock_folder(Path(folder), "simulation"):
-        return _fill(Path(folder), settings, count, done)
+    first, parts = part
+    indices = range(first, count, parts)
+    with lock_folder(Path(folder), "simulation", shared=parts > 1):
+        return _fill(Path(folder), settings, indices, done, concurrent=parts > 1)
 
 
 def _fill(
-    folder: Path, settings: UniverseSettings, count: int, done: Callable[[Path], None]
+    folder: Path,
+    settings: UniverseSettings,
+    indices: range,
+    done: Callable[[Path], None],
+    *,
+    concurrent: bool,
 ) -> list[Path]:
     """Checks all that is there before anything is computed, then makes the rest."""
-    paths = [universe_path(folder, index) for index in range(count)]
-    kept = [index for index, path in enumerate(paths) if path.exists()]
+    paths = {index: universe_path(folder, index) for index in indices}
+    kept = [index for index, path in paths.items() if path.exists()]
     for index in kept:
         check_universe(paths[index], settings.attributes(index))
         done(paths[index])
-    if len(kept) == count:
-        return paths
+    if len(kept) == len(paths):
+        return [*paths.values()]
     nbody = Nbody(size=settings.size, particles=settings.particles, steps=settings.steps)
     ranges = parameters_in(settings.ranges)
 
@@ -212,17 +226,18 @@ def _fill(
         drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
         h_0 = float(drawn.physical[NAMES.index("H_0")])
         counts = as_int16(nbody(drawn.physical, settings.side(h_0), drawn.noise), index)
-        write_universe(paths[index], counts, drawn, REDSHIFTS, settings.attributes(index))
+        words = settings.attributes(index)
+        write_universe(paths[index], counts, drawn, REDSHIFTS, words, concurrent=concurrent)
         return paths[index]
 
     with _threads_apart() as threads, ThreadPoolExecutor(threads) as pool:
-        made = [pool.submit(make, index) for index in sorted(set(range(count)) - set(kept))]
+        made = [pool.submit(make, index) for index in sorted(paths.keys() - set(kept))]
         try:
             for one in as_completed(made):
                 done(one.result())
         finally:
             pool.shutdown(cancel_futures=True)  # what was begun is finished
-    return paths
+    return [*paths.values()]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm.agreement import all_gather
+from hyperslab.comm.agreement import sum_over_ranks
 from hyperslab.kernels import depthwise, direct_bf16, winograd  # noqa: F401 - declare their operators
 from hyperslab.train.step import PRECISIONS, float32_products
 from hyperslab.util.torch_internals import (
@@ -125,14 +125,13 @@ class StepFlops:
     def counted(self, mine: int | None, samples: int) -> None:
         """Take this rank's work ``mine`` in a step of so many samples; all ranks call it."""
         self.wanted = False
-        found = all_gather(mine)
-        known = [flops for flops in found if flops is not None]
-        if len(known) == len(found):
-            self.per_sample = sum(known) / samples
+        total, unknown = sum_over_ranks(mine or 0, mine is None)
+        if not unknown:
+            self.per_sample = total / samples
 
     def measured(self, mine: float) -> None:
         """Take this rank's peak ``mine``; all ranks call it."""
-        self.peak = sum(all_gather(mine))
+        self.peak = sum_over_ranks(round(mine))[0]
 
     def speed(self, samples: int, seconds: float) -> float | None:
         """Return the rate of a step [flop/s], all ranks together."""

@@ -206,13 +206,14 @@ def check_links(folder: Path, *names: str) -> None:
             )
 
 
-def try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Lock an open file for this process, until it is closed; False where another one has it.
 
-    Where the file system has no locks nobody can be asked, and the answer is True.
+    Processes that have it ``shared`` keep out those alone that want it for themselves. Where the
+    file system has no locks nobody can be asked, and the answer is True.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

@@ -137,6 +137,23 @@ def test_calls_are_added_to_a_file(alone: Calibration, tmp_path: Path) -> None:
     assert after.bandwidth == before.bandwidth
 
 
+def test_what_a_step_has_most_of_comes_first_where_time_is_short(
+    alone: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call is measured; of the operators one takes nearly all of a step."""
+    looks = iter([False, True])
+    monkeypatch.setattr(timing, "any_rank", lambda late: next(looks))
+    before = alone.machine.with_setting(
+        alone.machine.setting(1).model_copy(update={"operators": ()})
+    )
+    large = gradients(64)
+    found = measure(tmp_path, before, large)
+    assert found.measured == 1
+    assert found.left == alone.measured + 3 - 1
+    (entry,) = found.machine.setting(1).operators
+    assert entry.parsed == large.call
+
+
 def measure_own(folder: Path, before: Machine) -> int:
     return measure(folder, before, gradients(4 + dist.get_rank())).measured
 

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from hyperslab.comm import Grid
@@ -25,6 +26,9 @@ from hyperslab.formats.storage import chunk_sides
 from hyperslab.formats.storage_order import Channels
 from hyperslab.util.atomic_files import make_scratch, remove_scratch
 from hyperslab.util.worker_pool import map_tasks
+
+Spread = Callable[[Callable[[Job], Done], Sequence[tuple[Job]]], Generator[Done, None, None]]
+"""Does jobs on several processes, and yields what comes of each as it ends."""
 
 SCRATCH = ".partial"
 """The folder of what is being written, hidden from readers, in the one that is filled."""
@@ -216,6 +220,7 @@ def convert(
     source_format: str | None = None,
     allowed: AccessPolicy = STRICT,
     workers: int = 1,
+    spread: Spread | None = None,
     begun: Callable[[int, Sequence[str]], None] = lambda count, notices: None,
     done: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
@@ -224,7 +229,8 @@ def convert(
     A volume that cannot be read is left out, and the others go on. Samples that are there already
     are kept, if they are of the same source. ``allowed``: what files may do. ``begun`` is told how
     many volumes there are and what a user should know; ``done`` of each outcome, when it is known.
-    A worker holds a few slabs of a volume; of a gzipped TFRecord, all of it.
+    A worker holds a few slabs of a volume; of a gzipped TFRecord, all of it. ``spread`` does the
+    volumes elsewhere, in place of ``workers`` processes here.
 
     Raises:
         DataError: ``root`` cannot be read, or the format cannot hold what is in it; ``out`` is in
@@ -244,7 +250,8 @@ def convert(
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:
             done(outcome)
-        with closing(_outcomes(plan, manifest, workers)) as others:
+        spread = spread or partial(map_tasks, workers=workers)
+        with closing(_outcomes(plan, manifest, spread)) as others:
             for outcome in others:
                 outcomes.append(outcome)
                 done(outcome)
@@ -252,7 +259,7 @@ def convert(
 
 
 def _outcomes(
-    plan: Plan, manifest: journal.Manifest, workers: int
+    plan: Plan, manifest: journal.Manifest, spread: Spread
 ) -> Generator[Outcome, None, None]:
     outcomes, jobs, finished = plan.jobs(manifest)
     yield from outcomes
@@ -267,7 +274,7 @@ def _outcomes(
             if writer.per_file > 1:
                 entries = manifest.entries.values()
                 shards = journal.Shards(manifest.folder, entries, writer.per_file, writer.suffix)
-        with closing(map_tasks(run, [(job,) for job in jobs], workers)) as results:
+        with closing(spread(run, [(job,) for job in jobs])) as results:
             for result in results:
                 with _writing(manifest.folder):
                     _finish(plan, manifest, result, shards)

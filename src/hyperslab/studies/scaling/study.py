@@ -23,7 +23,7 @@ import torch
 
 from hyperslab import errors
 from hyperslab.checkpoint.retention import folder_of
-from hyperslab.launch.restarts import launch_training
+from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
 from hyperslab.planner.job import GridJob, job_of
@@ -406,11 +406,17 @@ MEASURED_EPOCHS = 4
 
 
 def measure_step(
-    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int = MEASURED_EPOCHS
+    point: ScalingPoint,
+    base: Recipe,
+    study: Path,
+    *,
+    epochs: int = MEASURED_EPOCHS,
+    start: StartTraining | None = None,
 ) -> MeasuredStep:
     """Measures the steps of a training on the point's grid, in a folder below ``study``.
 
-    A training that is there already is not repeated; one that was stopped begins anew.
+    A training that is there already is not repeated; one that was stopped begins anew. ``start``
+    starts one, by default here.
 
     Raises:
         RecipeError: the folder holds the training of another recipe, or cannot be written.
@@ -418,18 +424,19 @@ def measure_step(
         HyperslabError: what the training raised.
     """
     folder = study / point.name
-    found = earlier_measurement(point, base, study, epochs=epochs)
+    alone = start is None
+    found = earlier_measurement(point, base, study, epochs=epochs, alone=alone)
     if found is not None:
         log.info("%s is there already: its times are taken", folder)
         return found
-    _train(point, base, folder, epochs)
-    return _median_step(folder, epochs, crowded(point.ranks, base.device))
+    _train(point, base, folder, epochs, start)
+    return _median_step(folder, epochs, crowded(point.ranks, base.device) if alone else "")
 
 
 def earlier_measurement(
-    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int
+    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int, alone: bool = True
 ) -> MeasuredStep | None:
-    """Reads what was measured before, if it was.
+    """Reads what was measured before, if it was; ``alone``: on this machine alone.
 
     Raises:
         RecipeError: the folder holds the training of another recipe; names the keys.
@@ -439,7 +446,7 @@ def earlier_measurement(
         return None
     wanted = point.recipe(base, output=folder, epochs=epochs)
     check_recipe(folder, wanted, "was measured with")
-    return _median_step(folder, epochs, crowded(point.ranks, base.device))
+    return _median_step(folder, epochs, crowded(point.ranks, base.device) if alone else "")
 
 
 def crowded(ranks: int, device: str) -> str:
@@ -459,7 +466,9 @@ def crowded(ranks: int, device: str) -> str:
     return f"{ranks} ranks on {places} {what}{'s' * (places > 1)} take turns"
 
 
-def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None:
+def _train(
+    point: ScalingPoint, base: Recipe, folder: Path, epochs: int, start: StartTraining | None
+) -> None:
     """Trains; the folder has its name when the training is complete."""
     # A folder of the point's own name holds a finished training, however this one ends.
     partial = partial_path(folder)
@@ -470,7 +479,7 @@ def _train(point: ScalingPoint, base: Recipe, folder: Path, epochs: int) -> None
         recipe = point.recipe(base, output=partial, epochs=epochs)
         save_recipe(recipe, file)
         words = ["train", str(file), "--resume", *options_of_trust(recipe)]
-        launch_training(point.ranks, words, partial / "logs", seconds=base.timeout)
+        (start or launch_training)(point.ranks, words, partial / "logs", seconds=base.timeout)
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
         save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
         partial.rename(folder)
@@ -517,7 +526,7 @@ class StudyRequest:
 
     Runs, tables and figure go into ``output``. Each run takes ``epochs``. Without ``trains``
     nothing is run, and what was measured before stands beside the prediction. ``refused`` are
-    points that cannot be.
+    points that cannot be. ``start`` starts a run, by default here.
     """
 
     kind: ScalingKind
@@ -528,6 +537,7 @@ class StudyRequest:
     epochs: int
     trains: bool = True
     refused: tuple[RefusedPoint, ...] = ()
+    start: StartTraining | None = None
 
 
 def run_study(
@@ -562,7 +572,13 @@ def _predicted_study(
     refused = list(request.refused)
     accumulated = request.recipe.optimizer.accumulate
     for point, job in jobs.items():
-        found = earlier_measurement(point, request.recipe, request.output, epochs=request.epochs)
+        found = earlier_measurement(
+            point,
+            request.recipe,
+            request.output,
+            epochs=request.epochs,
+            alone=request.start is None,
+        )
         try:
             predicted = None if predictor is None else predictor.predict(job)
         except (errors.LayoutError, errors.UnsupportedOp) as error:
@@ -584,10 +600,16 @@ def _measured_study(
         point = row.point
         words = f"point {place + 1} of {len(rows)}: {point.ranks} ranks, {point.cut}, mini-batch"
         log.info("%s %d", words, point.batch_size)
-        if crowd := crowded(point.ranks, request.recipe.device):
+        if request.start is None and (crowd := crowded(point.ranks, request.recipe.device)):
             log.warning("%s: its times say nothing about scaling", crowd)
         try:
-            found = measure_step(point, request.recipe, request.output, epochs=request.epochs)
+            found = measure_step(
+                point,
+                request.recipe,
+                request.output,
+                epochs=request.epochs,
+                start=request.start,
+            )
             rows[place] = replace(row, samples=found.samples, measured=found)
         except errors.Stopped:
             log.info("the same command goes on here: %s begins anew", point.name)

@@ -10,8 +10,11 @@ from __future__ import annotations
 import logging
 import shutil
 import statistics
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,7 @@ from hyperslab.errors import (
     reason,
 )
 from hyperslab.formats.views import selected
-from hyperslab.launch.restarts import launch_training
+from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of, source_of
 from hyperslab.planner.machine import Machine
@@ -157,11 +160,11 @@ def finished_result(run: SweepRun) -> RunResult | None:
     return read_result(run.folder)
 
 
-def do_run(run: SweepRun, ranks: int) -> RunResult:
+def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> RunResult:
     """Trains to the end, from the newest checkpoint on if there is one; then evaluates.
 
     What a run says goes to ``logs`` in its folder. A run that chooses a rate is not evaluated and
-    keeps no checkpoint; another one keeps its best.
+    keeps no checkpoint; another one keeps its best. ``start`` starts it, by default here.
 
     Raises:
         Stopped: by a signal; the run can be gone on with.
@@ -185,7 +188,7 @@ def do_run(run: SweepRun, ranks: int) -> RunResult:
             commands.append(["evaluate", str(folder), *trust, *calibrate])
         for words in commands:
             seconds = run.recipe.timeout
-            launch_training(ranks, words, folder / "logs", seconds=seconds, silent=True)
+            (start or launch_training)(ranks, words, folder / "logs", seconds=seconds, silent=True)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)
     except OSError as error:
@@ -453,14 +456,14 @@ class SweepProgress(Progress):
         )
         choosing = sweep.choosing()
         self.runs = len(choosing) + sum(len(variant.seeds) for variant in sweep.variants)
-        self.number = 0
+        self.numbers: dict[SweepRun, int] = {}
         self.done = 0
         final = sum(len(variant.seeds) * variant.recipe.epochs for variant in sweep.variants)
         self.task = self.add_task("", total=final + sum(run.recipe.epochs for run in choosing))
 
     def begin(self, run: SweepRun) -> None:
         """Begins to show the next run."""
-        self.number += 1
+        self.numbers[run] = len(self.numbers) + 1
         self.under_way = run
 
     def end(self, run: SweepRun, words: str) -> None:
@@ -484,7 +487,7 @@ class SweepProgress(Progress):
         return super().get_renderables()
 
     def _words(self, run: SweepRun) -> str:
-        return f"run {self.number} of {self.runs}: {run.name}"
+        return f"run {self.numbers[run]} of {self.runs}: {run.name}"
 
 
 def _last_epoch(path: Path) -> tuple[int, str]:
@@ -524,10 +527,13 @@ class SweepState:
         write_table(self.sweep, self.rows(), self.failures)
 
 
-def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_run) -> SweepState:
+def run_sweep(
+    sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun | Sequence[DoRun] = do_run
+) -> SweepState:
     """Does what is left of a sweep; its table is written after every run.
 
-    A run that fails is named and the others go on; another start tries it again.
+    A run that fails is named and the others go on; another start tries it again. Several ways to
+    ``do`` a run are used at once, each for one run after the other.
 
     Raises:
         RecipeError: a variant's data are not what it says, the folder holds another sweep or other
@@ -535,25 +541,46 @@ def run_sweep(sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun = do_
         Stopped: by a signal; the same command goes on.
     """
     state = SweepState(sweep)
+    ways = [do] if callable(do) else [*do]
+    turn = threading.Lock()
 
     def do_all(runs: Sequence[SweepRun]) -> None:
         # All are looked at first: a folder with another run ends the sweep before hours of work.
-        there = {run: finished_result(run) for run in runs}
-        for run, result in there.items():
-            progress.begin(run)
+        todo = deque((run, finished_result(run)) for run in runs)
+        if len(ways) == 1:  # in this thread, to which signals come
+            do_each(ways[0], todo)
+            return
+        with ThreadPoolExecutor(len(ways)) as pool:
+            for work in [pool.submit(do_each, way, todo) for way in ways]:
+                work.result()
+
+    def do_each(way: DoRun, todo: deque[tuple[SweepRun, RunResult | None]]) -> None:
+        """Does one run after the other, beside others who do the same, until none is left."""
+        while True:
+            with turn:
+                if not todo:
+                    return
+                run, before = todo.popleft()
+                progress.begin(run)
+            failure = ""
             try:
-                state.outcomes[run] = result or do(run, ranks)
-            except Stopped:
-                log.info("the same command goes on with %s", run.name)
-                raise
+                result = before or way(run, ranks)
             except HyperslabError as error:
-                state.failures[run.name] = str(error)
-                progress.end(run, f"failed: {error}")
-            else:
-                before = "" if result is None else ", was done before"
-                progress.end(run, f"{state.outcomes[run].words}{before}")
-            if result is None:
-                state.write()
+                if isinstance(error, Stopped):
+                    log.info("the same command goes on with %s", run.name)
+                    todo.clear()
+                    raise
+                failure = str(error)
+            with turn:
+                if failure:
+                    state.failures[run.name] = failure
+                    progress.end(run, f"failed: {failure}")
+                else:
+                    state.outcomes[run] = result
+                    words = "" if before is None else ", was done before"
+                    progress.end(run, f"{result.words}{words}")
+                if before is None:
+                    state.write()
 
     for variant in sweep.variants:
         check_data(variant)
