@@ -34,11 +34,13 @@ import hyperslab as hs
 from hyperslab.comm.bootstrap import start_ranks, stop_distributed
 from hyperslab.data import StorePolicy
 from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
 
 PHASES = ("meet", "grid", "data", "step", "save", "load")
 KEPT = ("sockets", "threads", "private")
 FAR = 2048
+MARGIN = 1.2  # of memory: more ranks take more each
 WIDTH = 16
 
 
@@ -48,6 +50,10 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     for count in map(int, options.ranks.split(",")):
+        last = [*found.values()][-1]["others"]["private"] if found else 0.0
+        if count * MARGIN * last * 2**20 > free_memory():
+            print(f"{count} ranks of {last:.0f} MiB and more do not fit here", flush=True)
+            break
         found[count] = _measure(count)
         print(count, json.dumps(found[count]), flush=True)
     fits = {}

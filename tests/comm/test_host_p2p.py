@@ -159,4 +159,6 @@ def test_data_sets_share_their_connections_until_one_is_left_after_an_error() ->
     fresh_groups()
     for rank, found in enumerate(run_ranks(4, of_several_data_sets, timeout=60)):
         peer = (rank + 2) % 4
-        assert found == (0, [peer, peer + 10], peer + 20)
+        more, *heard = found
+        assert more <= 0, "some of groups that have ended may be closed meanwhile"
+        assert heard == [[peer, peer + 10], peer + 20]

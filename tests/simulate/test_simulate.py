@@ -114,10 +114,10 @@ def test_a_run_killed_midway_is_completed_to_the_same(
     simulate(tmp_path / "whole")
     write = simulate_module.write_universe
 
-    def write_the_first(path: Path, *rest: Any) -> None:
+    def write_the_first(path: Path, *rest: Any, **how: Any) -> None:
         if path != killed / "univ_ics_000000.hdf5":
             raise KeyboardInterrupt
-        write(path, *rest)
+        write(path, *rest, **how)
 
     killed = tmp_path / "killed"
     with monkeypatch.context() as patch:

@@ -210,12 +210,12 @@ def collective_try(
     return result
 
 
-def any_rank(flag: bool, group: Group = None) -> bool:
-    """Tell whether any rank has it set."""
+def any_rank(flag: bool, group: Group = None, *, what: str = AGREEMENT) -> bool:
+    """Tell whether any rank has it set; ``what`` as in `agree_on`."""
     if ranks_in(group) == 1:
         return flag
     found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
-    with keeping_contact(AGREEMENT):
+    with keeping_contact(what):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group or world())
     return bool(found.item())
 

@@ -106,7 +106,7 @@ class HostP2P:
         self._abandoned = threading.Event()
         with self.naming(None):
             group = shared.group
-            if any_rank(group is None):
+            if any_rank(group is None, what=SAMPLE_EXCHANGE):
                 agree_on_group_names()
                 # Kept, unlike a grid's: what ends a group waits for its messages, and a rank that
                 # leaves after an error must not.

@@ -181,12 +181,6 @@ def test_bad_options(recipe: Path, arguments: list[str], words: str) -> None:
     assert words in done.output
 
 
-def test_a_study_is_not_started_by_others(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    done = run("weak", recipe, "--ranks", "1")
-    assert "starts its ranks itself" in str(done.exception)
-
-
 def test_a_study_that_is_stopped_says_how_to_go_on(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,8 +9,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +196,26 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["failures"] == state.failures
 
 
+def test_runs_are_dealt_to_all_who_do_some(tmp_path: Path) -> None:
+    """Two do a run each at once: neither ends before the other has begun."""
+    sweep = load_sweep(write_sweep(tmp_path, variants={"plain": {}}))
+    together = threading.Barrier(2, timeout=60)
+    by: dict[str, list[str]] = {"a": [], "b": []}
+
+    def way(name: str, run: SweepRun, ranks: int) -> RunResult:
+        by[name].append(run.name)
+        together.wait()
+        if run.rate == 1e-2:
+            raise DivergedError("the loss is not a finite number")
+        return result(run.rate)
+
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [partial(way, name) for name in by])
+    assert len(by["a"]) == len(by["b"]) == 2, "one that chooses a rate, and one at the best"
+    assert [*state.failures] == ["plain, rate 0.01, seed 0 (choosing the rate)"]
+    assert len({*by["a"], *by["b"]}) == 4
+    assert [row.seeds for row in state.rows()] == [(0, 1)]
+
+
 def test_a_variant_without_any_rate_is_named(tmp_path: Path) -> None:
     sweep = load_sweep(write_sweep(tmp_path))
 
@@ -254,9 +276,7 @@ def test_ranks_and_grids_that_do_not_match(tmp_path: Path, options: list[str], w
     assert words in str(ended.exception)
 
 
-def test_one_sweep_at_a_time_and_none_under_torchrun(
-    done: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_sweep_at_a_time(done: Path) -> None:
     from hyperslab.train.run import lock_run
 
     with (
@@ -264,9 +284,6 @@ def test_one_sweep_at_a_time_and_none_under_torchrun(
         pytest.raises(RecipeError, match="another run is under way"),
     ):
         sweep_here(done)
-    monkeypatch.setenv("RANK", "0")
-    ended = CliRunner().invoke(app, ["sweep", str(done)])
-    assert "starts its ranks itself" in str(ended.exception)
 
 
 @pytest.mark.long
