@@ -36,6 +36,7 @@ from hyperslab.data import StorePolicy
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
+from hyperslab.util.torch_internals import import_compiler
 
 PHASES = ("meet", "grid", "data", "step", "save", "load")
 KEPT = ("sockets", "threads", "private")
@@ -48,6 +49,7 @@ def main() -> None:
     """Print the table, and what the fits say."""
     options = _options()
     torch.set_num_threads(1)
+    import_compiler()  # or each rank would, with its first optimizer
     found = {}
     for count in map(int, options.ranks.split(",")):
         last = [*found.values()][-1]["others"]["private"] if found else 0.0
