@@ -61,6 +61,16 @@ def test_larc_judges_norms_by_values_that_a_trace_has_not(tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
 
 
+def test_a_time_of_which_a_file_knows_nothing_is_unknown(tmp_path: Path) -> None:
+    """`laptop-2core` has no operator in bfloat16; `lassen-v100` has published rates."""
+    words = ("plan", recipe_file(tmp_path), "--ranks", 2, "precision=bf16")
+    output = " ".join(run(*words, "device=cpu", "--machine", "laptop-2core").output.split())
+    assert "time unknown: " in output
+    assert "of which laptop-2core has measured nothing alike" in output
+    assert "the step from unknown to unknown" in output
+    assert "unknown" not in run(*words, *V100).output
+
+
 def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
     output = run("plan", recipe_file(tmp_path), "--ranks", 1, *V100).output
     assert output.startswith("1 rank of lassen-v100: ")

@@ -10,8 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from hyperslab.errors import CommError
+from hyperslab.launch.crew import Mail
 from tests.ports import unused_port
+from tests.train.universes import write_universes
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -62,6 +66,34 @@ def test_the_points_of_a_study_run_on_the_tasks_that_there_are(tmp_path: Path) -
     assert found[1][1] == "", "the main rank alone speaks"
     found = as_tasks(2, *words, "--ranks", "1,2,4")
     assert "a point has 4 ranks, and 2 were started" in found[0][1]
+
+
+def test_volumes_are_converted_by_the_tasks_that_there_are(tmp_path: Path) -> None:
+    write_universes(tmp_path / "made", 3, width=8)
+    for tasks in (1, 2):
+        words = ["convert", str(tmp_path / "made"), str(tmp_path / f"by-{tasks}"), "--cut", "2,1,1"]
+        found = as_tasks(tasks, *words)
+        assert [code for code, _ in found] == [0] * tasks, found
+        assert "3 volumes" in found[0][1]
+    alone, together = (
+        {path.name: path.read_bytes() for path in (tmp_path / f"by-{tasks}").glob("*.hdf5")}
+        for tasks in (1, 2)
+    )
+    assert alone == together
+    assert len(alone) == 3
+    assert "3 kept" in as_tasks(2, *words)[0][1]
+
+
+def test_words_of_somebody_else_are_not_read() -> None:
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    ours, theirs = Mail(store, b"ours"), Mail(store, b"theirs")
+    ours.post("task 1 0", ("a", 1))
+    assert ours.fetch("task 1 0") == ("a", 1)
+    with pytest.raises(CommError, match="somebody else has written 'task 1 0'"):
+        theirs.fetch("task 1 0")
+    store.set("task 1 1", store.get("task 1 0").decode())  # said before, of another task
+    with pytest.raises(CommError, match="somebody else has written 'task 1 1'"):
+        ours.fetch("task 1 1")
 
 
 @pytest.mark.long

@@ -125,14 +125,19 @@ class Lane:
         return waited + (1 - self.hidden) * max(0.0, seconds - waited)
 
 
+MOST_UNKNOWN = 0.5
+"""Is the share of a step from which on nobody knows its time."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Holds the cost of one rank's step, by cause and by layer.
 
     ``guessed`` is the share of the operators' time that comes from shapes that the machine did
-    not measure. ``left_out`` names the operators that could not be traced, and how often they
-    were called; ``left_out_share`` is the share of the step that they would take if each took as
-    long as the operators that were traced do on average.
+    not measure, and ``unknown`` of that what a measured machine has nothing alike of: its roofline
+    stands in for it, which may be many times less. ``left_out`` names the operators that could not
+    be traced, and how often they were called; ``left_out_share`` is the share of the step that they
+    would take if each took as long as the operators that were traced do on average.
     """
 
     rank: int
@@ -140,8 +145,14 @@ class StepCost:
     layers: tuple[LayerCost, ...]
     flops: int
     guessed: float
+    unknown: float
     left_out: dict[str, int]
     left_out_share: float
+
+    @property
+    def known(self) -> bool:
+        """Tells if the step's time is worth being said."""
+        return self.unknown < MOST_UNKNOWN
 
 
 def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
@@ -169,6 +180,7 @@ class _StepClock:
         self.rank = rank
         self.now = 0.0
         self.guessed = 0.0
+        self.unknown = 0.0
         self.spent: dict[str, float] = defaultdict(float)
         self.layers: dict[tuple[str, PhaseName], LayerCost] = {}
         self.halos = Lane(machine.hidden.halos)
@@ -207,6 +219,8 @@ class _StepClock:
         overhead = self.setting.overhead.operator
         if found.how != "measured":
             self.guessed += found.seconds
+        if found.how == "modelled" and self.machine.measured:
+            self.unknown += found.seconds
         # One call may compute both gradients of a convolution; it is booked as two passes.
         for phase, part, flops in self._phases(event):
             layer = self._layer(event.layer, phase)
@@ -247,6 +261,7 @@ class _StepClock:
             tuple(self.layers.values()),
             flops=trace.flops(),
             guessed=min(1.0, self.guessed / seconds.compute) if self.guessed else 0.0,
+            unknown=min(1.0, self.unknown / seconds.compute) if self.unknown else 0.0,
             left_out=dict(trace.not_traced),
             left_out_share=missing / (missing + done) if missing else 0.0,
         )

@@ -78,6 +78,7 @@ def _candidate_values(plan: search.GridPlan, one: search.Candidate) -> dict[str,
         "memory": one.memory.as_dict(),
         "reading_seconds": one.reading,
         "not_measured": one.cost.guessed,
+        "unknown": one.cost.unknown,
         "not_traced": one.cost.left_out,
         "not_traced_share": one.cost.left_out_share,
         "notes": list(one.notes),
@@ -99,14 +100,19 @@ def ranking_table(plan: search.GridPlan) -> Table:
         fits = one.fits(plan.bounds.nbytes)
         shown.add_row(
             search.words_of(one.grid),
-            time_text(one.seconds.total),
-            f"{one.throughput:.3g}",
-            f"{plan.efficiency(one):.0%}",
+            step_text(one),
+            f"{one.throughput:.3g}" if one.cost.known else "",
+            f"{plan.efficiency(one):.0%}" if one.cost.known else "",
             bytes_text(one.memory.total),
             plan.binds(one),
             "best" if one is plan.best else "" if fits else "too large",
         )
     return shown
+
+
+def step_text(one: search.Candidate) -> str:
+    """Says how long a step takes, or that nobody knows."""
+    return time_text(one.seconds.total) if one.cost.known else "unknown"
 
 
 def plan_opening(plan: search.GridPlan) -> str:
@@ -177,7 +183,14 @@ def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     per_node = plan.machine.ranks_per_node
     if plan.ranks > per_node:
         yield f"nodes      {per_node} ranks each: {node_text(best.grid, per_node)}"
-    yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
+    if best.cost.known:
+        yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
+    else:
+        yield (
+            f"time       unknown: {best.cost.unknown:.0%} of the step, by its roofline, are "
+            f"operators of which {plan.machine.name} has measured nothing alike; "
+            "`hyperslab plan --calibrate FILE` measures them here"
+        )
     yield f"memory     {_parts_text(best.memory, 0.01, ' ', bytes_text)}"
     if not plan.job.reads_each_step:
         yield from _input(plan, best)
@@ -263,7 +276,7 @@ def _changed(plan: search.GridPlan, change: search.RecipeChange) -> str:
     after = change.after
     return (
         f"{change.override}: on {search.words_of(before.grid)} the step from "
-        f"{time_text(before.seconds.total)} to {time_text(after.seconds.total)}, memory from "
+        f"{step_text(before)} to {step_text(after)}, memory from "
         f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}{fits}"
     )
 

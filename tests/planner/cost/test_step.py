@@ -121,6 +121,9 @@ def test_what_was_not_measured_is_said() -> None:
     assert cost.guessed == pytest.approx(1 / 6)
     assert cost.left_out == {"aten.nonzero.default": 2}
     assert cost.left_out_share == 0.5
+    assert (cost.unknown, cost.known) == (pytest.approx(1 / 6), True)
+    alien = step_cost(trace(operator("unknown")), round_machine(times=TIMES), ranks=2)
+    assert (alien.unknown, alien.known) == (1, False)
 
 
 def test_a_message_and_its_answer_travel_together() -> None:

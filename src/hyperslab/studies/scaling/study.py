@@ -342,6 +342,11 @@ def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[st
     cost = found.cost
     if cost.guessed >= 0.005:
         yield f"{cost.guessed:.0%} of the operators' time was not measured for these shapes"
+    if not cost.known:
+        yield (
+            f"the time is not known: of {cost.unknown:.0%} of the step {machine.name} has measured "
+            "nothing alike"
+        )
     if cost.left_out:
         share = f"about {cost.left_out_share:.1%} of the step"
         yield f"{', '.join(cost.left_out)}: not predicted, for want of a meta form; {share}"
