@@ -9,7 +9,7 @@
 
 FROM python:3.11-slim-bookworm
 
-# Fused kernels and Triton's are compiled where they first run: a C compiler is needed for good.
+# Fused kernels are compiled by the installation, Triton's where they first run: a C compiler is needed for good.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*

@@ -1,7 +1,7 @@
 """Puts compiled kernels into a wheel, and beside an editable install, where a compiler is there.
 
-Without one, or with HYPERSLAB_COMPILE=0, the wheel is pure Python, and kernels are compiled where
-they are first used.
+Without one, or with HYPERSLAB_COMPILE=0, the wheel is pure Python, and `hyperslab compile` compiles
+them.
 """
 
 import functools
@@ -50,7 +50,7 @@ class BuildKernels(build_py):
         try:
             built_in()["build"](folder, wanted)
         except (OSError, subprocess.CalledProcessError) as error:
-            self.warn(f"the kernels are left to their first use: {error}")
+            self.warn(f"the kernels are not built, `hyperslab compile` does it: {error}")
 
 
 class AnyPython(bdist_wheel):

@@ -8,12 +8,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import torch
 
+from hyperslab.kernels.compile import CannotCompile, ready_library
 from tests.forked import forked_commands
 from tests.gpus import SAMPLES_ON, runs_samples
 from tests.ranks import close_pool, rest_idle_ranks, start_server
@@ -57,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.mkdtemp(prefix="hyperslab-state-")
     os.environ["XDG_STATE_HOME"] = state
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    with suppress(CannotCompile):  # the installation's kernels may be of older sources
+        ready_library(compiled=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

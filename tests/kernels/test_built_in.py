@@ -27,7 +27,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of libraries beside the sources, as wheels have it; nothing may be compiled."""
     monkeypatch.setattr(built_in, "BUILT", tmp_path / "built")
     monkeypatch.setattr(built_in, "processor_flags", lambda: AVX512.needs)
-    monkeypatch.setattr(compiler, "cached_library", lambda: Path("the cache"))
+    monkeypatch.setattr(compiler, "cached_library", lambda **_: Path("the cache"))
     monkeypatch.delenv(compiler.SWITCH, raising=False)
     try:
         library = compiled()

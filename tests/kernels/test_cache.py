@@ -23,9 +23,9 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
+from hyperslab.kernels import built_in, registry
 from hyperslab.kernels import compile as compiler
 from hyperslab.kernels import compile as library
-from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, cached_library, load_library, run_guarded
 from hyperslab.util import private_folders
 from tests.kernels.compiled import compiled
@@ -167,7 +167,7 @@ def test_a_compiler_that_makes_something_else(
 
 def test_a_command_that_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", 'gcc "')
-    with pytest.raises(CannotCompile, match=r"is no command: .*quotation"):
+    with pytest.raises(CannotCompile, match=r"is not a command: .*quotation"):
         cached_library()
 
 
@@ -405,7 +405,7 @@ def test_a_folder_of_somebody_else(home: Path, monkeypatch: pytest.MonkeyPatch) 
     home.mkdir(parents=True, mode=0o700)
     stranger = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
-    with pytest.raises(CannotCompile, match="somebody else"):
+    with pytest.raises(CannotCompile, match="another user"):
         cached_library()
 
 
@@ -481,11 +481,36 @@ def test_the_command(home: Path, made: Path, pretend: Path) -> None:
     compiles_by(pretend, f'cp {made} "$target"')
     done = CliRunner().invoke(app, ["compile"])
     assert done.exit_code == 0, done.output
-    assert [str(home / name) in done.output for name in kept_in(home)] == [True]
-    assert CliRunner().invoke(app, ["compile"]).output == done.output
+    first, *_, last = done.output.splitlines()
+    assert first.startswith(WORDS)
+    assert [str(home / name) in last for name in kept_in(home)] == [True]
+    assert CliRunner().invoke(app, ["compile"]).output == f"{last}\n"
     compiles_by(pretend, "exit 1", version="2")
     done = CliRunner().invoke(app, ["compile"])
     assert isinstance(done.exception, CannotCompile)
+
+
+@needs_compiler
+def test_a_run_waits_for_no_compiler(
+    home: Path,
+    made: Path,
+    tmp_path: Path,
+    pretend: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes what stands when it begins, and the command makes it stand."""
+    monkeypatch.delenv(library.SWITCH)
+    monkeypatch.setattr(built_in, "BUILT", tmp_path / "nothing")
+    compiles_by(pretend, f'echo >> "$0.calls"; cp {made} "$target"')
+    assert library.library.__wrapped__() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "`hyperslab compile` does so" in caplog.text
+    assert (compiled_calls(pretend), kept_in(home)) == (0, [])
+    assert CliRunner().invoke(app, ["compile"]).exit_code == 0
+    assert compiled_calls(pretend) == 1
+    assert library.library.__wrapped__() is not None
+    assert compiled_calls(pretend) == 1
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

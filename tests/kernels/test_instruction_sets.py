@@ -37,7 +37,7 @@ def builds() -> list[Library]:
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    """As integers; of what is no number, only that."""
+    """As integers; of what is not a number, only that."""
     plain = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
     return plain.reshape(-1).clone().view(torch.uint8)
 

@@ -1,17 +1,20 @@
-"""Runs `hyperslab compile`: compiles the kernels before the first run would."""
+"""Runs `hyperslab compile`: compiles the kernels where the installation has none."""
 
 from __future__ import annotations
 
 from hyperslab.cli.terminal import say
 from hyperslab.kernels.compile import load_library, ready_library
+from hyperslab.util.logs import show_logs
 
 
 def compile_command() -> None:
     """Compile the kernels for this processor.
 
-    Otherwise the first run does so, unless they came with the package. HYPERSLAB_COMPILE=1 in the
-    environment compiles them in any case.
+    Needed once on a machine, and only where the package was installed without a C compiler: runs
+    say so, and use slower operators of torch until then. HYPERSLAB_COMPILE=1 in the environment
+    compiles even if the package has kernels.
     """
-    path = ready_library()
+    show_logs(is_main=True)
+    path = ready_library(compiled=True)
     load_library(path)
     say(f"kernels for this processor: {path}")

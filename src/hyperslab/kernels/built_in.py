@@ -3,7 +3,7 @@
 `setup.py` runs this file by itself, without torch: it needs the standard library alone. There is
 a library for each of `VARIANTS` beside the sources, in ``built``. Its name has a digest of the
 sources, of the flags and of the kind of machine, so a library of other sources is never loaded;
-its last bytes are a digest of those before. Where no library fits, `hyperslab.kernels.compile`
+its last bytes are a digest of those before. Where no library fits, `hyperslab compile`
 compiles one for this very processor.
 """
 

@@ -1,14 +1,18 @@
-"""Compiles the C sources in `csrc` at their first use, keeps the library, calls it by ctypes.
+"""Finds the compiled kernels or compiles the C sources in `csrc`, and calls them by ctypes.
 
-Nothing is compiled where the package was installed with a library that suits the processor, see
-`built_in`. In reading order: the system's compiler; the library in the user's cache folder,
-made once, whole, by its owner; its functions, loaded once a process and run in parts on several
+A run takes the library that stands when it begins: one that the package was installed with, see
+`built_in`, or one that `hyperslab compile` has kept. It never waits for a compiler, so a short run
+is not slower with one than without, and its kernels do not change between steps.
+
+In reading order: the system's compiler; the library in the user's cache folder, made once, whole,
+by its owner; its functions, loaded once a process and run in parts on several
 threads; and what is packed for them.
 
 The sources in C11 work on rows of numbers, ``statistics.c`` on those of channels; they know
 neither torch nor Python. Operators fall back to their plain reference for tensors that the C
-code does not take, and for all of them where nothing can be compiled; rank 0 logs the reason
-once. In the environment ``HYPERSLAB_COMPILE=0`` asks for the references, ``1`` for a compiler.
+code does not take, and for all of them where nothing is compiled; rank 0 logs the reason once.
+In the environment ``HYPERSLAB_COMPILE=0`` asks for the references; ``1`` compiles at the first
+use, for this very processor.
 
 [Note: guest] The compiler is a guest on the machine. One process compiles at a time; the others
 wait for it, and for no longer than `LONGEST_WAIT`. Whatever a compiler starts ends with the
@@ -70,6 +74,11 @@ SAID_EVERY = 2.0
 
 LONGEST_WAIT = 2 * TIME_LIMIT
 """[s] A process may wait as long for others that compile."""
+
+NOT_COMPILED = (
+    "they are not compiled here\n    `hyperslab compile` does so: about 10 s, once on a machine"
+)
+"""Says what is missing where nothing else is wrong."""
 
 GUARD = """
 exec 3<&0
@@ -146,7 +155,7 @@ def find_compiler() -> Compiler:
     try:
         commands = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
     except ValueError as error:
-        raise CannotCompile(f"CC={asked!r} is no command: {reason(error)}") from error
+        raise CannotCompile(f"CC={asked!r} is not a command: {reason(error)}") from error
     for command in commands:
         if shutil.which(command[0]):
             version = run_guarded([*command, "--version"])
@@ -216,18 +225,21 @@ def processor() -> str:
     return "\n".join([platform.machine(), *(line for line in lines if line.startswith(told))])
 
 
-def cached_library() -> Path:
+def cached_library(*, compiled: bool = True) -> Path:
     """Returns the library for this compiler and processor, compiled if it is not there.
 
     Its last bytes are a digest of those before: what was cut or changed is compiled again.
+    ``compiled=False`` only looks for it.
 
     Raises:
-        CannotCompile: it can be neither compiled nor kept; says why.
+        CannotCompile: it is not there, or can be neither compiled nor kept; says why.
     """
     compiler = find_compiler()
     try:
         folder = make_private(user_folder("XDG_CACHE_HOME", "kernels"))
         path = folder / f"{_library_key(compiler)}.so"
+        if not _is_whole(path) and not compiled:
+            raise CannotCompile(NOT_COMPILED)
         if not _is_whole(path):
             level = logging.INFO if _is_first() else logging.DEBUG
             log.log(level, "compiling kernels, about 10 s, once on this machine: %s", path)
@@ -358,7 +370,7 @@ class Library:
 
 @functools.cache
 def library() -> Library | None:
-    """Returns the functions, compiled where need be; None, and a line in the log, without them."""
+    """Returns the compiled functions; None, and a line in the log, where there are none."""
     if os.environ.get(SWITCH) == "0":
         log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
         return None
@@ -371,13 +383,17 @@ def library() -> Library | None:
         return None
 
 
-def ready_library() -> Path:
+def ready_library(*, compiled: bool = False) -> Path:
     """Returns the library that was installed with the package, or else `cached_library`.
+
+    ``compiled``: it may be compiled now, as it may with HYPERSLAB_COMPILE=1.
 
     Raises:
         CannotCompile: as that.
     """
-    installed = None if os.environ.get(SWITCH) == "1" else built_in_library()
+    if os.environ.get(SWITCH) == "1":
+        return cached_library()
+    installed = built_in_library()
     if installed is not None:
         try:
             load_library(installed)
@@ -385,7 +401,7 @@ def ready_library() -> Path:
             log.info("the kernels of the package do not load here: %s", error)
         else:
             return installed
-    return cached_library()
+    return cached_library(compiled=compiled)
 
 
 def _is_first() -> bool:

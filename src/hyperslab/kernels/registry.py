@@ -654,7 +654,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
 def missing_instructions() -> list[str]:
     """Names what this machine's rule leaves out, for want of a compiler or of instructions."""
     if library() is None:
-        return ["C: no compiler, or HYPERSLAB_COMPILE=0"]
+        return ["C: not compiled (see `hyperslab compile`), or HYPERSLAB_COMPILE=0"]
     known = {
         "registers: AVX-512 with bfloat16": direct_is_known(),
         "winograd: AVX2 or AVX-512": winograd_is_known(),
