@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.early import done_words
+from hyperslab.cli.early import done_words as done_words_of
+from hyperslab.cli.early import early_command
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import is_done, train
 from tests.forked import forked_commands
@@ -38,6 +39,12 @@ def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.exception
     assert f"all 2 epochs of {tmp_path / 'run'} are done: nothing is left" in again.output
     assert files(tmp_path / "run") == before
+
+
+def done_words(words: list[str]) -> str | None:
+    """What is said of a command line."""
+    context = early_command("train").make_context("train", words[1:])
+    return done_words_of(context.params)
 
 
 SAID_EARLY = """
@@ -67,13 +74,21 @@ def test_the_same_command_says_so_before_torch_is_imported(
     assert done.stdout == "all 1 epochs of run are done: nothing is left to resume\n0\n", (
         done.stderr
     )
-    # What could make another training of it is left to the command.
-    assert done_words(["train", "r.yaml"]) is None
+    # However it is said, as long as it is the same training, on whatever grid.
+    for same in (
+        ["train", "--resume", "r.yaml", "--ranks", "1"],
+        ["train", "./r.yaml", "epochs=1", "--resume", "--output", "run"],
+        ["train", "r.yaml", "grid.depth=2", "--ranks=2", "--resume", "data.batch_size=2"],
+        ["train", "run/recipe.yaml", "--resume"],
+    ):
+        assert done_words(same), same
+        assert not done_words([word for word in same if word != "--resume"])
+    # What could make another training of it, or an error, is left to the command.
     assert done_words([*again, "epochs=2"]) is None
     assert done_words([*again, "--output", "elsewhere"]) is None
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    assert done_words(again) is None
-    monkeypatch.delenv("SLURM_PROCID")
+    assert done_words([*again, "--ranks", "2"]) is None
+    assert done_words([*again, "grid=auto", "--ranks", "1"]) is None
+    assert done_words(["train", "run/recipe.yaml", "epochs=3", "--resume"]) is None
     for changed in ("r.yaml", "run/recipe.yaml"):
         before = Path(changed).read_text()
         Path(changed).write_text(before.replace("epochs: 1", "epochs: 3"))
@@ -81,3 +96,10 @@ def test_the_same_command_says_so_before_torch_is_imported(
         Path(changed).write_text(before)
     os.utime("run/recipe.yaml")  # as after a copy: the command looks closer
     assert done_words(again) is None
+
+
+def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    early = early_command("train")
+    words = [str(tmp_path / "nowhere.yaml"), "dat.x=1", "--resume"]
+    assert early.main(words, standalone_mode=False) is None

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import os
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.cli import COMMANDS, load_command
-from hyperslab.cli.early import PAGES, WIDTH, help_page, read_pages
+from hyperslab.cli.early import DECLARED, check_keys, early_command, read_declared
+from hyperslab.errors import RecipeError
 from hyperslab.formats.files import check_folder
 from hyperslab.recipe.load import load_recipe
+from hyperslab.studies.run_folder import read_run
+from hyperslab.studies.sweep.schema import load_sweep
 from hyperslab.train.evaluate import recipe_for
 from hyperslab.util.optional_libraries import current_versions
 from tests.docs.blocks import DOCS
 from tests.forked import forked_commands
 
+ROOT = DOCS.parent
 SLOW = ("torch", "numpy", "pydantic", "rich", "matplotlib", "h5py", "yaml", "tensorboard")
 
 
@@ -68,6 +78,10 @@ def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) 
         ("inspect nowhere", "nowhere: does not exist; give the folder that holds the data"),
         ("evaluate nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
         ("predict nowhere a.nii --out x", "nowhere is not the folder of a run"),
+        ("scale strong nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file"),
+        ("sweep nowhere.yaml", "cannot read the sweep nowhere.yaml: No such file or directory"),
+        ("report nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
+        ("convert nowhere x", "nowhere: does not exist; give the folder that holds the data"),
     ],
 )
 def test_what_is_not_there_is_said_before_torch_is_imported(words: str, said: str) -> None:
@@ -83,11 +97,16 @@ except SystemExit as end:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "1\n"
     assert said in done.stderr
-    name, first, *_ = words.split()
+    name, first, *_ = words.replace("strong ", "").split()
+    own = {
+        **dict.fromkeys(("train", "plan", "scale"), load_recipe),
+        **dict.fromkeys(("inspect", "convert"), check_folder),
+        **dict.fromkeys(("evaluate", "predict"), partial(recipe_for, overrides=())),
+        "report": read_run,
+        "sweep": load_sweep,
+    }
     with pytest.raises(hs.HyperslabError, match=said):  # the command's own words
-        {"train": load_recipe, "plan": load_recipe, "inspect": check_folder}.get(
-            name, partial(recipe_for, overrides=())
-        )(Path(first))
+        own[name](Path(first))
 
 
 def test_versions_are_those_of_the_libraries() -> None:
@@ -120,6 +139,7 @@ def test_what_draws_says_what_it_lacks(words: str, tmp_path: Path) -> None:
         "data: {synthetic: {width: 16}, batch_size: 2}\nmodel: {variant: lbann}\n"
         "device: cpu\noutput: run\n"
     )
+    (tmp_path / "run").mkdir()
     program = f"""
 import sys
 sys.modules["matplotlib"] = None
@@ -152,31 +172,80 @@ def test_every_module_of_a_command_is_in_the_table() -> None:
     assert {file.stem for file in folder.glob("*.py")} - shared == set(COMMANDS)
 
 
-def test_help_without_imports_is_what_commands_print() -> None:
+def test_what_is_declared_is_what_commands_and_recipes_have() -> None:
     made = runpy.run_path(str(DOCS / "help.py"))
-    assert PAGES.read_text() == made["text"](), "run python docs/help.py"
-    assert read_pages() == made["printed_pages"]()
+    assert DECLARED.read_text() == made["text"](), "run python docs/help.py"
+
+
+def said_by(command: Any, name: str, words: Sequence[str]) -> tuple[object, str, str]:
+    """How a command ends on such words, and what it prints; it must not get so far as to run."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        command.main([*words], prog_name=f"hyperslab {name}")
+    return end.value.code, out.getvalue(), err.getvalue()
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["train"],
-        ["train", "--help", "--help"],
-        ["--debug", "train", "--help"],
-        ["train", "r.yaml", "--help"],
-        ["nothing", "--help"],
+        *(f"{name} --help" for name in read_declared()["commands"]),
+        *(f"convert {below} --help" for below in ("folder", "lits", "scans")),
+        *("train", "train --foo", "train r.yaml --rank 3", "train r.yaml --ranks 0"),
+        *("train r.yaml --ranks x", "train r.yaml --output", "scale strang r.yaml"),
+        *("convert a", "convert scans a", "convert scans a b --spacin 1", "predict run"),
+        *("calibrate", "simulate a --count x", "plan r.yaml --al", "compile now"),
     ],
 )
-def test_other_words_are_left_to_the_command(words: list[str]) -> None:
-    assert help_page(words) is None
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_help_and_wrong_words_are_those_of_the_command(
+    words: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    name, *rest = words.split()
+    early = said_by(early_command(name), name, rest)
+    assert early == said_by(load_command(name), name, rest)
+    assert early[0] == (0 if "--help" in words else 2)
 
 
-def test_a_narrow_terminal_gets_the_commands_own_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    assert help_page(["train", "--help"]) is not None
-    monkeypatch.setenv("COLUMNS", str(WIDTH - 1))
-    assert help_page(["train", "--help"]) is None
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), letter=st.sampled_from("aeqxz_"))
+def test_a_misspelt_key_is_refused_in_the_words_of_the_recipe(
+    data: st.DataObject, letter: str
+) -> None:
+    section, _, last = data.draw(st.sampled_from(read_declared()["keys"])).rpartition(".")
+    at = data.draw(st.integers(0, len(last)))
+    key = f"{section}.{last[:at]}{letter}{last[at:]}".lstrip(".")
+    recipe = ROOT / "recipes" / "demo.yaml"
+    with pytest.raises(RecipeError) as late:
+        load_recipe(recipe, [f"{key}=1"])
+    with pytest.raises(RecipeError) as early:
+        check_keys(recipe, [f"{key}=1"])
+    assert str(early.value) in str(late.value)
+    assert str(early.value).startswith(f"override {key}=: unknown key '{key}'\n")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["optimizer.name=rmsprop", "optimizer.centered=true"],  # torch's
+        ["optimizer.target=torch.optim.AdamW", "optimizer.lr=0.1", "optimizer.amsgrad=true"],
+        ["model.target=my.Net", "model.depth=3", "model.inner.width=2"],
+        ["loss.target=my.Loss", "loss.alpha=1"],
+        ["data.target=my.Source", "data.size=1"],
+        ["metrics.mine=mse", "grid=auto", "parallelize.until=head"],
+        ["optimizer.schedule.name=steplr", "optimizer.schedule.gamma=0.5"],
+    ],
+)
+def test_keys_that_a_recipe_may_have_are_left_to_it(said: list[str]) -> None:
+    for recipe in (ROOT / "recipes").glob("*.yaml"):
+        check_keys(recipe, [])
+        check_keys(recipe, said)
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    early = early_command("train")
+    assert early.main([str(tmp_path / "pipe")], standalone_mode=False) is None
 
 
 def test_names_are_found_where_type_checkers_see_them() -> None:

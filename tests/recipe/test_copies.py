@@ -43,13 +43,15 @@ def test_a_changed_copy_is_not_replaced(tmp_path: Path) -> None:
     (copy,) = copy_recipe("demo", tmp_path)
     assert copy_recipe("demo", tmp_path) == [copy]
     copy.write_text("mine: 1")
-    with pytest.raises(RecipeError, match=r"demo.yaml is there already, and differs"):
+    with pytest.raises(RecipeError, match=r"demo.yaml exists already, and differs"):
         copy_recipe("demo", tmp_path)
     assert copy.read_text() == "mine: 1"
 
 
 def test_what_cannot_be_copied_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no recipe 'dem' comes along\n    there are .*demo,"):
+    with pytest.raises(
+        RecipeError, match=r"there is no shipped recipe 'dem'\n    there are .*demo,"
+    ):
         copy_recipe("dem", tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RecipeError, match=r"cannot copy a recipe to .*file"):
@@ -65,7 +67,9 @@ def test_the_commands(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_is_not_here_but_comes_along_is_pointed_to(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"\n    one comes along: hyperslab recipes copy demo$"):
+    with pytest.raises(
+        RecipeError, match=r"\n    hyperslab ships one: hyperslab recipes copy demo$"
+    ):
         load_recipe(tmp_path / "demo.yaml")
     with pytest.raises(RecipeError, match=r"No such file or directory$"):
         load_recipe(tmp_path / "other.yaml")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.load import load_recipe, nearest_key, save_recipe
+from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.text import nearest_key
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SMALLEST: dict[str, Any] = {"data": {"path": "universes", "batch_size": 4}}
@@ -176,9 +177,9 @@ def test_what_is_no_override(tmp_path: Path, override: str) -> None:
 
 def test_what_is_no_recipe(tmp_path: Path) -> None:
     assert str(tmp_path / "none.yaml") in error(tmp_path / "none.yaml")
-    assert "no recipe" in error(write(tmp_path, [1, 2]))
+    assert "is not a recipe" in error(write(tmp_path, [1, 2]))
     (tmp_path / "mine.yaml").write_text("a: [")
-    assert "mine.yaml is no YAML" in error(tmp_path / "mine.yaml")
+    assert "mine.yaml is not valid YAML" in error(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)

@@ -13,14 +13,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from hyperslab.cli.early import done_words, help_page, look_first
+from hyperslab.cli.early import early_command, read_declared
 from hyperslab.cli.terminal import (
     DEBUG,
     begin_interrupts,
     clean_errors,
     clean_interrupts,
     leave_rank,
-    say,
 )
 from hyperslab.util.optional_libraries import current_versions
 
@@ -59,17 +58,16 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
-            return None
-        if ctx.obj and (page := help_page(ctx.obj)):
-            typer.echo(page, nl=False)
-            raise typer.Exit
-        if ctx.obj and ctx.obj[0] == cmd_name:  # not behind --debug, which wants tracebacks
-            look_first(cmd_name, ctx.obj[1:])
-            if cmd_name == "train" and (said := done_words(ctx.obj)):
-                say(said)
-                raise typer.Exit
-        return load_command(cmd_name)
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Let the command's words be looked at before it is imported."""
+        known = args[0] in read_declared()["commands"]
+        if known and not ctx.params["debug"]:  # which wants tracebacks
+            early = early_command(args[0])
+            with early.make_context(args[0], [*args[1:]], parent=ctx) as looking:
+                early.invoke(looking)
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         listed = TyperGroup(

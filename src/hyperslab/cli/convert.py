@@ -6,11 +6,11 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from hyperslab.cli.early import FOLDER, DefaultCommandGroup
 from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option, three
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
@@ -22,22 +22,7 @@ from hyperslab.formats.registry import choices, compressions, load_plugins, name
 from hyperslab.launch.crew import Crew, with_crew
 from hyperslab.simulate.phantoms import list_phantoms, make_phantoms
 
-FOLDER = "folder"
-"""Names the command that has no name."""
-
 WORKERS = "Processes, each with one volume at a time. Default: one per core, up to 4."
-
-
-class DefaultCommandGroup(TyperGroup):
-    """Has a command without a name, `hyperslab convert SRC OUT`, beside `... convert lits`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = bool(args) and args[0] in self.commands and args[0] != FOLDER
-        return super().parse_args(ctx, args if named else [FOLDER, *args])
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == FOLDER else name, command, rest
 
 
 convert_command = typer.Typer(

@@ -1,77 +1,175 @@
 """Answers before commands are imported, which takes two seconds.
 
-In reading order: the help of a command, from ``help.txt``, which ``docs/help.py`` writes (`make
-docs`) and a test compares with the commands; a first argument that names nothing; `--resume` of
-a run that is done. After a training of its own, `train` leaves ``done.json`` in the run's folder:
-a digest of the command line, the current folder and the recipe's file, and what the run held
-then. Where all of that is as it was, nothing is left to resume. In every other case the command
-itself finds out.
+``early.json`` declares the commands and the keys of a recipe a second time. `docs/help.py` writes
+it from the commands and the recipe's classes (`make docs`), and a test compares it with them. In
+reading order: a command as it is declared there, which prints its help and refuses options; files
+that are missing; unknown keys of a recipe; `--resume` of a run that is done.
+
+After a training of its own, `train` leaves ``done.json`` in the run's folder: a digest of what it
+was asked for, and what the run held then. Where all of that is as it was, nothing is left to
+resume. In every other case the command itself finds out, and says the same words; ranks leave all
+but options to it, as they have to agree.
 """
 
 from __future__ import annotations
 
-import errno
+import functools
 import hashlib
+import inspect
 import json
+import math
 import os
-import re
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import typer
 import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from hyperslab.cli.terminal import say
 from hyperslab.errors import DataError, RecipeError, no_run
+from hyperslab.recipe.text import (
+    origin_of,
+    parse_override,
+    put_override,
+    read_yaml,
+    unknown_key,
+    unknown_keys,
+)
 from hyperslab.util.atomic_files import write_json
-from hyperslab.util.documents import parse_yaml, read_json, read_text
+from hyperslab.util.documents import read_json
 
-PAGES = Path(__file__).with_name("help.txt")
+DECLARED = Path(__file__).with_name("early.json")
 
-WIDTH = 80
-"""Help is set in no more columns, two of them empty, however wide the terminal is."""
+TYPES = {"Path": Path, "str": str, "int": int, "float": float, "bool": bool}
+"""Types of options and arguments, by the names that the file has for them."""
 
-BEGIN = "$ hyperslab "
-"""Begins the line above a page: the command that prints it."""
-
-
-def help_page(words: Sequence[str]) -> str | None:
-    """Return what ``hyperslab COMMAND --help`` prints; None for all other words."""
-    once = list(words).count("--help") == 1 and words[-1] == "--help"
-    if not once or shutil.get_terminal_size().columns < WIDTH:
-        return None
-    return read_pages().get(" ".join(words))
+FOLDER = "folder"
+"""Names the command of `DefaultCommandGroup` that has no name."""
 
 
-def read_pages() -> dict[str, str]:
-    """Read all pages, by the words behind ``hyperslab``."""
-    parts = re.split(rf"^{re.escape(BEGIN)}(.+)\n", PAGES.read_text(), flags=re.M)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+class DefaultCommandGroup(TyperGroup):
+    """Has a command without a name, `hyperslab convert SRC OUT`, beside `... convert lits`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands and args[0] != FOLDER
+        return super().parse_args(ctx, args if named else [FOLDER, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == FOLDER else name, command, rest
 
 
-def look_first(name: str, arguments: Sequence[str]) -> None:
-    """Refuse a first argument that names nothing, before seconds of imports.
+@functools.cache
+def read_declared() -> dict[str, Any]:
+    """Read the commands and the recipe's keys."""
+    declared: dict[str, Any] = json.loads(DECLARED.read_text())
+    return declared
 
-    The command says the same of it; ranks leave it to that, as they have to agree.
+
+def early_command(name: str) -> Any:
+    """Make a command that takes the words of ``hyperslab NAME``, and only looks at them.
+
+    Raises, once it is run:
+        DataError: a folder is not there, or holds no run.
+        RecipeError: a recipe cannot be read, or has an unknown key.
+    """
+    declared = read_declared()["commands"][name]
+    if "commands" not in declared:
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name)(_looking(name, declared))
+        return get_command(alone)
+    several = typer.Typer(
+        cls=DefaultCommandGroup,
+        help=declared["help"],
+        rich_markup_mode=None,
+        add_completion=False,
+    )
+    for below, one in declared["commands"].items():
+        several.command(below, **one["settings"])(_looking(f"{name} {below}", one))
+    group = get_command(several)
+    group.name = name
+    return group
+
+
+def _looking(name: str, declared: Mapping[str, Any]) -> Callable[..., None]:
+    """Make a function with a command's signature that runs `look_first`."""
+    parameters = [_parameter(*one) for one in declared["parameters"].items()]
+
+    def looking(**given: Any) -> None:
+        look_first(name, given)
+
+    looking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    looking.__annotations__ = {one.name: one.annotation for one in parameters}
+    looking.__doc__ = declared["help"]
+    return looking
+
+
+def _parameter(name: str, declared: Mapping[str, Any]) -> inspect.Parameter:
+    named = declared["type"]
+    kind: Any = Literal[tuple(named)] if isinstance(named, list) else TYPES[named]
+    if declared["list"]:
+        kind = list[kind]
+    if declared["optional"]:
+        kind = kind | None
+    make: Any = typer.Option if declared["option"] else typer.Argument
+    said = make(*declared["words"], **declared["more"])
+    default = declared.get("default", inspect.Parameter.empty)
+    where = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, where, annotation=Annotated[kind, said], default=default)
+
+
+def look_first(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse what is not there and unknown keys of a recipe; see `early_command`.
+
+    ``given`` are the options and arguments of the command.
+    """
+    if any(variable in os.environ for variable in STARTED):
+        return
+    for folder in given.get("runs", [given["run"]] if "run" in given else []):
+        if name == "report" and os.path.lexists(folder):  # or the folder of a sweep
+            continue
+        if not os.path.isfile(folder / "recipe.yaml"):
+            raise no_run(folder)
+    if name in ("inspect", "convert folder"):
+        folder = given["path" if name == "inspect" else "src"]
+        if not os.path.lexists(folder):
+            raise DataError(f"{folder}: does not exist; give the folder that holds the data")
+    for key in ("recipe", "sweep"):
+        if key in given and not os.path.lexists(given[key]):
+            read_yaml(given[key], key)
+    if "recipe" in given and os.path.isfile(given["recipe"]):  # a pipe is read once
+        check_keys(given["recipe"], given["overrides"] or ())
+    if name == "train" and (said := done_words(given)):
+        say(said)
+        raise typer.Exit
+
+
+def check_keys(path: Path, overrides: Sequence[str]) -> None:
+    """Refuse unknown keys of a recipe.
 
     Raises:
-        DataError: there is no such folder, or no run in it.
-        RecipeError: there is no such recipe, nor a shipped one of its name.
+        RecipeError: names them; or the file is not a recipe, or an override not one.
     """
-    first = arguments[0] if arguments else "-"
-    if first.startswith("-") or "--help" in arguments or "RANK" in os.environ:
-        return
-    if name in ("evaluate", "predict") and not os.path.isfile(os.path.join(first, "recipe.yaml")):
-        raise no_run(first)
-    if os.path.lexists(first):
-        return
-    if name == "inspect":
-        raise DataError(f"{first}: does not exist; give the folder that holds the data")
-    if name in ("train", "plan"):
-        shipped = Path(__file__).parents[1].joinpath("recipe", "files").rglob("*.yaml")
-        if Path(first).stem not in {path.stem for path in shipped}:
-            words = os.strerror(errno.ENOENT)
-            raise RecipeError(f"cannot read the recipe {Path(first)}: {words}")
+    values = read_yaml(path, "recipe")
+    said = [parse_override(text) for text in overrides]
+    known, names = read_declared()["keys"], read_declared()["names"]
+    unknown: list[str] = []
+    with suppress(TypeError, ValueError, IndexError, AttributeError):  # the command will say it
+        for key, value in said:
+            put_override(values, key, value)
+        unknown = list(unknown_keys(values, known, names))
+    sources = {key: f"override {key}=" for key, _ in said}
+    if unknown:
+        raise RecipeError(
+            "\n".join(
+                f"{origin_of(key, str(path), sources)}: {unknown_key(key, known)}"
+                for key in unknown
+            )
+        )
 
 
 NOTE = "done.json"
@@ -80,35 +178,36 @@ STARTED = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK",
 """Variables of ranks: they have to agree with others, so that none of them answers alone."""
 
 
-def note_done(words: Sequence[str], output: Path, epochs: int) -> None:
-    """Note that the command line ``words`` has trained all epochs of a run.
+def note_done(asked: str, output: Path, epochs: int) -> None:
+    """Note that all epochs of a run have been trained, as ``asked``, see `training_digest`.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_json(output / NOTE, _note(words, output, epochs))
+    write_json(output / NOTE, _note(asked, output, epochs))
 
 
-def _note(words: Sequence[str], output: Path, epochs: int) -> dict[str, Any]:
-    return {"command": _digest(words), "epochs": epochs, "run": _state_of(output)}
+def _note(asked: str, output: Path, epochs: int) -> dict[str, Any]:
+    return {"asked": asked, "epochs": epochs, "run": _state_of(output)}
 
 
-def done_words(words: Sequence[str]) -> str | None:
-    """Return what a resumed command says if its run is done; None where that is not known."""
-    if "--resume" not in words or any(name in os.environ for name in STARTED):
+def done_words(given: Mapping[str, Any]) -> str | None:
+    """Return what a resumed training says if its run is done; None where that is not known.
+
+    ``given`` are the options and arguments of `hyperslab train`.
+    """
+    recipe, overrides = given["recipe"], given["overrides"] or ()
+    if not given["resume"] or not os.path.isfile(recipe):
         return None
-    try:
-        for output in _outputs(words):
-            if (output / NOTE).is_file():
-                note = read_json(output / NOTE)
-                now = {
-                    "command": _digest(words),
-                    "epochs": note["epochs"],
-                    "run": _state_of(output),
-                }
-                return nothing_left(output, int(note["epochs"])) if note == now else None
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):  # the command will say it
-        return None
+    with suppress(OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RecipeError):
+        values = _asked_values(recipe, overrides)
+        output = given["output"] or _output(recipe, values)
+        note = read_json(output / NOTE)
+        asked = training_digest(recipe, overrides, given["ranks"])
+        if os.path.samefile(recipe, output / "recipe.yaml") and not overrides:
+            asked = note["asked"]  # the run's own recipe, as it is
+        if note == _note(asked, output, note["epochs"]):
+            return nothing_left(output, int(note["epochs"]))
     return None
 
 
@@ -117,25 +216,40 @@ def nothing_left(output: Path, epochs: int) -> str:
     return f"all {epochs} epochs of {output} are done: nothing is left to resume"
 
 
-def _digest(words: Sequence[str]) -> str:
-    """Hash all that a training depends on but the run's folder: equal for equal trainings."""
-    said = [word for word in words if word != "--resume"]
-    recipe = Path(words[1]).read_bytes().hex()
-    return hashlib.sha256(json.dumps([said, os.getcwd(), recipe]).encode()).hexdigest()
+def training_digest(recipe: Path, overrides: Sequence[str], ranks: int | None) -> str:
+    """Hash what a training is asked for, in whatever words: all but its folder and its grid.
+
+    A run may be resumed on any grid. One that the plan chooses, or that does not fit the ranks, is
+    left to the command.
+
+    Raises:
+        OSError, RecipeError: the recipe cannot be read.
+    """
+    values = _asked_values(recipe, overrides)
+    values.pop("output", None)
+    grid = values.get("grid") or {}
+    places = list(grid.values()) if isinstance(grid, dict) else ["auto"]
+    size = math.prod(places) if all(type(n) is int and n > 0 for n in places) else None
+    if size is not None and ranks in (None, size):
+        values.pop("grid", None)
+    else:
+        values["ranks"] = ranks
+    asked = json.dumps([values, os.getcwd()], sort_keys=True, default=str)
+    return hashlib.sha256(asked.encode()).hexdigest()
 
 
-def _outputs(words: Sequence[str]) -> Iterator[Path]:
-    """Yield the folders that may be the run's, the user's own words first."""
-    recipe = Path(words[1])
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "--output":
-            yield Path(following)
-        elif word.startswith(("--output=", "output=")):
-            yield Path(word.partition("=")[2])
-    values: Any = parse_yaml(read_text(recipe))
-    if isinstance(values, dict) and isinstance(values.get("output"), str):
-        yield Path(values["output"])
-    yield Path("runs") / recipe.stem
+def _asked_values(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    values = read_yaml(recipe, "recipe")
+    for key, value in map(parse_override, overrides):
+        put_override(values, key, value)
+    return values
+
+
+def _output(recipe: Path, values: Mapping[str, Any]) -> Path:
+    """Return the folder that a training of these values fills."""
+    if recipe.name == "recipe.yaml" and (recipe.parent / NOTE).is_file():
+        return recipe.parent  # the run's own says no place
+    return Path(values.get("output", f"runs/{recipe.stem}"))
 
 
 def _state_of(output: Path) -> list[list[Any]]:

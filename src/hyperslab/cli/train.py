@@ -15,7 +15,7 @@ import typer
 
 from hyperslab.checkpoint.retention import epochs_done, folder_of, steps_in
 from hyperslab.cli import rank
-from hyperslab.cli.early import note_done, nothing_left
+from hyperslab.cli.early import note_done, nothing_left, training_digest
 from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
@@ -31,7 +31,6 @@ log = logging.getLogger("hyperslab")
 
 
 def train_command(
-    context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
     overrides: OverridesArgument = None,
     ranks: Annotated[
@@ -78,13 +77,15 @@ def train_command(
     rank.adopt_rank()
     if restarts and rank.is_started():
         raise RecipeError(
-            "--restarts starts ranks again, but these were started by something else: omit it\n"
+            "--restarts can restart only ranks that hyperslab has started: omit it here\n"
             "    torchrun has --max-restarts"
         )
     choose = partial(_choose_grid, machine)
+    alone = not rank.is_started() and recipe.is_file()  # a pipe is read once
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
+        as_asked = training_digest(recipe, words, ranks) if alone else None
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         config = asked
@@ -114,7 +115,7 @@ def train_command(
                 raise ended
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config, machine)
-            _note_end(context, config)
+            _note_end(as_asked, config)
             return
         show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
@@ -125,7 +126,7 @@ def train_command(
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)
         training.until_done(config, restarts=restarts, resume=resume)
-        _note_end(context, config)
+        _note_end(as_asked, config)
 
 
 def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
@@ -135,13 +136,13 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
     return choose_grid_here(recipe, ranks, machine)
 
 
-def _note_end(context: typer.Context, config: Recipe) -> None:
+def _note_end(as_asked: str | None, config: Recipe) -> None:
     """Note a run that this process alone answers for, if all of its epochs are done."""
     newest = next(iter(steps_in(folder_of(config.output))), None)
-    if rank.is_started() or newest is None or epochs_done(newest) != config.epochs:
+    if as_asked is None or newest is None or epochs_done(newest) != config.epochs:
         return
     with suppress(OSError):  # `--resume` then takes the seconds that its imports take
-        note_done(context.find_root().obj, config.output, config.epochs)
+        note_done(as_asked, config.output, config.epochs)
 
 
 @contextmanager

@@ -8,9 +8,7 @@ the nearest valid word.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
-import itertools
 import logging
 import types
 import typing
@@ -29,7 +27,16 @@ from hyperslab.recipe.compare import value_at
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
-from hyperslab.recipe.shipped import shipped_recipes
+from hyperslab.recipe.text import (
+    UNWRITTEN,
+    nearest_key,
+    origin_of,
+    parse_override,
+    put_override,
+    read_yaml,
+    siblings,
+    unknown_key,
+)
 from hyperslab.recipe.trust import (
     NO_TRUST,
     Trust,
@@ -41,7 +48,7 @@ from hyperslab.recipe.trust import (
     with_memory,
 )
 from hyperslab.util.atomic_files import write_text
-from hyperslab.util.documents import parse_yaml, read_text
+from hyperslab.util.documents import parse_yaml
 
 log = logging.getLogger("hyperslab")
 
@@ -96,13 +103,9 @@ def explain_errors(
     lines = []
     for problem in error.errors(include_url=False):
         key = _dotted(problem["loc"], values)
-        where = next((s for k, s in sources.items() if _related_words(k, key)), file)
+        where = origin_of(key, file, sources)
         lines.append(f"{where}: {_sentence(key, dict(problem))}")
     return "\n".join(lines)
-
-
-def _related_words(a: str, b: str) -> bool:
-    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
 
 
 def _sentence(key: str, problem: dict[str, Any]) -> str:
@@ -111,14 +114,14 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
     if kind == "extra_forbidden" and key in _fields():
         return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":
-        closest = nearest_key(key, list(_fields()))
-        return f"unknown key {key!r}\n    nearest: {closest!r}{_siblings(key)}"
+        return unknown_key(key, list(_fields()))
     if kind == "missing":
         return f"{key!r} is missing"
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
-        return f"bad value {value!r} for {key!r}: it is a section of keys{_siblings(f'{key}.')}"
+        inner = siblings(f"{key}.", list(_fields()))
+        return f"bad value {value!r} for {key!r}: it is a section of keys{inner}"
     if kind == "union_tag_invalid":
         value = value["name"]
     choices = _choices(key)
@@ -127,22 +130,6 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
         return f"bad value {value!r} for {key!r}: {valid}{nearest_key(str(value), choices)!r}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return f"bad value {value!r} for {key!r}: {message}"
-
-
-def nearest_key(word: str, valid: Sequence[str]) -> str:
-    """The valid word that looks most like this one; of a dotted key the last part counts too."""
-    last = word.rpartition(".")[2]
-
-    def likeness(candidate: str) -> float:
-        end = candidate.rpartition(".")[2]
-        initials = "".join(part[:1] for part in end.split("_"))
-        return _ratio(word, candidate) + max(_ratio(last, end), _ratio(last, initials))
-
-    return max(valid, key=likeness)
-
-
-def _ratio(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def _dotted(loc: Sequence[int | str], values: Any) -> str:
@@ -160,12 +147,6 @@ def _dotted(loc: Sequence[int | str], values: Any) -> str:
     return ".".join(keys)
 
 
-def _siblings(key: str) -> str:
-    section = key.rpartition(".")[0]
-    names = [k.rpartition(".")[2] for k in _fields() if k.rpartition(".")[0] == section]
-    return f"\n    valid in {section or 'a recipe'}: {', '.join(names)}" if names else ""
-
-
 @functools.cache
 def _fields() -> dict[str, Any]:
     """Return every key of a recipe, dotted, with its type; sections too."""
@@ -177,7 +158,7 @@ def _fields() -> dict[str, Any]:
 
 def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, field in section.model_fields.items():
-        if name in ("handed_in", "python_class"):  # nobody writes them
+        if name in UNWRITTEN:
             continue
         yield prefix + name, field.annotation
         for kind in _alternatives(field.annotation):
@@ -231,22 +212,22 @@ def load_recipe(
     path = Path(path)
     values = read_yaml(path, "recipe")
     trust = trust or trust_of(path)
-    said = [_parse(text) for text in overrides]
-    added = [_parse(text) for text in varied]
+    said = [parse_override(text) for text in overrides]
+    added = [parse_override(text) for text in varied]
     # The file's own words, with those of a sweep: what the user has trained with is known by them.
     varied_values = copy.deepcopy(values)
     for key, value in added:
-        _put_override(varied_values, key, value)
+        put_override(varied_values, key, value)
     trust = with_memory(trust, varied_values)
     # What the user says himself, apart: he answers for the code that he names.
     asked: dict[str, Any] = {}
     for key, value in copy.deepcopy(said):
-        _put_override(asked, key, value)
+        put_override(asked, key, value)
     # A run's recipe says no place; an override of ``output`` still does, which comes after it.
     if not trust.own:
         values["output"] = str(output_of_run(path))
     for key, value in [*said, *added]:
-        _put_override(values, key, value)
+        put_override(values, key, value)
     trust = leave_out_liberties(trust, values, asked, varied_values)
     values.setdefault("output", f"runs/{path.stem}")
     named = frozenset(name for _, name, _ in named_code(asked))
@@ -312,50 +293,3 @@ def remember_code(recipe: Recipe) -> None:
             "names: %s; XDG_STATE_HOME names another folder",
             reason(error),
         )
-
-
-def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read the keys and values of a file; ``what`` it is to be is what errors call it.
-
-    Raises:
-        RecipeError: it cannot be read, or holds something else.
-    """
-    try:
-        values = parse_yaml(read_text(path))
-    except OSError as error:
-        hint = f"\n    one comes along: hyperslab recipes copy {path.stem}"
-        known = hint if path.stem in shipped_recipes() else ""
-        raise RecipeError(f"cannot read the {what} {path}: {error.strerror}{known}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is no YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} holds no `key: value` lines, so it is no {what}")
-    return values
-
-
-def _parse(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise RecipeError(f"{text!r} is no override: write key=value, such as grid.depth=2")
-    try:
-        return key, parse_yaml(value)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"override {text!r}: the value is no YAML: {error}") from None
-
-
-def _put_override(values: dict[str, Any], key: str, value: Any) -> None:
-    inner: Any = values
-    words = key.split(".")
-    for word, following in itertools.pairwise(words):
-        place = _place_in(inner, word)
-        found = inner.get(place) if isinstance(inner, dict) else inner[place]
-        if not isinstance(found, dict) and isinstance(_place_in(found, following), str):
-            found = inner[place] = {}
-        inner = found
-    inner[_place_in(inner, words[-1])] = value
-
-
-def _place_in(values: Any, word: str) -> int | str:
-    """Return the place that a word of a dotted key means: in a list a number, if it has as many."""
-    is_index = isinstance(values, list) and word.isdecimal() and int(word) < len(values)
-    return int(word) if is_index else word

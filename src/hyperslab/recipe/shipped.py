@@ -37,7 +37,7 @@ def copy_recipe(name: str, folder: Path) -> list[Path]:
     """
     if name not in shipped_recipes():
         raise RecipeError(
-            f"no recipe {name!r} comes along\n    there are {', '.join(shipped_recipes())}"
+            f"there is no shipped recipe {name!r}\n    there are {', '.join(shipped_recipes())}"
         )
     return [_copied(path, folder) for path in _needed(PurePosixPath(f"{name}.yaml"))]
 
@@ -57,7 +57,7 @@ def _copied(path: PurePosixPath, folder: Path) -> Path:
     try:
         if copy.exists() and copy.read_text() != text:
             raise RecipeError(
-                f"{copy} is there already, and differs from the recipe that comes along\n"
+                f"{copy} exists already, and differs from the shipped recipe\n"
                 "    rename it, or copy into another folder"
             )
         copy.parent.mkdir(parents=True, exist_ok=True)

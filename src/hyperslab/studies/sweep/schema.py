@@ -21,10 +21,11 @@ from pydantic import (
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
-from hyperslab.recipe.load import load_recipe, read_yaml
+from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
+from hyperslab.recipe.text import read_yaml
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
@@ -84,7 +85,7 @@ class SweepFile(Section):
             raise ValueError("give at least one variant; one without changes is NAME: {}")
         for name, variant in variants.items():
             if not re.fullmatch(r"\w[\w .+=,²³-]*", name):
-                raise ValueError(f"variant {name!r}: a folder is to have this name")
+                raise ValueError(f"variant {name!r}: a folder will have this name")
             for key in variant.keys:
                 if key in SWEPT:
                     raise ValueError(f"variant {name!r}: {key} is set by the sweep itself")
@@ -239,7 +240,7 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
         if share < 1 and schedule and "${training." not in str(schedule.arguments):
             raise RecipeError(
                 f"optimizer.schedule.target {schedule.target}: its numbers are of whole trainings, "
-                f"but rates are chosen in a share of {share:g} of the epochs\n    say them by "
+                f"but rates are chosen in a share of {share:g} of the epochs\n    give them by "
                 "${training.epochs} or ${training.steps}, or choose in whole ones: choose.epochs=1"
             )
         return recipe.model_copy(update={"epochs": epochs, "follow_test": False})
