@@ -11,7 +11,7 @@ EPHEMERAL = 32768  # from here on Linux gives ports to whoever asks for any
 
 
 def unused_port(host: str = "127.0.0.1") -> int:
-    """Find a port on which nobody listens, and which nobody is given who asks for any.
+    """Find a port on which no other rank answers, and which nobody is given who asks for any.
 
     Process groups ask for many: a port that was theirs for a moment, and is let go of so that
     another process may listen there, may be somebody's again before that process has begun.

@@ -11,11 +11,11 @@ from hyperslab.errors import LONGEST_LINE, CheckpointError, DataError, Hyperslab
 
 @pytest.mark.parametrize("kind", [HyperslabError, DataError, RecipeError, CheckpointError])
 def test_a_file_that_is_quoted_does_not_fill_the_screen(kind: type[HyperslabError]) -> None:
-    error = kind(f"t.csv, line 3: {'é' * 70_000!r} is no number\n    mend it")
+    error = kind(f"t.csv, line 3: {'é' * 70_000!r} is not a number\n    mend it")
     first, last = str(error).splitlines()
     assert len(first) <= LONGEST_LINE
     assert first.startswith("t.csv, line 3: 'éé")
-    assert first.endswith("éé' is no number")
+    assert first.endswith("éé' is not a number")
     assert last == "    mend it"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 

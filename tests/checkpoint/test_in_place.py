@@ -1,4 +1,4 @@
-"""At no moment there is no complete checkpoint under a name that is found (tier: no process)."""
+"""At no moment there is not a complete checkpoint under a name that is found (tier: no process)."""
 
 from __future__ import annotations
 

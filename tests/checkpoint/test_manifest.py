@@ -246,7 +246,9 @@ def test_tensors_of_a_long_header_are_not_read(run: Path, name: str) -> None:
     words = b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(2_000_000)) + b"}}"
     (path / f"{name}.safetensors").write_bytes(len(words).to_bytes(8, "little") + words)
     write_sums(path, format=2)
-    with pytest.raises(CheckpointError, match=rf"{name}\.safetensors is no file of .* have \d+ by"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name}\.safetensors is not a file of .* header of \d+ by"
+    ):
         load(path, *network(2))
 
 

@@ -17,7 +17,7 @@ def test_no_memory_is_one_line(
 ) -> None:
     with pytest.raises(SystemExit), clean_errors():
         raise MemoryError("Unable to allocate 64.0 GiB")
-    assert capsys.readouterr().err == "error: no memory is left: Unable to allocate 64.0 GiB\n"
+    assert capsys.readouterr().err == "error: out of memory: Unable to allocate 64.0 GiB\n"
     monkeypatch.setenv(DEBUG, "1")
     with pytest.raises(MemoryError), clean_errors():
         raise MemoryError

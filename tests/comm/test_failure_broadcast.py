@@ -62,7 +62,7 @@ def some_are_lost() -> str:
 
 
 def test_who_says_nothing_is_named() -> None:
-    nothing = "\n    nothing was heard of ranks 1 and 3"
+    nothing = "\n    nothing was heard from ranks 1 and 3"
     assert run_ranks(4, some_are_lost) == [nothing, "", nothing, ""]
 
 

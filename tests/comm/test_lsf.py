@@ -75,7 +75,7 @@ def test_what_is_no_rank_of_jsrun(changed: dict[str, str]) -> None:
     ("changed", "words"),
     [
         ({"JSM_NAMESPACE_RANK": None}, "JSM_NAMESPACE_RANK is not set, but LSB_JOBID=123456 is"),
-        ({"JSM_NAMESPACE_SIZE": "x"}, "JSM_NAMESPACE_SIZE='x' is no whole number"),
+        ({"JSM_NAMESPACE_SIZE": "x"}, "JSM_NAMESPACE_SIZE='x' is not a whole number"),
         ({"LSB_JOBID": None}, "LSB_JOBID is not set"),
         ({"LSB_HOSTS": " "}, "LSB_HOSTS is not set"),
         ({"LSB_DJOB_RANKFILE": "/no/file"}, "LSB_DJOB_RANKFILE='/no/file' cannot be read"),

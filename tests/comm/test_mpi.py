@@ -71,7 +71,7 @@ def test_everybody_else_stays_as_it_is(environ: dict[str, str]) -> None:
     ("changed", "words"),
     [
         ({"OMPI_COMM_WORLD_SIZE": None}, "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_"),
-        ({"OMPI_COMM_WORLD_RANK": "five"}, "OMPI_COMM_WORLD_RANK='five' is no whole number"),
+        ({"OMPI_COMM_WORLD_RANK": "five"}, "OMPI_COMM_WORLD_RANK='five' is not a whole number"),
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "-1"}, "OMPI_COMM_WORLD_LOCAL_RANK='-1' is not in the"),
     ],
     ids=str,

@@ -128,8 +128,8 @@ def test_a_stranger_is_refused_and_the_others_go_on(
         assert outcomes(path, {1: {}}, 2) == {1: ""}
         assert first.result() == {0: ""}
     assert refused[1].startswith(
-        "HyperslabError: rank 1 is of another run than those at the store of their launcher: its "
-        "HYPERSLAB_RUN is Slurm job 7 step 2, theirs is Slurm job 7 step 1\n"
+        "HyperslabError: rank 1 belongs to another run than those at the store of their launcher: "
+        "its HYPERSLAB_RUN is Slurm job 7 step 2, theirs is Slurm job 7 step 1\n"
     )
 
 
@@ -172,7 +172,9 @@ def test_nobody_listens() -> None:
 def test_a_name_of_no_machine(rank: int) -> None:
     place = RankVariables(rank, 2, 0, "no-such-host.invalid", 29400, None)
     words = error_of(lambda: meet(place, Deadline(0.5)))
-    assert words.startswith("HyperslabError: MASTER_ADDR='no-such-host.invalid' is the name of no")
+    assert words.startswith(
+        "HyperslabError: MASTER_ADDR='no-such-host.invalid' is not the name of a"
+    )
 
 
 def test_who_holds_the_port_and_says_nothing_is_given_up() -> None:

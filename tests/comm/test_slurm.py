@@ -77,11 +77,14 @@ def test_steps_of_a_job_meet_apart() -> None:
     ("changed", "words"),
     [
         ({"SLURM_PROCID": None}, "SLURM_PROCID is not set, but SLURM_JOB_ID=123456 is"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is no whole number"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is not a whole number"),
         ({"SLURM_LOCALID": "-1"}, "SLURM_LOCALID='-1' is not in the range from 0 on"),
-        ({"SLURM_STEP_NUM_TASKS": "2(x2)"}, r"SLURM_STEP_NUM_TASKS='2\(x2\)' is no whole number"),
-        ({"SLURM_JOB_ID": "12_3"}, "SLURM_JOB_ID='12_3' is no whole number"),
-        ({"SLURM_STEP_ID": "batch"}, "SLURM_STEP_ID='batch' is no whole number"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "2(x2)"},
+            r"SLURM_STEP_NUM_TASKS='2\(x2\)' is not a whole number",
+        ),
+        ({"SLURM_JOB_ID": "12_3"}, "SLURM_JOB_ID='12_3' is not a whole number"),
+        ({"SLURM_STEP_ID": "batch"}, "SLURM_STEP_ID='batch' is not a whole number"),
         ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST='' names no machine"),
     ],
     ids=str,

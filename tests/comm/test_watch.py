@@ -66,7 +66,7 @@ def test_the_first_that_is_open_is_named_with_its_layer_and_who_is_behind() -> N
         "    the communicator for halos is open: nccl:send number 44 is started, "
         "the halo exchange of conv3d (2)",
         "    rank 1 began 43 of its operations, others 45",
-        "    nothing was heard of ranks 2 and 4",
+        "    nothing was heard from ranks 2 and 4",
         "    go on from the last checkpoint with --resume",
     ]
 

@@ -58,8 +58,8 @@ def test_words_name_samples(words: list[str], found: list[int]) -> None:
         ({"train": ["a", "a/0"]}, "data.train lists a sample twice, by 'a' and by 'a/0'"),
         ({"train": ["a/3"]}, "data.train: 'a/3' names no sample of the data set; nearest: 'a/"),
         ({"train": ["*.x"]}, "'*.x' names no sample"),
-        ({"train": ["4:9"]}, "'4:9' is no part of 6 samples"),
-        ({"train": ["3:3"]}, "'3:3' is no part of 6 samples"),
+        ({"train": ["4:9"]}, "'4:9' is not a range of 6 samples"),
+        ({"train": ["3:3"]}, "'3:3' is not a range of 6 samples"),
         ({"validation": ["a"]}, "no split 'train': data.train lists nothing"),
     ],
 )

@@ -76,8 +76,8 @@ def long_gzip(path: Path) -> None:
 
 
 RECORDS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a bomb": (bomb, "which are no tf.train.Example"),
-    "a length": (far_too_long, "no tf.train.Example"),
+    "a bomb": (bomb, "which are not a tf.train.Example"),
+    "a length": (far_too_long, "not a tf.train.Example"),
     "a length in gzip": (long_gzip, "which no volume does"),
 }
 
@@ -203,7 +203,7 @@ LIES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda d: scans(
             d, nifti_header(nibabel.Nifti1Header, (8, 8, 8), 2**31) + EXTENSION, ZEROS * 33
         ),
-        "says that its header has 2147483648 bytes",
+        "claims a header of 2147483648 bytes",
     ),
 }
 
@@ -324,7 +324,7 @@ WORDS = ("a data set", "an attribute")
 @pytest.mark.parametrize("where", WORDS)
 def test_words_of_hdf5_that_stand_for_gigabytes(tmp_path: Path, where: str) -> None:
     words_of_gigabytes(tmp_path / "a.hdf5", where)
-    with pytest.raises(DataError, match=r"a\.hdf5: .* words of variable"), in_little_memory():
+    with pytest.raises(DataError, match=r"a\.hdf5: .* strings of variable"), in_little_memory():
         source_of(tmp_path, Seat(), "last")
 
 
@@ -394,7 +394,7 @@ def test_a_header_of_npy_that_is_said_to_be_long(tmp_path: Path, target: bool) -
         file.truncate(1 << 29)
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=rf"{name}: .* have 268435456 bytes"):
+        with pytest.raises(DataError, match=rf"{name}: .* claims a header of 268435456 bytes"):
             source_of(tmp_path, Seat())
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:

@@ -110,7 +110,7 @@ def test_without_redshifts_none_can_be_chosen(tmp_path: Path) -> None:
         Selected(hdf5(tmp_path / "a", redshifts=None), redshifts=[0.0])
     universes.public(tmp_path / "a/z.hdf5", universes.counts(3, (7, 7, 7, 4)), 3)
     mixed = Hdf5Folder.open_folder(tmp_path / "a", ScanOptions())
-    with pytest.raises(DataError, match="as all files of the data set"):
+    with pytest.raises(DataError, match="neither do the other files"):
         Selected(mixed, redshifts=[0.0])
     writers.npy("first")(tmp_path / "b")
     with pytest.raises(DataError, match="does not say"):

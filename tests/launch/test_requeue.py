@@ -66,7 +66,7 @@ def test_without_slurm_it_is_refused_before_anything_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(RecipeError, match="no job of Slurm"), requeue_when_stopped(True):
+    with pytest.raises(RecipeError, match="not a Slurm job"), requeue_when_stopped(True):
         raise AssertionError
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("PATH", str(tmp_path))

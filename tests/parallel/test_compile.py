@@ -114,8 +114,9 @@ def not_silent() -> None:
         hs.parallelize(model, hs.Grid(depth=2))
         hs.parallelize(Net(), hs.Grid(depth=2))
     assert [call.args[0] for call in log.call_args_list if "eagerly" in call.args[0]] == [
-        "Net: what torch.compile has compiled of it runs eagerly, fullgraph=True or not: graphs "
-        "know no messages between ranks"
+        "Net: torch.compile has no effect, and its parts run eagerly, with fullgraph=True too: "
+        "graphs "
+        "cannot hold messages between ranks"
     ]
 
 

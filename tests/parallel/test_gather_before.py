@@ -207,8 +207,8 @@ def test_alone() -> None:
 @pytest.mark.parametrize(
     ("until", "message"),
     [
-        ("absent", "until='absent' is no part of Holder\n    its parts are takes, list"),
-        (nn.ReLU(), "until=a ReLU is no part of Holder"),
+        ("absent", "until='absent' is not a part of Holder\n    its parts are takes, list"),
+        (nn.ReLU(), "until=a ReLU is not a part of Holder"),
         (["takes", "list"], "'list' is a ModuleList, which is never called\n.*list\\.0"),
     ],
 )

@@ -107,7 +107,7 @@ def test_what_would_fit_where_the_memory_ran_out(
 
 
 def test_nobody_chooses(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="nobody to choose the grid"):
+    with pytest.raises(RecipeError, match="nothing here can choose the grid"):
         train(auto(tmp_path))
 
 

@@ -104,5 +104,5 @@ def test_the_fastest_way_that_fits_is_chosen(tmp_path: Path) -> None:
 
 def test_an_older_word_means_the_same_and_nobody_chooses_in_a_program(tmp_path: Path) -> None:
     assert load_recipe(recipe_file(tmp_path), ["memory=keep"]).memory == "none"
-    with pytest.raises(RecipeError, match="memory=auto: there is nobody to choose the memory"):
+    with pytest.raises(RecipeError, match="memory=auto: nothing here can choose the memory"):
         train(load_recipe(recipe_file(tmp_path), ["memory=auto"]))

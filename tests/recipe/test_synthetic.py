@@ -50,7 +50,7 @@ def test_a_saved_recipe_reads_back_equal(recipe: Path, tmp_path: Path) -> None:
             "or data.synthetic (volumes made in memory) is needed, and neither",
         ),
         ("data.path=universes", "is needed, and both are; make one of them null"),
-        ("data.format=hdf5", "data.format is of files, but data.synthetic reads none"),
+        ("data.format=hdf5", "data.format describes files, but data.synthetic reads none"),
         (
             "data.synthetic.width=null",
             "needs width=N (voxels along each side) or extents=[D, H, W]",

@@ -196,7 +196,9 @@ def test_no_recipe_says_what_a_scan_has_found(tmp_path: Path) -> None:
         *("nifti.source.NiftiFolder", "tfrecord.sc18.Sc18Folder", "tfrecord.mlperf.TfRecordFolder"),
     ]
     for name in sources:
-        with pytest.raises(RecipeError, match=r"reads what its arguments say; data\.path names"):
+        with pytest.raises(
+            RecipeError, match=r"would read any file that its arguments name; use data\.path"
+        ):
             make(f"hyperslab.formats.{name}", kind=A_SOURCE, catalog=found)
 
 
@@ -279,12 +281,14 @@ def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> 
 def test_a_name_in_bytes_is_none(home: Path) -> None:
     """It would be no name to the memory of what was trained, and one to whoever calls it."""
     assert is_trusted(home)
-    with pytest.raises(RecipeError, match="the value is no YAML"):
+    with pytest.raises(RecipeError, match="the value is not valid YAML"):
         load_recipe(home / "run" / "recipe.yaml", ["loss.target=!!binary bmV0"])
     values = yaml.safe_load((home / "run" / "recipe.yaml").read_text())
     values["loss"] = {"target": b"net_of_mine.network", "channels": 7}
     (home / "run" / "recipe.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(RecipeError, match=r"recipe\.yaml is no YAML: .*tag:yaml\.org,2002:binary"):
+    with pytest.raises(
+        RecipeError, match=r"recipe\.yaml is not valid YAML: .*tag:yaml\.org,2002:binary"
+    ):
         load_recipe(home / "run" / "recipe.yaml")
 
 

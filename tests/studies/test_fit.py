@@ -163,7 +163,7 @@ def test_a_network_without_arguments_is_made_anew_and_no_other_for_it(tmp_path: 
             device="cpu",
         )
     assert set(evaluate(tmp_path / "same").errors) == {"y0"}  # type: ignore[union-attr]
-    with pytest.raises(RecipeError, match=r"Plain\(\) is built otherwise than the network"):
+    with pytest.raises(RecipeError, match=r"Plain\(\) is built differently from the network"):
         evaluate(tmp_path / "other")
 
 
@@ -195,9 +195,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a metric of a name that is taken": (
         {"metrics": {"loss": "l1"}},
-        "metrics.loss: validation_loss is measured anyhow\n    take another name",
+        "metrics.loss: validation_loss is measured in any case\n    take another name",
     ),
-    "a metric of the objective's": ({"metrics": {"mae": "mse"}}, "metrics.mae: .*anyhow"),
+    "a metric of the objective's": ({"metrics": {"mae": "mse"}}, "metrics.mae: .*in any case"),
     "a metric that breaks a line": ({"metrics": {"a,\nb": "mse"}}, "cannot head a column"),
     "a loss of another form": ({"loss": torch.nn.CTCLoss()}, "the loss fails on a prediction"),
 }
@@ -248,7 +248,7 @@ def test_a_layer_at_rest_and_a_loss_of_one_dim(tmp_path: Path) -> None:
 
 
 def test_what_is_no_network_and_no_data(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"model is a int: hand in a torch\.nn\.Module"):
+    with pytest.raises(RecipeError, match=r"model is a int: pass a torch\.nn\.Module"):
         train_alone(tmp_path, model=5)
     with pytest.raises(RecipeError, match=r"data is a DataLoader: .*docs/own-data\.md"):
         train_alone(tmp_path, data=torch.utils.data.DataLoader([1]))

@@ -43,9 +43,9 @@ def test_the_steps_of_a_long_run_are_thinned_while_they_are_read(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("step\n1,2\n", "line 2: 2 cells where 1 belong"),
+        ("step\n1,2\n", "line 2: 2 cells instead of 1"),
         ("a,b\n", "has no column step; it has: a, b"),
-        ("step\nx\n", "line 2, column step: 'x' is no number"),
+        ("step\nx\n", "line 2, column step: 'x' is not a number"),
         ("", "has no column step"),
         ("step\n" + "1" * (2 << 20) + "\n", "a line has more than"),
         ("step\n" + "1\n" * 20, "has more than 10 cells"),

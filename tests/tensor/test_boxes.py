@@ -130,5 +130,5 @@ def other_targets() -> None:
 
 
 def test_boxes_of_different_samples_show_in_their_targets() -> None:
-    with pytest.raises(hs.LayoutError, match=r"rank 1 would cut another sample than rank 0"):
+    with pytest.raises(hs.LayoutError, match=r"rank 1 would hand in other values than rank 0"):
         run_ranks(2, other_targets)

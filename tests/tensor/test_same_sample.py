@@ -44,7 +44,7 @@ def test_the_sampler_of_data_parallelism_is_refused() -> None:
     with pytest.raises(hs.LayoutError) as caught:
         run_ranks(2, sampled, {"depth": 2}, False)
     message = str(caught.value)
-    assert "rank 1 would cut another sample than rank 0" in message
+    assert "rank 1 would hand in other values than rank 0" in message
     assert "ranks 0, 1 share the samples of a tensor (2, 1, 4, 4, 4) torch.float32" in message
     assert "hyperslab.scatter(x, grid)" in message
     assert 'grid.coords["data"]' in message
@@ -91,7 +91,7 @@ def handed_in(case: str, axes: dict[str, int], **asked: Any) -> Any:
             ["rank 0: (2, 3, 4, 5, 6) torch.float32", "rank 1: (2, 3, 4, 5, 6) torch.float64"],
         ),
         ("none", ["rank 1: no tensor"]),
-        ("voxels", ["rank 1 would cut another sample than rank 0", "same shape, other values"]),
+        ("voxels", ["rank 1 would hand in other values than rank 0", "the shapes are equal"]),
         ("thin", ["cannot cut dim 2 (extent 1)"]),
     ],
 )
@@ -118,13 +118,13 @@ def test_replicas_may_hold_different_samples(case: str) -> None:
 
 def test_only_the_replica_of_the_stranger_is_named() -> None:
     (message,) = set(run_ranks(4, message_of, "voxels", {"data": 2, "depth": 2}))
-    assert "rank 3 would cut another sample than rank 2" in message
+    assert "rank 3 would hand in other values than rank 2" in message
     assert "ranks 2, 3 share" in message
 
 
 def test_replicas_share_a_mini_batch_that_is_too_small_to_be_cut() -> None:
     (message,) = set(run_ranks(3, message_of, "replicas", {"data": 3}))
-    assert "ranks 1, 2 would cut another sample than rank 0" in message
+    assert "ranks 1, 2 would hand in other values than rank 0" in message
 
 
 def test_the_check_can_be_switched_off() -> None:
@@ -188,7 +188,7 @@ def augmented() -> None:
 
 
 def test_augmentation_by_numpy() -> None:
-    with pytest.raises(hs.LayoutError, match="another sample"):
+    with pytest.raises(hs.LayoutError, match="hand in other values"):
         run_ranks(2, augmented)
 
 

@@ -113,7 +113,9 @@ def test_rules_of_other_names_are_left_alone() -> None:
     "own", [lambda x: x, lambda x, *dim: x, lambda x, dim, /: x, lambda x, **dim: x]
 )
 def test_dims_go_by_name(own: Any) -> None:
-    with pytest.raises(ValueError, match="dims='dim' is no argument of the rule that goes by name"):
+    with pytest.raises(
+        ValueError, match="dims='dim' is not an argument of the rule that goes by name"
+    ):
         hs.register(torch.heaviside, dims=["dim"])(own)
     assert torch.heaviside not in RULES
 

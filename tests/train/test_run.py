@@ -199,7 +199,7 @@ def test_a_resume_on_another_training_split_is_refused(tmp_path: Path, universes
         with pytest.raises(RecipeError, match=r"training split is not the one that .*step-0"):
             run(recipe, override, "epochs=2", resume=True)
     (folder / "univ_more.hdf5").symlink_to(next(universes.iterdir()))
-    with pytest.raises(RecipeError, match=r"files in data\.path are others now"):
+    with pytest.raises(RecipeError, match=r"files in data\.path have changed"):
         run(recipe, "epochs=2", resume=True)
     (folder / "univ_more.hdf5").unlink()
     moved = folder.rename(tmp_path / "moved")

@@ -125,7 +125,7 @@ def test_plans_without_data_take_what_the_recipe_says(
     ("changed", "words"),
     [
         ({"redshifts": [0.0, 1.5]}, "trained on data.targets .* and data.redshifts"),
-        ({"targets": ["sigma_8", "n_s", "Omega_m"]}, "keep them, or start another run"),
+        ({"targets": ["sigma_8", "n_s", "Omega_m"]}, "keep the former ones, or start another run"),
         ({"repeat": 1}, "training split is not the one"),
         ({"counts": [4, 2, 3]}, "training split is not the one"),
     ],
@@ -141,13 +141,13 @@ def test_going_on_with_something_else_is_refused(
     ("keys", "words"),
     [
         (["data.repeat=0"], "'data.repeat'"),
-        (["data.targets=[]"], "'data.targets': give one at least, or null for all"),
+        (["data.targets=[]"], "'data.targets': give at least one, or null for all"),
         (["data.redshifts=[-1]"], "'data.redshifts"),
         (["data.counts=[1, 2]"], "'data.counts"),
         (["data.counts=[1, -2, 3]"], "'data.counts"),
         (
             ["data.path=null", "data.synthetic={width: 16}", "data.redshifts=[0]"],
-            "data.redshifts is of files",
+            "data.redshifts describes files",
         ),
     ],
     ids=str,

@@ -80,7 +80,8 @@ def test_classes(tmp_path: Path) -> None:
     assert result.facts["samples"] == 1
     page = write_report(tmp_path / "run").read_text()
     assert "class 2" in page
-    assert "any more" not in page
+    assert "does not hold" not in page
+    assert "is not a folder of volumes" not in page
 
 
 def test_inspect_says_what_they_are(tmp_path: Path) -> None:

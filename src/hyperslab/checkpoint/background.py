@@ -101,7 +101,7 @@ class BackgroundWriter:
         try:
             self.wait(seconds)
         except Exception as error:
-            cause.add_note(f"besides, {error}")
+            cause.add_note(f"also: {error}")
 
     def _await_copies(self, *_: Any) -> None:
         self.memory.copied.wait()

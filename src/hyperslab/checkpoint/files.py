@@ -88,7 +88,7 @@ def read_checksum_manifest(path: Path) -> ChecksumManifest:
         values = value_of_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
         return _check_manifest(values)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is no complete checkpoint: {_reason(error)}") from None
+        raise CheckpointError(f"{path} is not a complete checkpoint: {_reason(error)}") from None
 
 
 def verify_checksums(path: Path) -> ChecksumManifest:
@@ -120,7 +120,7 @@ def open_own(path: Path) -> io.BufferedReader:
         ValueError: it is a link.
     """
     if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
-        raise ValueError(f"{path.name} is a link\n    copy what it leads to: cp -rL OLD NEW")
+        raise ValueError(f"{path.name} is a link\n    copy the files it points to: cp -rL OLD NEW")
     return open_plain(path, links=False)
 
 
@@ -135,21 +135,24 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 def _check_manifest(values: Any) -> ChecksumManifest:
     if not isinstance(values, dict):
-        raise ValueError(f"{MANIFEST} holds no object")
+        raise ValueError(f"{MANIFEST} does not hold an object")
     unknown = values.keys() - {"format", "sha256"}
     if unknown:  # a damaged "format" is not to be taken for the format that says none
-        raise ValueError(f"{MANIFEST} has {min(unknown)[:20]!r}, which is not known")
+        raise ValueError(f"{MANIFEST} has the unknown key {min(unknown)[:20]!r}")
     format = values.get("format", 1)
     sums = values.get("sha256")
     if type(format) is not int or format not in (1, CHECKPOINT_FORMAT):
         raise ValueError(
-            f"{MANIFEST} says format {str(format)[:20]!r}, known is {CHECKPOINT_FORMAT}"
+            f"{MANIFEST} has the format {str(format)[:20]!r}; this version reads "
+            f"{CHECKPOINT_FORMAT}"
         )
     if not isinstance(sums, dict) or not sums:
         raise ValueError(f"{MANIFEST} has no checksums")
     for name, value in sums.items():
         if not FILE_NAME.fullmatch(name):
-            raise ValueError(f"{MANIFEST} names {name[:80]!r}, which is no file beside it")
+            raise ValueError(
+                f"{MANIFEST} names {name[:80]!r}, which cannot be a file of a checkpoint"
+            )
         if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
             raise ValueError(f"{MANIFEST} has no checksum of {name}")
     if format == CHECKPOINT_FORMAT and STATE_FILE not in sums:
@@ -196,9 +199,13 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
         CheckpointError: names the tensor.
     """
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"the tensor {name} is not a dense one with values: it has no file")
+        raise CheckpointError(
+            f"the tensor {name} is sparse, quantized or has no values: it cannot be written"
+        )
     if tensor.dtype not in DTYPE_CODES and tensor.dtype != torch.complex128:
-        raise CheckpointError(f"the tensor {name} is of {tensor.dtype}, which files do not hold")
+        raise CheckpointError(
+            f"the tensor {name} has the type {tensor.dtype}, which cannot be written"
+        )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -241,7 +248,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         with path.open("rb") as head:
             size = int.from_bytes(head.read(8), "little")
         if size > HEADER_LIMIT:
-            raise ValueError(f"its header is said to have {size} bytes")
+            raise ValueError(f"it claims a header of {size} bytes")
         with safe_open(path, framework="pt") as file:
             split = set(value_of_json((file.metadata() or {}).get(SPLIT_COMPLEX, "[]")))
             found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -250,7 +257,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
             for name, tensor in found.items()
         }
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is no file of tensors: {error}") from None
+        raise CheckpointError(f"{path} is not a file of tensors: {error}") from None
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:

@@ -146,14 +146,14 @@ class RunState:
         if state["batch_size"] != self.batch_size:
             raise RecipeError(
                 f"data.batch_size is {self.batch_size} but {path} was written with "
-                f"{state['batch_size']}\n    keep it, or start another run"
+                f"{state['batch_size']}\n    keep that value, or start another run"
             )
         if state.get("samples", self.samples) != self.samples:
             raise RecipeError(
                 f"the training split is not the one that {path} was trained on: data.seed, "
                 "data.fractions, data.counts, data.train, data.fold, data.repeat, data.subvolume, "
-                "data.table, data.ranges or the files in data.path are others now\n"
-                "    what it was trained on must not end up in another split: put them back, or "
+                "data.table, data.ranges or the files in data.path have changed\n"
+                "    samples that it was trained on must not change splits: change them back, or "
                 "start another run"
             )
         if "about" in state:
@@ -176,5 +176,5 @@ class RunState:
                 f"{path} was trained on data.targets {list(then.parameters.names)} and "
                 f"data.redshifts {list(then.redshifts)}, now they are "
                 f"{list(now.parameters.names)} and {list(now.redshifts)}\n"
-                "    keep them, or start another run"
+                "    keep the former ones, or start another run"
             )

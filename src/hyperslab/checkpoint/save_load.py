@@ -72,10 +72,10 @@ def _read_values(path: Path) -> dict[str, dict[str, Any]]:
         raise _damaged_state(path, str(error)) from None
     kinds = {"model": dict, "optimizer": dict | None, "extra": dict}
     if not isinstance(values, dict) or values.keys() != kinds.keys():
-        raise _damaged_state(path, f"it has not {', '.join(kinds)}")
+        raise _damaged_state(path, f"it lacks {', '.join(kinds)}")
     for key, kind in kinds.items():
         if not isinstance(values[key], kind):
-            raise _damaged_state(path, f"its {key} is no object")
+            raise _damaged_state(path, f"its {key} is not an object")
     return values
 
 
@@ -232,10 +232,9 @@ def _verify(path: str | Path) -> tuple[Path, files.ChecksumManifest]:
         manifest = files.verify_checksums(found)
         if manifest.pickled:
             raise CheckpointError(
-                f"the checkpoint {found} is of an earlier version, which kept pickles: reading it "
-                "would run any code that is in it, and no version reads it any more\n"
-                "    train anew, or read it with torch.load yourself if you trust where it comes "
-                "from"
+                f"the checkpoint {found} was written as a pickle, by an early version: reading "
+                "it would run any code in it, so it is refused\n    train again, or read it "
+                "yourself with torch.load if you trust its origin"
             )
         return found, manifest
 

@@ -255,14 +255,15 @@ def _encode_json(values: dict[str, Any]) -> bytes:
     text = json.dumps(values, indent=1, allow_nan=False).encode()
     if len(text) > STATE_LIMIT:
         raise CheckpointError(
-            f"what is not tensors takes {len(text) >> 20} MiB, more than {STATE_LIMIT >> 20}\n"
+            f"values that are not tensors take {len(text) >> 20} MiB, more than "
+            f"{STATE_LIMIT >> 20}\n"
             "    give large tables as tensors"
         )
     try:
         check_json_memory(text)  # else it could not be loaded
     except ValueError as error:
         raise CheckpointError(
-            f"what is not tensors: {error}\n    give large tables as tensors"
+            f"values that are not tensors: {error}\n    give large tables as tensors"
         ) from None
     return text
 
@@ -270,6 +271,6 @@ def _encode_json(values: dict[str, Any]) -> bytes:
 def _check_extra_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of ``extra`` if it is whole: the main rank alone has it and cannot gather."""
     if hasattr(tensor, "full_tensor"):
-        raise CheckpointError("a tensor that is cut over ranks is no extra value: gather it")
+        raise CheckpointError("a tensor that is cut over ranks cannot be an extra value: gather it")
     check_storable("of the extra values", tensor)
     return tensor.detach()

@@ -78,8 +78,8 @@ def encode_value(
         mark, as_text, _ = _OF_TEXT[kind]
         return {mark: as_text(value)}
     raise CheckpointError(
-        f"{name or 'it'} is of the type {kind.__qualname__}, which a checkpoint does not hold\n"
-        "    plain Python values and tensors can be stored"
+        f"{name or 'it'} has the type {kind.__qualname__}, which a checkpoint cannot hold\n"
+        "    it holds plain Python values and tensors"
     )
 
 
@@ -253,7 +253,7 @@ def _check_values(state: State, model: torch.nn.Module) -> None:
     found = _state_dict_values(state)
     for names, words in (
         ([name for name in expected if name not in found], "it has no {}"),
-        (sorted(found.keys() - expected.keys()), "it has {}, which the model has not"),
+        (sorted(found.keys() - expected.keys()), "it has {}, which the model lacks"),
     ):
         if names:
             more = ", ..." if len(names) > NAMES_SHOWN else ""
@@ -263,9 +263,11 @@ def _check_values(state: State, model: torch.nn.Module) -> None:
         if name.rpartition(".")[2] == EXTRA_STATE:  # of which the module itself makes what it will
             continue
         if isinstance(value, torch.Tensor) != isinstance(stored, torch.Tensor):
-            raise CheckpointError(f"{name} is not of the same kind there")
+            raise CheckpointError(f"{name} is of another kind in it")
         if isinstance(stored, torch.Tensor) and stored.shape != value.shape:
-            raise CheckpointError(f"{name} is {list(stored.shape)} there, not {list(value.shape)}")
+            raise CheckpointError(
+                f"{name} has the shape {list(stored.shape)} in it, not {list(value.shape)}"
+            )
 
 
 def _check_optimizer(
@@ -276,7 +278,7 @@ def _check_optimizer(
     groups = [[*names] for names in _group_names(model, optimizer)]
     stored_groups = [group["params"] for group in state.optimizer["param_groups"]]
     if [sorted(names) for names in groups] != [sorted(names) for names in stored_groups]:
-        raise CheckpointError("the optimizer's groups have other weights there")
+        raise CheckpointError("its groups of the optimizer have other weights")
     own = type(optimizer).__name__
     kind = state.optimizer.get("kind", own)
     pairs = zip(optimizer.param_groups, state.optimizer["param_groups"], strict=True)

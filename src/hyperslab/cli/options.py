@@ -52,7 +52,7 @@ def windows_of_options(
     """
     if window is None:
         if overlap is not None or blend is not None:
-            raise typer.BadParameter("--overlap and --blend are of windows: give --window D,H,W")
+            raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
         return None
     size = three("--window", window, int)
     chosen = 0.5 if overlap is None else overlap

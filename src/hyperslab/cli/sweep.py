@@ -108,7 +108,7 @@ def _ranks(recipes: list[Recipe], ranks: int | None) -> int:
     """How many each run takes.
 
     Raises:
-        LayoutError, RecipeError: the grid has another number of places, or there is no number.
+        LayoutError, RecipeError: the grid has another number of places, or there is none.
     """
     if all(recipe.grid.auto for recipe in recipes):
         if ranks is None:

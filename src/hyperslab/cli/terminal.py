@@ -57,7 +57,7 @@ def _words_of(error: Exception) -> str:
     if isinstance(error, HyperslabError):
         return str(error)
     if isinstance(error, MemoryError):
-        return f"no memory is left: {error}"
+        return f"out of memory: {error}"
     try:
         os.getcwd()
     except FileNotFoundError:

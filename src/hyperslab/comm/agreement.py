@@ -401,4 +401,4 @@ def _read_failure(store: Store, key: str) -> str | None:
         store.add(f"{key} heard", 1)
         return None if rank == me else f"rank {rank} says: {words}"
     silent = [rank for rank in range(size) if not store.check([f"{key} lost {rank}"])]
-    return f"nothing was heard of {name_ranks(silent)}" if silent and size > 2 else None
+    return f"nothing was heard from {name_ranks(silent)}" if silent and size > 2 else None

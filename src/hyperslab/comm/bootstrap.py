@@ -187,7 +187,7 @@ def tell_ranks(problem: HyperslabError) -> None:
             answer_roll_call(meet(place, deadline), place, {}, deadline, problem=str(problem))
 
     with suppress(HyperslabError, RuntimeError):
-        in_time(TELL_LIMIT, tell, lambda: CommError("nobody listens"))
+        in_time(TELL_LIMIT, tell, lambda: CommError("no other rank answers"))
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> str:
@@ -245,8 +245,8 @@ def take_own_device() -> torch.device:
         and torch.cuda.device_count() > 1
     ):
         raise LayoutError(
-            f"rank {dist.get_rank()} is number {local_rank} on its machine, but its CUDA device is "
-            f"the first of {torch.cuda.device_count()}, as that of the others\n"
+            f"rank {dist.get_rank()} is number {local_rank} on its machine, but it uses the first "
+            f"of {torch.cuda.device_count()} CUDA devices, as the others do\n"
             f"    call torch.cuda.set_device({local_rank}) before the grid is made, or start torch "
             f'with init_process_group("nccl", device_id=torch.device("cuda", {local_rank}))'
         )
@@ -265,7 +265,7 @@ def _check_visible() -> None:
     if wanted not in ("", "-1") and NVIDIA_DEVICE_FILE.exists() and torch.version.cuda is not None:
         raise LayoutError(
             f"CUDA_VISIBLE_DEVICES={wanted!r} names no device of this machine\n"
-            "    unset it, or say that none is wanted: device=cpu, or CUDA_VISIBLE_DEVICES=-1"
+            "    unset it, or ask for no device: device=cpu, or CUDA_VISIBLE_DEVICES=-1"
         )
 
 

@@ -86,7 +86,7 @@ class AllGatheredInts:
             CommError: another rank died, did not answer, or is at another place of the program.
             UnsupportedOp: a CUDA graph is being captured.
         """
-        refuse_capture(what, "run this step eagerly: the ranks look at what they hold beside it")
+        refuse_capture(what, "run this step eagerly: the ranks compare values on the host in it")
         row = torch.tensor(numbers, dtype=torch.int64)
         on_device = grid.device.type == "cuda"
         if on_device:

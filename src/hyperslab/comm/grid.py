@@ -110,8 +110,8 @@ class ReplicaSampler(DistributedSampler[Any]):
         if over and not drop_last:
             raise LayoutError(
                 f"{len(dataset)} samples cannot be dealt out evenly to {replicas} replicas: {over} "
-                "would be left, and no sample is shown twice\n    drop_last=True leaves "
-                f"{over} out, others in each epoch if shuffled; or take grid.data that divides "
+                "would be left over, and no sample is shown twice\n    drop_last=True leaves "
+                f"{over} out, others in each epoch if shuffled; or take a grid.data that divides "
                 f"{len(dataset)}"
             )
         if len(dataset) < replicas:
@@ -183,7 +183,7 @@ class Grid:
     ) -> None:
         if mesh is not None:
             if ranks is not None:
-                raise LayoutError("a grid is of a mesh's ranks or of those of ranks=, not of both")
+                raise LayoutError("a grid takes its ranks from mesh= or from ranks=, not from both")
             (data, depth, height, width), ranks = _read_mesh(mesh, (data, depth, height, width))
         self.data = data
         self.depth = depth
@@ -256,7 +256,7 @@ class Grid:
                 "    a mesh has them if its dims come in the order data, depth, height, width"
             )
         if me not in wanted:
-            raise LayoutError(f"rank {me} makes a grid of ranks {wanted}, and is none of them")
+            raise LayoutError(f"rank {me} makes a grid of ranks {wanted}, but is not one of them")
         whole = len(wanted) == everybody
         if in_part() or not whole:
             _refuse_other_parts(wanted, whole=whole)
@@ -320,7 +320,7 @@ class Grid:
             axes[-spatial:] = AXES[-spatial:]
         idle = [a for a in AXES[1:] if self.extents[a] > 1 and a not in axes]
         if idle and spatial:
-            words = f"a {len(shape)}-d tensor has no dim for {idle}: these ranks repeat work"
+            words = f"a {len(shape)}-d tensor has no dim for {idle}: ranks along them repeat work"
             if len(shape) == 3 + channels:
                 words += (
                     '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
@@ -498,7 +498,7 @@ def _refuse_other_parts(ranks: Sequence[int], *, whole: bool) -> None:
         if theirs != list(ranks):
             raise LayoutError(
                 f"this process has {grid} of the ranks {theirs}, and now makes a grid of "
-                f"{'all ranks' if whole else list(ranks)}\n    let go of the first one, with its "
+                f"{'all ranks' if whole else list(ranks)}\n    delete the first one, with its "
                 "tensors and networks (del), or make all grids of the same ranks"
             )
 

@@ -39,7 +39,7 @@ LAUNCHER_VARIABLES = (
 """Tells in an error why another variable is missed."""
 
 _REMEDY = (
-    "    torchrun, srun, mpirun and --ranks set what a rank needs; by hand it is RANK,\n"
+    "    torchrun, srun, mpirun and --ranks set what a rank needs; by hand, set RANK,\n"
     "    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
 )
 
@@ -93,7 +93,7 @@ def check_thread_count(environ: Mapping[str, str]) -> None:
     """
     for part in environ.get("OMP_NUM_THREADS", "1").split(","):  # one for each level of nesting
         if not part.strip().isdecimal() or int(part) < 1:
-            raise _bad(environ, "OMP_NUM_THREADS", "is no number of threads", "    unset it")
+            raise _bad(environ, "OMP_NUM_THREADS", "is not a number of threads", "    unset it")
 
 
 def _number(
@@ -101,7 +101,7 @@ def _number(
 ) -> int:
     text = _text(environ, name)
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
-        raise _bad(environ, name, "is no whole number")
+        raise _bad(environ, name, "is not a whole number")
     number = int(text)
     if number not in allowed:
         most = f" to {allowed[-1]}" if allowed.stop < 1 << 31 else " on"
@@ -292,7 +292,7 @@ def _mpi_meeting_place() -> tuple[str, int]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise HyperslabError(
-            f"mpirun started this rank, and where the ranks meet is not known ({error})\n"
+            f"mpirun started this rank, but did not say where the ranks meet ({error})\n"
             f"    {how_to_install('mpi')}, or set MASTER_ADDR and MASTER_PORT"
         ) from error
     world = MPI.COMM_WORLD

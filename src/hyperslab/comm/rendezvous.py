@@ -143,7 +143,7 @@ def rank_0_missing(place: RankVariables, deadline: Deadline) -> CommError:
     """Say what a rank lacked that came and waited."""
     return CommError(
         f"rank 0 did not come to {place.where} within {deadline.seconds:g} s: rank "
-        f"{place.rank} of {place.size} is there\n    see whether all ranks were started"
+        f"{place.rank} of {place.size} is there\n    check that all ranks were started"
     )
 
 
@@ -206,7 +206,7 @@ def _connect_to_store(place: RankVariables, deadline: Deadline, limit: datetime.
         raise CommError(
             f"rank {place.rank} of {place.size} does not reach rank 0 at {place.where} within "
             f"{deadline.seconds:g} s: {reason(problem)}\n"
-            "    see whether rank 0 was started, and whether the two are those of its machine"
+            "    check that rank 0 was started, and that address and port are those of its machine"
         )
     return dist.TCPStore(  # type: ignore[attr-defined]
         place.address, place.port, place.size, timeout=limit, wait_for_workers=False
@@ -236,7 +236,7 @@ def _open_listener(place: RankVariables) -> socket.socket:
 
 def _unknown_host(place: RankVariables, error: OSError) -> HyperslabError:
     return HyperslabError(
-        f"MASTER_ADDR={place.address!r} is the name of no machine: {error.strerror}\n"
+        f"MASTER_ADDR={place.address!r} is not the name of a machine: {error.strerror}\n"
         "    give all ranks the name or the address of rank 0's machine"
     )
 
@@ -324,7 +324,7 @@ def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> Non
     if theirs != mine:
         name = next(n for n in (*mine, *theirs) if mine.get(n) != theirs.get(n))
         raise HyperslabError(
-            f"rank {place.rank} is of another run than those at {place.where}: its {name} is "
+            f"rank {place.rank} belongs to another run than those at {place.where}: its {name} is "
             f"{mine.get(name, 'not set')}, theirs is {theirs.get(name, 'not set')}\n"
             "    two runs on one machine need a MASTER_PORT each"
         )
@@ -390,7 +390,7 @@ def _ranks_missing(store: Store, place: RankVariables, deadline: Deadline) -> Co
     return CommError(
         f"{name_ranks(others)} did not come to {place.where} within {deadline.seconds:g} s: "
         f"{name_ranks(came)} of {place.size} did\n"
-        "    see whether all were started, and what those that did not come have said"
+        "    check that all were started, and read the output of those that did not come"
     )
 
 

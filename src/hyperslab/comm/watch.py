@@ -252,9 +252,11 @@ def describe_wait(
             lines.append(f"{name_ranks(behind)} began {number} of its operations, others {most}")
     silent = [rank for rank in range(ranks) if rank not in positions]
     if silent:
-        lines.append(f"nothing was heard of {name_ranks(silent)}")
+        lines.append(f"nothing was heard from {name_ranks(silent)}")
     if not entries:
         lines.append("torch's flight recorder has nothing open: TORCH_FR_BUFFER_SIZE=2000 keeps it")
     elif not behind and not silent:
-        lines.append("all ranks have begun the same: the network between them, or a device, hangs")
+        lines.append(
+            "all ranks have begun the same operations: the network between them, or a device, hangs"
+        )
     return "\n    ".join([*lines, "go on from the last checkpoint with --resume"])

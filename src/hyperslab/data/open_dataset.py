@@ -71,7 +71,9 @@ class StorePolicy:
         if self.budget is not None and self.budget < 0:
             raise DataError(f"budget={self.budget}: needs to be >= 0")
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
-            raise DataError('budget and staging are of the store: say mode="store" or "preload"')
+            raise DataError(
+                'budget and staging belong to the store: give mode="store" or "preload"'
+            )
 
     @property
     def folder(self) -> Path | None:
@@ -176,7 +178,7 @@ def open(
     # Here, and nowhere else, keywords become policies; what follows knows these alone.
     store_policy = _store_policy(store, mode, budget, staging)
     if prefetch_bytes is not None and isinstance(prefetch, PrefetchPolicy):
-        raise DataError(f"{prefetch=} says prefetch_bytes already; give one of them")
+        raise DataError(f"{prefetch=} already sets prefetch_bytes; give one of them")
     if not isinstance(prefetch, PrefetchPolicy):
         most = PrefetchPolicy().bytes if prefetch_bytes is None else prefetch_bytes
         prefetch = PrefetchPolicy(prefetch, most)
@@ -255,7 +257,7 @@ def _store_policy(
     fields = {"budget": budget, "mode": mode, "staging": staging}
     said = [name for name, value in fields.items() if value is not None]
     if said and (isinstance(store, StorePolicy) or (store != "direct" and mode is not None)):
-        raise DataError(f"{store=} says {', '.join(said)} already; give one of them")
+        raise DataError(f"{store=} already sets {', '.join(said)}; give one of them")
     if isinstance(store, StorePolicy):
         return store
     return StorePolicy(store if mode is None else mode, budget, staging)
@@ -312,7 +314,7 @@ def _check_alike(**arguments: object) -> None:
         others = [rank for rank, theirs in enumerate(found) if theirs != found[0]]
         raise DataError(
             f"the ranks open this data set with different {', '.join(differ)}; give every rank the "
-            f"same arguments\n    otherwise than rank 0: {name_ranks(others)}"
+            f"same arguments\n    different from rank 0: {name_ranks(others)}"
         )
 
 

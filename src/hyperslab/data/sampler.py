@@ -380,7 +380,7 @@ class _Names:
         end = int(hi or self.count)
         if not first < end <= self.count:
             raise DataError(
-                f"data.{split}: {word!r} is no part of {self.count} samples, which are counted "
+                f"data.{split}: {word!r} is not a range of {self.count} samples, which are counted "
                 f"from 0: give a:b with a < b <= {self.count}"
             )
         return range(first, end)

@@ -65,7 +65,7 @@ class Log1p(Transform):
     name = "log1p"
     above = -1.0
     why = (
-        "of which log1p is not a number; data.transform: null (transform=None) takes values as "
+        "whose log1p is not a number; data.transform: null (transform=None) takes values as "
         "they are, or give a window"
     )
 
@@ -102,7 +102,7 @@ class Log1pMeanScale(MeanScale):
     name = "log1p_mean"
     over = (2, 3, 4)
     above = -math.ulp(0.0)
-    why = "of which log1p of x / mean(x) may be no number; it is for densities, from 0 on"
+    why = "whose log1p(x / mean(x)) may not be a number; use it for densities, 0 or more"
 
     def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
         return super().apply(x, shape, grid, fresh).log1p_()

@@ -60,7 +60,7 @@ def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> It
         raise
     except kinds as error:
         raise DataError(
-            f"{where}: cannot be read as {what}, truncated or foreign?: {error}"
+            f"{where}: cannot be read as {what}, perhaps truncated or of another format: {error}"
         ) from error
 
 
@@ -143,7 +143,7 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
     for file in files:
         path = folder / file
         if path.suffix != ".zarr" and not path.is_file():
-            raise DataError(f"{path}: {_kind_of_entry(path)}; mend it or take it away")
+            raise DataError(f"{path}: {_kind_of_entry(path)}; repair or remove it")
     if not files:
         raise DataError(f"{folder}: no file *{' or *'.join(suffixes)} in it or below")
     check_names(folder, files)
@@ -217,7 +217,7 @@ def _kind_of_entry(path: Path) -> str:
     """Describes what is under the name of a file that is none."""
     if path.is_dir():
         return "is a folder, not an ordinary file"
-    return "is a link to nowhere" if path.is_symlink() else "is no file"
+    return "is a link to nowhere" if path.is_symlink() else "is not a file"
 
 
 ALLOW_OUTSIDE = (
@@ -227,7 +227,7 @@ ALLOW_OUTSIDE = (
 )
 
 ALLOW_MISSING = (
-    "if what is not there is meant to be so, allow it: data.missing_chunks=true in a recipe, "
+    "if the values are missing on purpose, allow it: data.missing_chunks=true in a recipe, "
     "--missing-chunks, or hyperslab.open(..., missing_chunks=True)"
 )
 
@@ -274,7 +274,7 @@ class FileAccess:
             )
         if not real.is_file():
             raise DataError(
-                f"{path}: {what} refers to {target}, which is no file, and would be read as "
+                f"{path}: {what} refers to {target}, which does not exist, and would be read as "
                 "zeros\n    put it back"
             )
 

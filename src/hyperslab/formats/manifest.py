@@ -39,14 +39,14 @@ def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
     except (FileNotFoundError, NotADirectoryError):
         return None, [], 0
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: is no record of a conversion ({error})") from error
+        raise DataError(f"{path}: is not a record of a conversion ({error})") from error
     return (lines[0] if lines else None), lines[1:], size
 
 
 def _check_line(number: int, entry: Any, *, first: bool) -> None:
     """Accepts a line that has what is looked up in it, by the right type."""
     if not isinstance(entry, dict):
-        raise ValueError(f"line {number} is no object")
+        raise ValueError(f"line {number} is not an object")
     if first:
         return
     if not isinstance(entry.get("name"), str):

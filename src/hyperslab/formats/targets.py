@@ -153,13 +153,13 @@ def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
     """Returns the labels (1 or C, d, h, w) of a file as classes (d, h, w).
 
     Raises:
-        DataError: the channels differ, or a label is no whole number of 0 to 255.
+        DataError: the channels differ, or a label is not a whole number of 0 to 255.
     """
     labels = stored[0]
     with np.errstate(invalid="ignore"):
         whole = labels.astype(np.uint8)
     if (whole != labels).any():
-        raise DataError(f"{where}: 'segmentation' holds labels that are no classes")
+        raise DataError(f"{where}: 'segmentation' holds labels that are not classes")
     if (stored[1:] != labels).any():
         raise DataError(f"{where}: the channels of 'segmentation' are not equal")
     return whole

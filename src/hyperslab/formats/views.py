@@ -98,7 +98,7 @@ def joined(parts: dict[Path, Source]) -> Source:
         DataError: there is no folder, or see `Joined`.
     """
     if not parts:
-        raise DataError("no folder is given; give one at least")
+        raise DataError("no folder is given; give at least one")
     return next(iter(parts.values())) if len(parts) == 1 else Joined(parts)
 
 
@@ -244,8 +244,9 @@ def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float])
     """
     if not known:
         raise DataError(
-            f"{source.where(0)}: does not say, as all files of the data set, which redshifts its "
-            f"{source.shape[0]} channels are\n    leave data.redshifts out to read all of them"
+            f"{source.where(0)}: does not say which redshifts its "
+            f"{source.shape[0]} channels are, and neither do the other "
+            "files\n    leave data.redshifts out to read all of them"
         )
     found = []
     for redshift in wanted:
@@ -258,7 +259,7 @@ def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float])
             )
         found.append(near[0])
     if not found:
-        raise DataError("no redshift is asked for: give one at least, or leave it out for all")
+        raise DataError("no redshift is asked for: give at least one, or leave it out for all")
     return tuple(found)
 
 
@@ -280,7 +281,7 @@ def _targets_of(source: Source, wanted: Sequence[str]) -> tuple[int, ...]:
             )
         found.append(index)
     if not found:
-        raise DataError("no parameter is asked for: give one at least, or leave it out for all")
+        raise DataError("no parameter is asked for: give at least one, or leave it out for all")
     return tuple(found)
 
 

@@ -126,7 +126,7 @@ class TrainingLaunch:
             decide.ranks = recipe.grid.size
             resume = True
             start = f"{restarts - decide.left} of {restarts}"
-            log.warning("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
+            log.info("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
 
     def _launch(self, recipe: Recipe, *, resume: bool) -> None:
         words = chosen_overrides(recipe) if self.asked.undecided else []
@@ -179,14 +179,14 @@ def requeue_when_stopped(wanted: bool) -> Iterator[None]:
     Of several ranks that Slurm started the main one does it.
 
     Raises:
-        RecipeError: it is wanted, but this is no job of Slurm, or `scontrol` is not there.
+        RecipeError: it is wanted, but this is not a Slurm job, or `scontrol` is not there.
     """
     job = os.environ.get("SLURM_JOB_ID", "")
     if wanted and not job:
-        raise RecipeError("--requeue: this is no job of Slurm (SLURM_JOB_ID is not set): omit it")
+        raise RecipeError("--requeue: this is not a Slurm job (SLURM_JOB_ID is not set): omit it")
     if wanted and shutil.which("scontrol") is None:
         raise RecipeError(
-            "--requeue needs Slurm's command `scontrol`, which is not to be found here\n"
+            "--requeue needs Slurm's command `scontrol`, which was not found\n"
             f"    omit it, and let the batch script ask for exit code {REQUEUE_EXIT_CODES[0]}"
         )
     try:

@@ -834,6 +834,6 @@ def _check_unmoved(
     if odd and (antialias or not all(same)) and not mode.startswith("nearest"):
         raise LayoutError(
             f"interpolate(mode={mode!r}) of {x.partition} on {x.grid}: the factors {scales} leave "
-            f"an extent of {tuple(x.shape[2:])} as it is, and torch is not of one mind there\n"
+            f"an extent of {tuple(x.shape[2:])} as it is, and torch itself is inconsistent there\n"
             "    use recompute_scale_factor=True, or give the size"
         )

@@ -305,7 +305,7 @@ def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
     n = x.dim()
     order = [d % n if -n <= d < n else n for d in dims]
     if sorted(order) != list(range(n)):
-        raise LayoutError(f"permute: {tuple(dims)} is no order of the dims of {x.partition}")
+        raise LayoutError(f"permute: {tuple(dims)} is not an order of the dims of {x.partition}")
     shape = x.partition.shape
     cuts = x.partition.cuts
     partition = Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))

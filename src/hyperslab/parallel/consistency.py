@@ -164,7 +164,7 @@ class EqualParameters:
             )
             return
         raise LayoutError(
-            f"the parameters of {type(self.module).__name__} are not equal on all ranks any more: "
+            f"the parameters of {type(self.module).__name__} are no longer equal on all ranks: "
             f"{describe_ranks(strangers)} has another {names[strangers[0]]!r} than rank 0, at "
             f"forward {self.forwards} of its training\n    load and change parameters on every "
             "rank alike, or before hyperslab.parallelize, which gives all ranks those of rank 0;\n"
@@ -215,7 +215,7 @@ class OrdinaryInputs:
     def _alone(self, x: torch.Tensor) -> LayoutError:
         return LayoutError(
             f"an ordinary tensor {tuple(x.shape)} {x.dtype} enters the parallelised {self.name} in "
-            f"training on {self.grid.size} ranks, and no cut one: each rank would train alone on "
+            f"training on {self.grid.size} ranks without a cut one: each rank would train alone on "
             "what it holds\n    cut it: hyperslab.shard(x, grid), or hyperslab.scatter(x, grid) "
             "where one rank holds it\n    if each rank is to compute its own, say "
             'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
@@ -231,8 +231,8 @@ class OrdinaryInputs:
                 raise LayoutError(
                     f"{describe_ranks(strangers)} would pass other ordinary tensors to {name} than "
                     f"rank 0, beside cut ones\n    on this rank they are {forms}\n    an ordinary "
-                    "tensor counts as one of which every rank has an equal copy: draw random "
-                    "numbers\n    from torch's generator, cut it by hyperslab.shard, or say "
+                    "tensor has to be equal on every rank: draw random numbers\n    "
+                    "from torch's generator, cut it by hyperslab.shard, or say "
                     'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
                 )
 

@@ -274,8 +274,9 @@ def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep a function that works on cut tensors out of graphs; torch quotes the reason."""
     return torch.compiler.disable(
         function,
-        reason="a module of hyperslab.parallelize runs eagerly, as graphs know no messages between "
-        "ranks: leave fullgraph=True out, and compile functions that do not call the module",
+        reason="a module of hyperslab.parallelize runs eagerly, because graphs cannot hold "
+        "messages between ranks: leave fullgraph=True out, and compile functions that do not call "
+        "the module",
     )
 
 
@@ -305,9 +306,9 @@ def _refuse_tracing(module: object) -> None:
     if torch.compiler.is_exporting() or jit_is_tracing():
         raise LayoutError(
             f"the parallelised {type(module).__name__} is traced (torch.export, torch.jit.trace, "
-            "torch.onnx), which knows no messages between ranks\n    export a network of the same "
-            "class that is not parallelised, after load_state_dict(net.state_dict()): the keys and "
-            "the weights are those of the serial network"
+            "torch.onnx), which cannot record messages between ranks\n    export a network of the "
+            "same class that is not parallelised, after load_state_dict(net.state_dict()): the "
+            "keys and the weights are those of the serial network"
         )
 
 

@@ -51,8 +51,9 @@ class GridStrategy(DDPStrategy):
         for name, part in self.model.named_modules():
             if isinstance(part, Metric) and part.process_group is None and part.sync_on_compute:
                 raise LayoutError(
-                    f"the metric {name} adds up over all ranks, and each has the whole of x.full()"
-                    f"\n    {type(part).__name__}(process_group=grid.process_group())"
+                    f"the metric {name} adds up over all ranks, but each rank has the whole of "
+                    f"x.full()\n    make it as {type(part).__name__}"
+                    "(process_group=grid.process_group())"
                 )
 
     @contextmanager
@@ -68,7 +69,8 @@ class GridStrategy(DDPStrategy):
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> torch.Tensor:
         if reduce_op == "sum" and torch.is_floating_point(tensor):  # Lightning's own are integers
             raise LayoutError(
-                "self.log(reduce_fx='sum', sync_dist=True) would count what all ranks have once "
-                "for each\n    use sync_dist=False: losses and x.full() are of all samples already"
+                "self.log(reduce_fx='sum', sync_dist=True) would count a value that all ranks "
+                "share once per rank\n    use sync_dist=False: losses and x.full() are of all "
+                "samples already"
             )
         return super().reduce(tensor, group, reduce_op)

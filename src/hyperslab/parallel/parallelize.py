@@ -71,7 +71,7 @@ def _submodule_name(module: nn.Module, wanted: Submodule) -> str:
         kind = repr(wanted) if isinstance(wanted, str) else f"a {type(wanted).__name__}"
         parts = ", ".join(name for name, _ in module.named_children())
         raise LayoutError(
-            f"until={kind} is no part of {type(module).__name__}\n"
+            f"until={kind} is not a part of {type(module).__name__}\n"
             f"    its parts are {parts}, and what named_modules() lists below them"
         )
     if isinstance(submodule, nn.ModuleList | nn.ModuleDict):
@@ -196,8 +196,8 @@ def parallelize(
     if any(map(is_compiled, module.modules())):
         log_once(
             grid,
-            f"{type(module).__name__}: what torch.compile has compiled of it runs eagerly, "
-            "fullgraph=True or not: graphs know no messages between ranks",
+            f"{type(module).__name__}: torch.compile has no effect, and its parts run eagerly, "
+            "with fullgraph=True too: graphs cannot hold messages between ranks",
         )
     homes = GradientBuffers()
     policy = prepare(

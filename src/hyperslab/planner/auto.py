@@ -84,7 +84,7 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
         )
     usual = trace_one(job.with_recipe(memory="none"), recipe.grid, machine, bounds)
     log.info(
-        "memory=auto: memory=%s by the plan for %s: %s a step and %s of %s a rank, where none "
+        "memory=auto: memory=%s by the plan for %s: %s a step and %s of %s a rank; memory=none "
         "takes %s and %s",
         best.saving,
         machine.name,

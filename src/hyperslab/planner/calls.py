@@ -74,7 +74,7 @@ def read_call(text: str) -> Call:
     except (SyntaxError, ValueError):
         node = None
     if not isinstance(node, ast.Call) or not DOTTED_NAME.fullmatch(name):
-        raise ValueError(f"{text!r} is no call")
+        raise ValueError(f"{text!r} is not a call")
     options = tuple((str(keyword.arg), _read_argument(keyword.value)) for keyword in node.keywords)
     return Call(name, tuple(map(_read_argument, node.args)), options)
 
@@ -120,21 +120,21 @@ def _read_argument(node: ast.expr) -> object:
             return TensorSpec(_read_numbers(node.func.slice), strides, _DTYPES[name])
         case ast.BinOp(op=ast.Add() | ast.Sub()):  # a complex number
             return ast.literal_eval(node)
-    raise ValueError(f"{ast.unparse(node)!r} is no argument of a call")
+    raise ValueError(f"{ast.unparse(node)!r} is not an argument of a call")
 
 
 def _read_numbers(node: ast.expr) -> tuple[int, ...]:
     value = _read_argument(node)
     numbers = value if isinstance(value, tuple) else (value,)
     if not all(type(number) is int for number in numbers):
-        raise ValueError(f"{ast.unparse(node)!r} is no list of whole numbers")
+        raise ValueError(f"{ast.unparse(node)!r} is not a list of whole numbers")
     return numbers
 
 
 def _torch_constant(name: str) -> object:
     value = getattr(torch, name, None)
     if not isinstance(value, _TORCH_CONSTANTS):
-        raise ValueError(f"torch.{name} is no argument of a call")
+        raise ValueError(f"torch.{name} is not an argument of a call")
     return value
 
 

@@ -218,8 +218,8 @@ def _shape_of_network(recipe: Recipe) -> VolumeShape:
         width = model.width
     if width is None:
         raise DataError(
-            f"{recipe.data.where} is not here, so what is to be planned is not known\n"
-            "    say it: --shape C,D,H,W, such as --shape 4,512,512,512, or in data.shape"
+            f"{recipe.data.where} is not on this machine, so the shape of its volumes is "
+            "unknown\n    give it: --shape C,D,H,W, such as --shape 4,512,512,512, or data.shape"
         )
     if recipe.data.redshifts is not None:
         return len(recipe.data.redshifts), width, width, width

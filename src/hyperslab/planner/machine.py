@@ -247,7 +247,7 @@ def _valid_call(text: str) -> str:
 def _known_dtypes(names: dict[str, float]) -> dict[str, float]:
     for name in names:
         if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise ValueError(f"{name!r} is no dtype of torch: write float32, bfloat16 ...")
+            raise ValueError(f"{name!r} is not a dtype of torch: write float32, bfloat16 ...")
     if "float32" not in names:
         raise ValueError("the peak of float32 is missing")
     return names
@@ -596,9 +596,9 @@ def _read_values(where: str) -> dict[str, Any]:
     except OSError as error:
         raise MachineError(f"cannot read the machine file {where}: {error.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise MachineError(f"the machine file {where} is no YAML: {error}") from None
+        raise MachineError(f"the machine file {where} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise MachineError(f"{where} holds no `key: value` lines, so it is no machine file")
+        raise MachineError(f"{where} holds no `key: value` lines, so it is not a machine file")
     return values
 
 

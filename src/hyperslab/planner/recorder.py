@@ -402,7 +402,7 @@ def _on_zeros(operator: OpOverload, args: Any, kwargs: Any, tensors: list[torch.
     taken = sum(spec_of(tensor).nbytes for tensor in tensors)
     if taken > LARGEST_ZEROS:
         raise UnsupportedOp(
-            f"{operator} has no meta form, so what it returns for {shapes_of(tensors)} is not "
+            f"{operator} has no meta form, so its result for {shapes_of(tensors)} is not "
             f"known without running it on {taken / 2**30:.1f} GiB\n    register one "
             "(torch.library.register_fake), or trace smaller volumes"
         )

@@ -166,16 +166,16 @@ def host_bounds(ranks: int, device: str) -> PlanBounds:
     process = process_bytes(device)
     if device == "cuda" and torch.cuda.is_available():
         free = int((1 - HOLES) * _free_of_gpu())
-        return PlanBounds(free, "what is free of the GPU's memory", process)
+        return PlanBounds(free, "the GPU's free memory", process)
     taken = process_bytes()
     free = free_memory() // ranks + taken
-    reason = "a rank's part of the memory that is free here"
+    reason = "a rank's share of this machine's free memory"
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses != resource.RLIM_INFINITY:
         left = max(0, addresses - _status_bytes("VmSize")) + taken
         if left < free:
             free = left
-            reason = "what the limit of a process's address space leaves (ulimit -v)"
+            reason = "the limit of a process's address space (ulimit -v)"
     return PlanBounds(free, reason, process)
 
 

@@ -162,7 +162,7 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
     """Warns about numbers that the machine's file lacks."""
     machine = plan.machine
     if machine.note:
-        yield f"machine    {machine.name} says of itself: {machine.note}"
+        yield f"machine    {machine.name}: {machine.note}"
     there = machine.processor, machine.instructions
     here = processor_name(), instruction_set() if machine.instructions else ""
     if machine.measured and there != here:

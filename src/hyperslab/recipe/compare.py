@@ -109,8 +109,8 @@ def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
         if not _is_in(key, TAKES_EFFECT + SAME_RESULT + COMPARED):
             raise RecipeError(
                 f"--resume: {key} is {value} but the run in output {now.output} has {then}\n"
-                "    put it back, or start another run; a resumed run may change "
-                f"{', '.join(TAKES_EFFECT)}, and what leaves its steps as they are "
+                "    change it back, or start another run; a resumed run may change "
+                f"{', '.join(TAKES_EFFECT)}, and keys that do not change its steps "
                 "(docs/reliability.md)"
             )
     return found

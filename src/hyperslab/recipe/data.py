@@ -218,7 +218,7 @@ def _below(root: Path, path: Path) -> str:
     relative = Path(os.path.relpath(os.path.abspath(path), os.path.abspath(root))).as_posix()
     if relative == ".." or relative.startswith("../"):
         raise RecipeError(
-            f"{path} is not in data.path {root}: leave data.path out, or mend the path"
+            f"{path} is not in data.path {root}: leave data.path out, or correct the path"
         )
     return relative
 
@@ -235,7 +235,7 @@ def _plain(path: Path) -> Path:
 
 def _registered(format: str, info: ValidationInfo) -> str:
     if format not in registry.names() and not (info.data.get("plugins") and _waits(info)):
-        raise ValueError("it is no registered format")
+        raise ValueError("it is not a registered format")
     return format
 
 
@@ -324,7 +324,7 @@ class DataSection(TargetSection):
     @classmethod
     def _some(cls, chosen: tuple[object, ...] | None) -> tuple[object, ...] | None:
         if chosen is not None and not chosen:
-            raise ValueError("give one at least, or null for all")
+            raise ValueError("give at least one, or null for all")
         return chosen
 
     @field_validator(*LISTS)
@@ -334,13 +334,13 @@ class DataSection(TargetSection):
             raise ValueError("give a path or a list of samples, or null")
         for word in words or ():
             if not word.strip() or "\0" in word:
-                raise ValueError(f"{printable(word)!r} is no path")
+                raise ValueError(f"{printable(word)!r} is not a path")
         return words
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> DataSection:
         if (self.fold is None) != (self.folds is None):
-            raise ValueError("data.fold and data.folds go together: fold: 0 of folds: 5, say")
+            raise ValueError("data.fold and data.folds go together, such as fold: 0 and folds: 5")
         if self.fold is not None and self.folds is not None and self.fold >= max(2, self.folds):
             raise ValueError(
                 f"data.fold={self.fold} of data.folds={self.folds}: folds are 2 or more and "
@@ -367,7 +367,9 @@ class DataSection(TargetSection):
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
-            raise ValueError("data.budget and data.staging are of the store, but data.mode=direct")
+            raise ValueError(
+                "data.budget and data.staging belong to the store, but data.mode=direct"
+            )
         return self
 
     @model_validator(mode="after")
@@ -401,7 +403,7 @@ class DataSection(TargetSection):
             named.append("splits=folders")
         if not of_files and named:
             other = "data.target" if self._made else "data.synthetic"
-            raise ValueError(f"data.{named[0]} is of files, but {other} reads none")
+            raise ValueError(f"data.{named[0]} describes files, but {other} reads none")
         return self
 
     @property
@@ -425,7 +427,7 @@ class DataSection(TargetSection):
         paths = keys.volume or ()
         if len(patterns) > 1 and len(paths) > 1:
             raise DataError(
-                "data.files and data.keys.volume are both several: make channels of one"
+                "data.files and data.keys.volume are both lists: only one can make channels"
             )
         return DataMap(
             files=patterns[0] if len(patterns) == 1 else "",

@@ -183,7 +183,7 @@ class Trust:
         if not isinstance(found, type):
             wrong = f"is a {type(found).__name__}, and a run's folder may name classes only"
         elif roots == (OWN_PACKAGE,) and issubclass(found, Source) and home not in OWN_SOURCES:
-            wrong = "reads what its arguments say; data.path names a folder"
+            wrong = "would read any file that its arguments name; use data.path"
         elif not any(_within(home, root) for root in roots):
             wrong = f"is defined elsewhere, in {home}"
         elif not _is_allowed_place(home):
@@ -351,7 +351,7 @@ def _is_noted(digest: str) -> tuple[bool, str]:
     except FileNotFoundError:
         return False, ""
     except OSError as error:
-        return False, f"what you have trained is not known: {reason(error)}"
+        return False, f"the record of what you have trained cannot be read: {reason(error)}"
     return stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid(), ""
 
 

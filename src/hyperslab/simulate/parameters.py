@@ -128,7 +128,7 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
     [0.3, 0.865, 0.95, 65.0]
 
     Raises:
-        DataError: a name is unknown or comes twice, a bound is no number, the lower one is the
+        DataError: a name is unknown or comes twice, a bound is not a number, the lower one is the
             higher, or the parameters are none of a universe.
     """
     found = {p.name: p for p in PARAMETERS}

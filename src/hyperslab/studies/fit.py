@@ -229,7 +229,7 @@ class _Arguments:
             return {"name": model}
         if not isinstance(model, Mapping):
             raise RecipeError(
-                f"model is {_kind_of(model)}: hand in a torch.nn.Module, or "
+                f"model is {_kind_of(model)}: pass a torch.nn.Module, or "
                 '{"target": Net, ...} to have it made'
             )
         return self._named(model, "model")

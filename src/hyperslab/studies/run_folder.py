@@ -33,7 +33,7 @@ Measures = dict[str, float | None]
 """Maps what an evaluation measured of a parameter or class; None where it is not defined."""
 
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
-TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are no numbers
+TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are not numbers
 NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
 
@@ -113,7 +113,8 @@ class Run:
         if value is None or (isinstance(value, int) and value >= 1):
             return value
         raise DataError(
-            f"{self.path / 'recipe.yaml'}: {key} is {value!r}, which is no number of any"
+            f"{self.path / 'recipe.yaml'}: {key} is {value!r}, which is not a whole number from "
+            "1 on"
         )
 
 
@@ -236,7 +237,7 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
     written, and is left out. ``text`` names columns that are not numbers and are left out too.
 
     Raises:
-        DataError: a column is missing, a row is too short or long, or a cell is no number.
+        DataError: a column is missing, a row is too short or long, or a cell is not a number.
     """
     if not path.exists():
         return {}
@@ -319,7 +320,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
             for line, row in enumerate(rows, start=2):
                 if len(row) != len(header):
                     raise DataError(
-                        f"{path}, line {line}: {len(row)} cells where {len(header)} belong"
+                        f"{path}, line {line}: {len(row)} cells instead of {len(header)}"
                     )
                 yield row
     except (OSError, csv.Error, ValueError) as error:
@@ -331,7 +332,7 @@ def _number(cell: str, path: Path, line: int, name: str) -> float:
         value = float(cell or "nan")
         return value if math.isfinite(value) else float("nan")  # no axis ends at infinity
     except ValueError:
-        raise DataError(f"{path}, line {line}, column {name}: {cell!r} is no number") from None
+        raise DataError(f"{path}, line {line}, column {name}: {cell!r} is not a number") from None
 
 
 def _latest_rows(table: Columns, key: str) -> Columns:

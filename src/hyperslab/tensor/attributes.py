@@ -99,7 +99,7 @@ def _register_whole(method: Callable[..., Any]) -> None:
         """Returns the values of a tensor that is not cut; refuses one that is."""
         if self.partition.cut_dims:
             raise UnsupportedOp(
-                f"{op_name(method)}: this rank holds a part of the tensor only\n    Sharded "
+                f"{op_name(method)}: this rank holds only a part of the tensor\n    Sharded "
                 f"{self.partition} on {self.grid}\n    take all of it, on every rank, by x.full(), "
                 "or this rank's block by x.local"
             )

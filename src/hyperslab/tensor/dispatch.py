@@ -82,7 +82,7 @@ class Signature:
         """Return the signature of a rule whose arguments ``dims`` name dims of the first one.
 
         Raises:
-            ValueError: one of them is no argument of the rule that could be given by name.
+            ValueError: one of them is not an argument of the rule that could be given by name.
         """
         parameters = _parameters(run)
         names = list(parameters)
@@ -95,7 +95,7 @@ class Signature:
         for name in dims:
             parameter = parameters.get(name)
             if parameter is None or parameter.kind not in _KINDS_BY_NAME:
-                raise ValueError(f"dims={name!r} is no argument of the rule that goes by name")
+                raise ValueError(f"dims={name!r} is not an argument of the rule that goes by name")
             by_name = parameter.kind is inspect.Parameter.KEYWORD_ONLY
             default = None if parameter.default is parameter.empty else parameter.default
             position = sys.maxsize if by_name else names.index(name)
@@ -214,7 +214,7 @@ def register(
             get such dims whole.
 
     Raises:
-        ValueError: one of ``dims`` is no argument of the rule that could be given by name.
+        ValueError: one of ``dims`` is not an argument of the rule that could be given by name.
 
     >>> import torch
     >>> @register(torch.heaviside, doc="Block by block.")
@@ -241,8 +241,8 @@ def op_name(function: Callable[..., Any]) -> str:
 _OWN_REMEDIES = {
     "_pack_padded_sequence": (
         "pack x.full(), so that every rank runs the layer on all sequences; or give a layer that "
-        "runs forward alone\n    the padded sequences, whose batch stays cut, and take what comes "
-        "before their ends"
+        "only runs forward\n    the padded sequences, whose batch stays cut, and drop its "
+        "results behind their ends"
     ),
     "pad_sequence": "pad each sequence with F.pad and join them with torch.stack",
 }

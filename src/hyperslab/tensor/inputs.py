@@ -396,8 +396,8 @@ def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence
         ]
         if strangers:
             raise LayoutError(
-                f"{describe_ranks(strangers)} would cut another sample than rank {first}, with "
-                f"which it is to be shared: same shape, other values\n"
+                f"{describe_ranks(strangers)} would hand in other values than rank {first}, "
+                "with which they share a sample; the shapes are equal\n"
                 f"    {describe_ranks(ranks)} share the samples of a tensor {forms[first]}\n"
                 f"{_SAME_SAMPLE_REMEDY}\n    check=False switches this comparison off"
             )

@@ -70,7 +70,7 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
         {"target": config.python_class}, context={"trust": config.trust}
     )
     maker = Maker("model", A_NETWORK)
-    why = f"{config.python_class}() is built otherwise than the network that was trained"
+    why = f"{config.python_class}() is built differently from the network that was trained"
     cause = None
     try:
         maker.check(section)
@@ -83,7 +83,7 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
         cause = error
     name = config.python_class.rpartition(".")[2]
     raise RecipeError(
-        f"the network of {recipe.output} came from a program and cannot be made anew: {why}\n"
+        f"the network of {recipe.output} came from a program and cannot be built again: {why}\n"
         f"    hand it in: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
         '.predict(...); or let fit make it from {"target": ..., ...} (docs/own-networks.md)'
     ) from cause

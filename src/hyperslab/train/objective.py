@@ -88,7 +88,8 @@ class Objective:
         for name in self.metrics:
             if f"validation_{name}" in own:
                 raise RecipeError(
-                    f"metrics.{name}: validation_{name} is measured anyhow\n    take another name"
+                    f"metrics.{name}: validation_{name} is measured in any case\n    "
+                    "take another name"
                 )
 
 

@@ -103,7 +103,7 @@ class RateSchedule:
             raise RecipeError(
                 f"--resume: optimizer.learning_rate or optimizer.schedule has changed, but "
                 f"{type(scheduler).__name__} has no formula for the rate at its epoch "
-                f"{scheduler.last_epoch}\n    put it back, or start another run"
+                f"{scheduler.last_epoch}\n    change it back, or start another run"
             )
         scheduler.base_lrs = rates
         for group, first, rate in zip(groups, rates, now, strict=True):

@@ -145,11 +145,11 @@ def read_profile(path: Path) -> Profile:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path} is no profile: {where}: {first['msg']}\n"
+            f"{path} is not a profile: {where}: {first['msg']}\n"
             "    remove it, and profile again with hyperslab train --profile"
         ) from error
     except ValueError as error:
-        raise DataError(f"{path} is no profile: {error}") from error
+        raise DataError(f"{path} is not a profile: {error}") from error
 
 
 def read_profiles(run: Path) -> list[Profile]:

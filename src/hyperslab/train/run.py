@@ -93,7 +93,7 @@ def train(
     if recipe.undecided and choose is None:
         what, remedy = ("grid", "the axes") if recipe.grid.auto else ("memory", "none or tile")
         raise RecipeError(
-            f"{what}=auto: there is nobody to choose the {what}\n"
+            f"{what}=auto: nothing here can choose the {what}\n"
             f"    give {remedy}: `hyperslab plan RECIPE --ranks N` says which are best"
         )
     steps = None if profile is None else profile.steps
@@ -196,7 +196,9 @@ def build_trainer(
             f"going on from {path}" if path else "from the start",
         )
         for override in recipe.trust.left_out:
-            log.warning("left out, as the run's folder says it and you do not: %s", override)
+            log.warning(
+                "ignored, because the run's folder asks for it and you do not: %s", override
+            )
 
     def open_reporter() -> Reporter:
         reporter = Reporter(

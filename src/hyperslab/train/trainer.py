@@ -211,7 +211,7 @@ class Progress:
         return verdict.signal
 
     def _check_weights(self) -> None:
-        """Refuse to write weights that are no numbers: a gradient is one where its loss may be.
+        """Refuse to write weights that are not numbers: a gradient is one where its loss may be.
 
         Raises:
             DivergedError: any rank has such weights.

@@ -161,7 +161,7 @@ def open_to_append(path: Path) -> int:
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
     return descriptor
 
 

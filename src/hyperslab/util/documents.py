@@ -77,7 +77,7 @@ class _BoundedLoader(yaml.SafeLoader):
         if node is None:
             return node
         if alias and id(node) not in self._sizes:
-            raise TooMuch("an alias (*name) stands for something that it is a part of itself")
+            raise TooMuch("an alias (*name) stands for something that contains it")
         if not alias:
             self._sizes[id(node)] = 1 + sum(self._sizes.get(id(n), 1) for n in _children(node))
         if self._sizes[id(node)] > self.most_nodes:
@@ -139,7 +139,7 @@ def open_plain(path: Path, *, links: bool = True) -> io.BufferedReader:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         folder = stat.S_ISDIR(mode)
-        words = os.strerror(errno.EISDIR) if folder else "it is no plain file"
+        words = os.strerror(errno.EISDIR) if folder else "it is not a plain file"
         raise OSError(errno.EISDIR if folder else errno.EINVAL, words, str(path))
     return os.fdopen(descriptor, "rb")
 

@@ -53,7 +53,7 @@ def check_private(folder: Path) -> None:
     for place in dict.fromkeys((real, *folder.parents, *real.parents)):
         state = place.stat()
         if state.st_uid != os.geteuid() and (place == real or state.st_uid != 0):
-            raise PermissionError(errno.EPERM, "belongs to somebody else", str(place))
+            raise PermissionError(errno.EPERM, "belongs to another user", str(place))
         others = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if place != real and state.st_mode & stat.S_ISVTX:
             others = 0  # they may not rename what is not theirs, as in /tmp

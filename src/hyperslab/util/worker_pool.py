@@ -47,7 +47,8 @@ def map_tasks(
         raise
     except BrokenProcessPool as error:
         raise HyperslabError(
-            "a worker died, perhaps for want of memory; take fewer workers and run it again: "
+            "a worker died, perhaps because memory ran out; use fewer workers and run the "
+            "command again: "
             "finished files are kept"
         ) from error
     finally:

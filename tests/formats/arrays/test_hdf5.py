@@ -157,7 +157,7 @@ def truncated(path: Path) -> None:
 
 BAD: dict[str, tuple[Any, str]] = {
     "truncated": (truncated, "truncated"),
-    "text": (lambda p: p.write_text("no HDF5"), "foreign"),
+    "text": (lambda p: p.write_text("no HDF5"), "another format"),
     "empty": (lambda p: p.write_bytes(b""), "cannot be read"),
     "foreign": (lambda p: write(p, image=np.zeros(3)), r"not a known layout.*\['image'\]"),
     "no target": (

@@ -164,7 +164,7 @@ def test_a_table_of_numpy_with_names_and_ranges(tmp_path: Path) -> None:
         ("1 2\n3 4\n", "has rows 0 to 1, but sample 'v2' would have row 2"),
         ("name,a\nv0,1\nv1,2\nx,3\n", "has no row for sample 'v2'"),
         ("name,a\nv0,1\nv0,2\nv2,3\n", "has two rows for 'v0'"),
-        ("name,a\nv0,1\nv1,b\nv2,3\n", "line 3: 'b' is no number"),
+        ("name,a\nv0,1\nv1,b\nv2,3\n", "line 3: 'b' is not a number"),
         ("# nothing\n", "has no row of numbers"),
         ("\ud7ff\0\n", "table.txt"),
     ],
@@ -266,7 +266,7 @@ def table_of(folder: Path, text: str) -> TargetTable:
 
 def test_a_first_row_with_a_slip_is_no_header(tmp_path: Path) -> None:
     """Else every sample would have the row of the one after it."""
-    with pytest.raises(DataError, match=r"line 1: 'o\.9' is no number"):
+    with pytest.raises(DataError, match=r"line 1: 'o\.9' is not a number"):
         table_of(tmp_path, "0.3 o.9\n0.2 0.8\n0.1 0.7\n")
     assert table_of(tmp_path, "a b\n0.2 0.8\n").columns == ("a", "b")
 

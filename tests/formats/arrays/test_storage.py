@@ -143,18 +143,18 @@ NOT_THERE: dict[str, tuple[Callable[[h5py.File, Path], None], str]] = {
     "a thousand times what is stored": (gigantic, "1 of its 8000000000 chunks"),
     "early": (early, "every voxel is the fill value"),
     "early, chunked": (early_chunked, "every voxel is the fill value"),
-    "virtual, source missing": (virtual, "b.raw, which is no file"),
+    "virtual, source missing": (virtual, "b.raw, which does not exist"),
     "virtual, half of it": (half_virtual, "only 1024 of 2048 values have a source"),
     "virtual, thin source": (thin_virtual, "takes more of 'full'"),
     "virtual, no such key": (lacking_virtual, "refers to 'full' of .*b.raw: cannot be read"),
     "virtual, source never written": (empty_virtual, "b.raw: 'full' was never written"),
-    "virtual, of itself": (own_virtual, "put together of itself"),
-    "external, missing": (raw_missing, "gone.raw, which is no file"),
+    "virtual, of itself": (own_virtual, "is made of itself"),
+    "external, missing": (raw_missing, "gone.raw, which does not exist"),
     "external, short": (raw_short, "cut short"),
     "targets": (bad_targets, "'unitPar' was never written"),
     "too many targets": (many_targets, "'unitPar' has 1000000000 values"),
     "a chunk of 512 MiB": (large_chunk, "packed in chunks of 512 MiB"),
-    "a ring of links": (ring, "link to a link"),
+    "a ring of links": (ring, "chain of too many links"),
 }
 
 
@@ -273,7 +273,7 @@ def test_a_source_that_goes_after_the_scan_is_missed(tmp_path: Path) -> None:
     assert source.read(0, WHOLE).any()
     source.close()
     (tmp_path / "b.raw").unlink()
-    with pytest.raises(DataError, match=r"b\.raw, which is no file"):
+    with pytest.raises(DataError, match=r"b\.raw, which does not exist"):
         source.read(0, WHOLE)
 
 

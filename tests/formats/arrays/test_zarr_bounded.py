@@ -218,7 +218,7 @@ def test_metadata_that_is_refused(tmp_path: Path, key: str, value: Any, words: s
 
 def test_the_second_version_is_refused_in_words(tmp_path: Path) -> None:
     zarr.create_group(tmp_path / "a.zarr", zarr_format=2)
-    with pytest.raises(DataError, match=r"a\.zarr is Zarr v2; v3 is read\n.*zarr migrate v3"):
+    with pytest.raises(DataError, match=r"a\.zarr is Zarr v2; only v3 is read\n.*zarr migrate v3"):
         source_of(tmp_path, Seat())
 
 

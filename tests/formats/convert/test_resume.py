@@ -207,7 +207,9 @@ def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.tex").touch()
-    with pytest.raises(DataError, match=r"out: holds 'thesis.tex', which is of no conversion"):
+    with pytest.raises(
+        DataError, match=r"out: holds 'thesis.tex', which no conversion has written"
+    ):
         run(source, out)
     assert [p.name for p in out.iterdir()] == ["thesis.tex"]
     (out / "thesis.tex").unlink()
@@ -216,7 +218,7 @@ def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> 
     record = (out / "conversion.jsonl").read_text().splitlines(keepends=True)
     for old, new in (('files": {"a/univ_000', 'files": {"a/univ_009'), ('"target"', '"aim"')):
         (out / "conversion.jsonl").write_text("".join(record).replace(old, new))
-        with pytest.raises(DataError, match=r"conversion.jsonl: is no record of a conversion"):
+        with pytest.raises(DataError, match=r"conversion.jsonl: is not a record of a conversion"):
             run(source, out)
     long = "".join(record).replace('"stamps": {"a/univ_000', f'"stamps": {{"{"x" * 3000}')
     (out / "conversion.jsonl").write_text(long)
@@ -226,10 +228,12 @@ def test_a_folder_of_something_else_is_refused(source: Path, tmp_path: Path) -> 
     (out / "conversion.jsonl").write_text(
         "".join(line for line in record if "b/univ_001" not in line)
     )
-    with pytest.raises(DataError, match=r"b/univ_001.hdf5: is of no conversion: take it away"):
+    with pytest.raises(
+        DataError, match=r"b/univ_001.hdf5: no conversion has written it: remove it"
+    ):
         run(source, out)
     (out / "conversion.jsonl").write_text("{}\nnonsense\n")
-    with pytest.raises(DataError, match=r"conversion.jsonl: is no record of a conversion"):
+    with pytest.raises(DataError, match=r"conversion.jsonl: is not a record of a conversion"):
         run(source, out)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="file: is not a folder"):

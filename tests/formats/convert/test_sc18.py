@@ -159,7 +159,10 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
             "'univ_01' is no sample of 'univ_001'",
         ),
         (lambda lines: [*lines, lines[2].replace('"univ_001"', '"other"')], "begins at byte"),
-        (lambda lines: [line.replace("0.tfrecord", "0.h5") for line in lines], "is no file of it"),
+        (
+            lambda lines: [line.replace("0.tfrecord", "0.h5") for line in lines],
+            "is not a file of it",
+        ),
         (
             lambda lines: [line.replace("shard", "card") for line in lines],
             "'univ_000' has no shard",
@@ -175,7 +178,7 @@ def test_a_record_that_would_double_a_sample_is_refused(
     path = tmp_path / "out/conversion.jsonl"
     path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
     before = (tmp_path / "out/00000.tfrecord").read_bytes()
-    with pytest.raises(DataError, match=rf"conversion\.jsonl: is no record of .*{words}"):
+    with pytest.raises(DataError, match=rf"conversion\.jsonl: is not a record of .*{words}"):
         run(source, tmp_path / "out")
     assert (tmp_path / "out/00000.tfrecord").read_bytes() == before
 

@@ -160,13 +160,16 @@ def analyze(path: Path) -> Path:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "truncated": (lambda p: cut(p, ".nii"), "truncated or foreign"),
-    "truncated gzip": (lambda p: cut(p, ".nii.gz"), "truncated or foreign"),
-    "gzip of nothing": (lambda p: put(p.with_name("bad.nii.gz"), gzip.compress(b"")), "foreign"),
-    "foreign": (lambda p: put(p, b"not an image" * 100), "foreign"),
-    "no bytes": (lambda p: put(p, b""), "foreign"),
+    "truncated": (lambda p: cut(p, ".nii"), "truncated or of another format"),
+    "truncated gzip": (lambda p: cut(p, ".nii.gz"), "truncated or of another format"),
+    "gzip of nothing": (
+        lambda p: put(p.with_name("bad.nii.gz"), gzip.compress(b"")),
+        "another format",
+    ),
+    "foreign": (lambda p: put(p, b"not an image" * 100), "another format"),
+    "no bytes": (lambda p: put(p, b""), "another format"),
     "missing": (lambda p: p, "cannot be read"),
-    "analyze": (analyze, "is no NIfTI file but a Spm2AnalyzeImage"),
+    "analyze": (analyze, "is not a NIfTI file but a Spm2AnalyzeImage"),
     "4-D": (lambda p: write(p, numbers((*XYZ, 2))), "is 4-D, 6 x 5 x 4 x 2; needs one volume"),
     "2-D": (lambda p: write(p, numbers((6, 5))), "is 2-D, 6 x 5"),
     "no slices": (lambda p: write(p, numbers((6, 5, 0))), r"is empty: 6 x 5 x 0 voxels"),
@@ -222,8 +225,8 @@ LABELS: dict[str, tuple[Any, str]] = {
     "two channels": (lambda p: write(p, classes((*XYZ, 2))), "has 2 channels; needs one label"),
     "four classes": (lambda p: write(p, classes(XYZ) + np.uint8(1)), "labels 1 to 3; needs 0 to 2"),
     "negative": (lambda p: write(p, classes(XYZ).astype("i2") - 1), "holds labels -1 to 1"),
-    "fractions": (lambda p: write(p, classes(XYZ) * np.float32(0.5)), "no whole numbers"),
-    "NaN": (lambda p: spoilt(p, np.nan), "no whole numbers"),
+    "fractions": (lambda p: write(p, classes(XYZ) * np.float32(0.5)), "not whole numbers"),
+    "NaN": (lambda p: spoilt(p, np.nan), "not whole numbers"),
     "missing": (lambda p: p, "cannot be read"),
 }
 

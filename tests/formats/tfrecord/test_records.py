@@ -50,7 +50,7 @@ def endless(path: Path) -> None:
 RECORDS: dict[str, tuple[bool, Spoil, str]] = {
     "cut short": (False, cut, "has .* bytes but its first record takes .*needs one whole record"),
     "empty": (False, lambda p: p.write_bytes(b""), "is truncated: 0 bytes"),
-    "text": (False, lambda p: p.write_text("name,a,b\n" * 9), "is no TFRecord"),
+    "text": (False, lambda p: p.write_text("name,a,b\n" * 9), "is not a TFRecord"),
     "sum of the length": (False, lambda p: flip(p, 9), "sum of its length"),
     "no x": (False, lambda p: mlperf(p, 0, x=None), r"has no 'x' but \['y'\]"),
     "no y": (False, lambda p: mlperf(p, 0, y=None), r"has no 'y' but \['x'\]"),
@@ -64,8 +64,12 @@ RECORDS: dict[str, tuple[bool, Spoil, str]] = {
     ),
     "endless": (False, endless, "ends within a field"),
     "two records": (False, lambda p: p.write_bytes(p.read_bytes() * 2), "needs one whole record"),
-    "gzip cut short": (True, cut, "cannot be read as TFRecord, truncated"),
-    "gzip of text": (True, lambda p: p.write_bytes(gzip.compress(b"text" * 9)), "is no TFRecord"),
+    "gzip cut short": (True, cut, "cannot be read as TFRecord, perhaps truncated"),
+    "gzip of text": (
+        True,
+        lambda p: p.write_bytes(gzip.compress(b"text" * 9)),
+        "is not a TFRecord",
+    ),
     "no gzip after all": (
         True,
         lambda p: p.write_bytes(b"\x1f\x8bno gzip, this"),

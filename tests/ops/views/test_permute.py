@@ -192,7 +192,7 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("order", "is no order of the dims"),
+        ("order", "is not an order of the dims"),
         ("repeated", "repeated dims"),
     ],
 )

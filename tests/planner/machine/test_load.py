@@ -60,7 +60,7 @@ def test_the_published_machine_names_its_sources() -> None:
         ),
         (
             {"settings": [{"ranks": 1, "bandwidth": 1, "flops": {"float33": 1}}]},
-            "'float33' is no dtype",
+            "'float33' is not a dtype",
         ),
         ({"links": {"wire": []}}, "'links.wire"),
         ({"links": {"device": []}}, "leave out up_to"),
@@ -94,13 +94,17 @@ def test_a_long_value_is_cut_short(tmp_path: Path) -> None:
 def test_a_bad_call_names_its_place(tmp_path: Path) -> None:
     setting = machine().settings[0].model_dump()
     setting["operators"] = [{"call": "aten.f(", "seconds": 1}]
-    with pytest.raises(MachineError, match=r"settings\.0\.operators\.0\.call.*is no call"):
+    with pytest.raises(MachineError, match=r"settings\.0\.operators\.0\.call.*is not a call"):
         load_machine(written(tmp_path, settings=[setting]))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[1, 2", "is no YAML"), ("12", "no `key: value` lines"), ("\x00", "is no YAML")],
+    [
+        ("[1, 2", "is not valid YAML"),
+        ("12", "no `key: value` lines"),
+        ("\x00", "is not valid YAML"),
+    ],
 )
 def test_other_files(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "x.yaml"

@@ -275,7 +275,7 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
         read_comparison([first], [("none", tmp_path / "none")])
     (tmp_path / "classes").mkdir()
     (tmp_path / "classes" / "metrics.json").write_text('{"classes": {"liver": {"dice": 1}}}')
-    with pytest.raises(DataError, match="is an evaluation of classes"):
+    with pytest.raises(DataError, match="evaluates classes"):
         read_comparison([first], [("classes", tmp_path / "classes")])
     other = write_run(tmp_path / "other", seed=1, noise=0.2)
     write_evaluation(tmp_path / "of others", noise=0.2, volumes=30, seed=1)
@@ -289,10 +289,10 @@ def test_what_cannot_be_compared_is_named(tmp_path: Path, swept: Path) -> None:
     broken = tmp_path / "sweep"
     broken.mkdir()
     (broken / "sweep.json").write_text("[]")
-    with pytest.raises(DataError, match=r"sweep\.json is no table of a sweep"):
+    with pytest.raises(DataError, match=r"sweep\.json is not a table of a sweep"):
         read_comparison([broken])
     for row, words in (
-        ({"name": "a", "paths": [None]}, "is no table"),
+        ({"name": "a", "paths": [None]}, "is not a table"),
         ({"name": "a", "paths": ["a" * 9000]}, "is not the folder"),
     ):
         (broken / "sweep.json").write_text(json.dumps({"variants": [row]}))

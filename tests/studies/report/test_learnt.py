@@ -43,7 +43,7 @@ def test_the_sentence_tells_all_parameters_apart() -> None:
     }
     words = learnt_words(ratios).replace(DASH, "-")
     assert words.startswith("Learnt, with less error than predicting the mean: σ₈ 0.143 (0.0800")
-    assert "Not told apart from predicting the mean: Ωₘ 1.14 (0.900 - 1.40)." in words
+    assert "Not distinguishable from predicting the mean: Ωₘ 1.14 (0.900 - 1.40)." in words
     assert "Worse than predicting the mean: nₛ 1.30 (1.10 - 1.60)." in words
     assert learnt_words({}) == ""
 

@@ -46,7 +46,7 @@ def test_recipes_of_many_ranks_and_of_names_that_no_system_takes(
     assert change[0] in text
     (run / "recipe.yaml").write_text(text.replace(*change))
     page = write_report(run).read_text()
-    assert ("is not a folder of volumes (any more)" in page) == (change[0] != "width: 1")
+    assert ("is not a folder of volumes now" in page) == (change[0] != "width: 1")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -161,8 +161,8 @@ def test_predictions_that_are_no_numbers_are_not_the_reference(tmp_path: Path) -
         assert comparison.reference.name == "epochs=12"
         write_comparison(pair)
     words = learnt_words({"sigma_8": ConfidenceInterval(np.nan, np.nan, np.nan)})
-    assert words.startswith("Predicted by what is no finite number: σ₈")
-    assert "Not told apart" not in words
+    assert words.startswith("Predicted with values that are not finite: σ₈")
+    assert "Not distinguishable" not in words
 
 
 def test_a_run_without_a_whole_epoch_is_compared_as_far_as_it_is(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_run_that_ended_between_is_shown_as_far_as_it_came(tmp_path: Path) -> 
 
 def test_a_broken_profile_is_named(run: Path) -> None:
     profile_path(run, 1).write_text("{")
-    with pytest.raises(DataError, match=r"rank-1\.json is no profile"):
+    with pytest.raises(DataError, match=r"rank-1\.json is not a profile"):
         write_report(run)
 
 

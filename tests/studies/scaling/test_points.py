@@ -77,12 +77,13 @@ def test_an_epoch_is_whole_mini_batches(batch_size: int, samples: int, epoch: in
 
 def test_what_does_not_divide() -> None:
     with pytest.raises(
-        LayoutError, match=r"12 ranks cannot .* grid\.data=8 it takes a multiple of 8"
+        LayoutError,
+        match=r"12 ranks do not make .* grid\.data=8 their number must be a multiple of 8",
     ):
         grown_points(ScalingKind.STRONG, recipe(data=8), [8, 12], "depth")
     with pytest.raises(LayoutError, match=r"mini-batch of 16 .* evenly to grid\.data=3 replicas"):
         grown_points(ScalingKind.STRONG, recipe(), [1, 3], "data")
-    with pytest.raises(LayoutError, match="6 ranks cannot be made by more places along data"):
+    with pytest.raises(LayoutError, match="6 ranks do not make a grid that grows along data"):
         grown_points(ScalingKind.WEAK, recipe(depth=4), [4, 6], "data")
     with pytest.raises(LayoutError, match=r"mini-batch of 15 .* grid\.data=2"):
         grown_points(ScalingKind.WEAK, recipe(15, data=2), [4], "data")

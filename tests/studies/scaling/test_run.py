@@ -191,5 +191,8 @@ def test_a_study_that_is_stopped_says_how_to_go_on(
     caplog.set_level("INFO")
     done = run("strong", recipe, "--ranks", "1", "--output", str(tmp_path))
     assert done.exit_code == 130
-    assert f"the same command goes on here: {FOLDERS[0]} begins anew" in caplog.text
+    assert (
+        f"run the same command to continue here: {FOLDERS[0]} starts again from the beginning"
+        in caplog.text
+    )
     assert not (tmp_path / FOLDERS[0]).exists()

@@ -74,7 +74,7 @@ def test_a_shorter_training_has_a_shorter_schedule(
         ({"rates": [1e-3, 1e-3]}, "give at least one value, and none twice"),
         ({"rates": [-1]}, "bad value -1 for 'rates.0'"),
         ({"variants": {}}, "give at least one variant"),
-        ({"variants": {"../x": {}}}, "'../x': a folder is to have this name"),
+        ({"variants": {"../x": {}}}, "'../x': a folder will have this name"),
         ({"variants": {"a": {"seed": 3}}}, "'a': seed is set by the sweep itself"),
         ({"variants": {"a": {"data.subvolum": 8}}}, "nearest: 'data.subvolume'"),
         ({"variants": {"a": {"epochs": 0}}}, "variant 'a'.*bad value 0 for 'epochs'"),

@@ -155,7 +155,9 @@ def test_settings_that_were_damaged_are_another_sweep(done: Path, tmp_path: Path
 def test_a_result_of_other_types_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     values = {**asdict(result(0.5)), key: value}
     (tmp_path / "result.json").write_text(json.dumps(values))
-    with pytest.raises(DataError, match=rf"result\.json is no result of a run: {key}.*; remove it"):
+    with pytest.raises(
+        DataError, match=rf"result\.json is not a result of a run: {key}.*; remove it"
+    ):
         read_result(tmp_path)
 
 
@@ -240,7 +242,7 @@ def test_a_signal_ends_the_sweep_and_says_how_to_go_on(
     caplog.set_level("INFO")
     with pytest.raises(Stopped):
         run_sweep(sweep, 1, SweepProgress(sweep), do)
-    assert "the same command goes on with plain, rate 0.001, seed 0" in caplog.text
+    assert "run the same command to continue with plain, rate 0.001, seed 0" in caplog.text
 
 
 def test_failures_end_the_command_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,5 +52,5 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = profile_path(tmp_path, 0)
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(DataError, match=rf"(?s)rank-0\.json is no profile: {words}.*--profile"):
+    with pytest.raises(DataError, match=rf"(?s)rank-0\.json is not a profile: {words}.*--profile"):
         read_profiles(tmp_path)

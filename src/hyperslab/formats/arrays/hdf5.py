@@ -68,7 +68,9 @@ def linked(path: Path, file: Any, key: str, reach: FileAccess) -> Any:
 def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> None:
     """Checks every link before HDF5 follows it."""
     if left == 0:
-        raise DataError(f"{path}: {name!r} is a link to a link and so on; put the data set itself")
+        raise DataError(
+            f"{path}: {name!r} is a chain of too many links; put the data set itself there"
+        )
     group = file
     place = "/"
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -175,14 +177,14 @@ def _check_chunks(path: Path, key: str, dataset: Any, reach: FileAccess) -> None
         raise DataError(
             f"{path}: {key!r} is packed in chunks of {size >> 20} MiB, and any box needs a whole "
             f"one; at most {MOST_PACKED_CHUNK >> 20} MiB are unpacked\n    h5repack -l "
-            f"{key}:CHUNK=32x32x32x4 OLD NEW, say, makes smaller ones"
+            f"{key}:CHUNK=32x32x32x4 OLD NEW makes smaller ones"
         )
     wanted = math.prod(-(-n // side) for n, side in zip(dataset.shape, chunk, strict=True))
     stored = dataset.id.get_num_chunks()
     if dataset.id.get_storage_size() > stored * (size + hdf5_chunks.PACKED_LARGER):
         raise DataError(
             f"{path}: {key!r} is packed in chunks of {size} bytes, which take more than that in "
-            "the file: they unpack to more than they say\n    get the file anew"
+            "the file: they unpack to more than they say\n    get a fresh copy of the file"
         )
     if stored < wanted and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"{stored} of its {wanted} chunks are stored")
@@ -208,19 +210,19 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     if not within or passed or len(np.unique(numbers)) < count:
         raise DataError(
             f"{path}: {key!r} has a damaged index, which does not say where all of its {count} "
-            "chunks are\n    get the file anew"
+            "chunks are\n    get a fresh copy of the file"
         )
 
 
 def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: int) -> None:
     """Refuses a virtual data set of which a source is missing, or a part has none."""
     if left == 0:
-        raise DataError(f"{path}: {key!r} is put together of itself, or of too many others")
+        raise DataError(f"{path}: {key!r} is made of itself, or of too many others")
     covered = 0
     for source in dataset.virtual_sources():
         count = source.vspace.get_select_npoints()
         if not 0 <= count <= dataset.size:
-            raise DataError(f"{path}: {key!r} is put together of sources without fixed extents")
+            raise DataError(f"{path}: {key!r} is made of sources without fixed extents")
         covered = covered + count
         what = f"{key!r}, a virtual data set,"
         own = source.file_name == "."
@@ -269,7 +271,7 @@ def _any_written(dataset: Any) -> bool:
 def _never_written(path: Path, key: str, why: str) -> DataError:
     return DataError(
         f"{path}: {key!r} was never written, or not all of it: {why}; the rest would be read as "
-        f"zeros\n    write all of it, or take the file away; {ALLOW_MISSING}"
+        f"zeros\n    write all of it, or remove the file; {ALLOW_MISSING}"
     )
 
 
@@ -323,22 +325,22 @@ class HeaderChild(Generic[T]):
         if not ready:
             self._end()
             raise DataError(
-                f"{file}: HDF5 has not come back from its header in {self.limit:g} s: it is "
-                "damaged, or its disk is very slow\n    look at it with h5dump, or take it away"
+                f"{file}: HDF5 has not read its header within {self.limit:g} s: it is "
+                "damaged, or its disk is very slow\n    look at it with h5dump, or remove it"
             )
         answer = os.read(self._answers, 1)
         if answer == TOO_LARGE:
             raise DataError(
                 f"{file}: reading its header takes more than {HEADER_MEMORY >> 20} MiB: it has "
-                "words of variable length\n    that say more than words do, or very large packed "
-                "chunks\n    get the file anew, or write it anew in smaller chunks"
+                "strings of variable length\n    that claim too much, or very large packed chunks\n"
+                "    get a fresh copy of the file, or write it again in smaller chunks"
             )
         if not answer:
             ended = self._end()
             if again:  # the fork of a process with threads may end for reasons of its own
                 return self._try(file, again=False)
             raise DataError(
-                f"{file}: HDF5 crashes on its header ({ended}): it is damaged\n    take it away"
+                f"{file}: HDF5 crashes on its header ({ended}): it is damaged\n    remove it"
             )
 
     def _start(self) -> None:

@@ -148,7 +148,9 @@ def _doubtful_chunks(path: Path, key: str, dataset: Any) -> set[tuple[int, ...]]
     """Finds the chunks that may unpack to more than is free of doubt, and than they say."""
     codes = filters_of(dataset)
     if codes.count(DEFLATE) > 1:
-        raise DataError(f"{path}: {key!r} is packed twice\n    h5repack -f GZIP=4 OLD NEW mends it")
+        raise DataError(
+            f"{path}: {key!r} is packed twice\n    h5repack -f GZIP=4 OLD NEW repairs it"
+        )
     if DEFLATE not in codes:
         return set()
     bit = 1 << codes.index(DEFLATE)
@@ -190,7 +192,7 @@ def _unpacked(path: Path, key: str, dataset: Any, chunk: Box, part: Box) -> Arra
     if len(unpacked) < size:
         raise DataError(
             f"{path}: {key!r} has a chunk at {chunk.lo} that unpacks to {len(unpacked)} bytes, "
-            f"less than the {size} that it says\n    get the file anew"
+            f"less than the {size} that it says\n    get a fresh copy of the file"
         )
     raw = np.frombuffer(unpacked, np.uint8)
     inner = part.slices(chunk)
@@ -252,5 +254,5 @@ def _unpacks_to_more(
 ) -> DataError:
     return DataError(
         f"{path}: {key!r} has a chunk at {place} of {len(packed)} bytes that unpacks to more than "
-        f"the {_size_of_chunk(dataset)} that it says\n    get the file anew"
+        f"the {_size_of_chunk(dataset)} that it says\n    get a fresh copy of the file"
     )

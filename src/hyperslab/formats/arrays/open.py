@@ -221,13 +221,13 @@ def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArra
     first = version == (1, 0)
     length = int.from_bytes(file.read(2 if first else 4), "little")
     if length > MOST_HEADER:
-        raise ValueError(f"its header is said to have {length} bytes")
+        raise ValueError(f"it claims a header of {length} bytes")
     file.seek(at + len(np.lib.format.MAGIC_PREFIX) + 2)
     read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = read(file)
     except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # it is Python's syntax
-        raise ValueError(f"its header is no dictionary: {error}") from None
+        raise ValueError(f"its header is not a dictionary: {error}") from None
     if any(extent < 0 for extent in shape):
         raise ValueError(f"its shape is {shape}")
     end = file.tell() + math.prod(shape) * dtype.itemsize

@@ -141,7 +141,7 @@ def _number(field: str) -> bool:
 def _numbers(path: Path, line: int, fields: Sequence[str]) -> list[float]:
     for field in fields:
         if not _number(field):
-            raise DataError(f"{path}: line {line}: {reprlib.repr(field)} is no number")
+            raise DataError(f"{path}: line {line}: {reprlib.repr(field)} is not a number")
     return [float(field) for field in fields]
 
 
@@ -202,7 +202,7 @@ def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
             )
         found.append(same[0])
     if len(set(found)) != len(found):
-        raise DataError(f"{table.path}: one row would be of two samples; name rows by paths")
+        raise DataError(f"{table.path}: two samples would have the same row; name rows by paths")
     return found
 
 
@@ -226,14 +226,16 @@ def _numbers_in_name(table: TargetTable, names: Sequence[str]) -> list[int]:
         varying = [0]
     if len(words) > 1 or len(varying) != 1:
         raise DataError(
-            f"{table.path}: which of its {len(table.values)} rows is that of "
-            f"{printable(names[0])!r}, or of {printable(names[-1])!r}, is not clear: the names of "
+            f"{table.path}: it is not clear which of its {len(table.values)} rows belong to "
+            f"{printable(names[0])!r} and {printable(names[-1])!r}: the names of "
             "files should differ in one number alone\n    choose files by data.files, or name the "
             f"rows in a first column ({OWN_DATA})"
         )
     found = [int(parts[varying[0]][:18]) for parts in numbers]
     if len(set(found)) != len(found):
-        raise DataError(f"{table.path}: two samples have the number of one row")
+        raise DataError(
+            f"{table.path}: two samples have the same number, so they would have the same row"
+        )
     return found
 
 

@@ -34,7 +34,7 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
     if size > MOST_READ:
         raise DataError(
             f"{path}: {key!r} is stored in chunks of {size >> 20} MiB, and any box needs a whole "
-            f"one; at most {MOST_READ >> 20} MiB are read\n    write it anew in smaller ones"
+            f"one; at most {MOST_READ >> 20} MiB are read\n    write it again in smaller ones"
         )
     _check_links(path / key, path, key, reach)
 
@@ -71,7 +71,7 @@ def check_chunks(
             raise DataError(
                 f"{path}: {key!r} lacks the chunk {name} and would be read as "
                 f"{array.fill_value} there: it was lost, or never written\n    put it back, or "
-                f"write the array anew with write_empty_chunks=True; {ALLOW_MISSING}"
+                f"write the array again with write_empty_chunks=True; {ALLOW_MISSING}"
             )
 
 

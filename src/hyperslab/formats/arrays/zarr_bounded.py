@@ -93,7 +93,7 @@ class BoundedGroup:
         _check_metadata(path)
         if not (path / "zarr.json").exists() and any(path.glob(".z[ga]r*")):
             raise DataError(
-                f"{path} is Zarr v2; v3 is read\n    write it anew with zarr_format=3, or by "
+                f"{path} is Zarr v2; only v3 is read\n    write it again with zarr_format=3, or by "
                 "`zarr migrate v3`"
             )
         self.path = path
@@ -210,14 +210,14 @@ def _bounded(
             size = None if size is None else size + CHECKSUM
         elif isinstance(codec, GzipCodec | ZstdCodec | BloscCodec):
             if packed:
-                raise DataError(f"{where} is packed twice\n    write it anew, packed once")
+                raise DataError(f"{where} is packed twice\n    write it again, packed once")
             packed = True
             kept = Bounded(codec, where, size)
             size = None if size is None else size + size // 64 + PLAIN
         elif not isinstance(codec, BytesCodec | TransposeCodec):
             raise DataError(
-                f"{where} is stored by the codec {type(codec).__name__}; gzip, zstd and blosc are "
-                "read, and what is not packed\n    write it anew by zarr.create_array(..., "
+                f"{where} is stored by the codec {type(codec).__name__}; gzip, zstd, blosc and "
+                "unpacked chunks are read\n    write it again by zarr.create_array(..., "
                 "compressors=zarr.codecs.ZstdCodec(), filters=None)"
             )
         found.append(kept)
@@ -232,13 +232,13 @@ def _bounded_shards(
     """Returns a codec of shards whose chunks are bounded; how long a shard can be, and a part."""
     inner, most, _ = _bounded(where, codec.codecs, codec.chunk_shape, itemsize)
     if not all(isinstance(one, BytesCodec | Crc32cCodec) for one in codec.index_codecs):
-        raise DataError(f"{where} is stored in shards whose index is packed\n    write it anew")
+        raise DataError(f"{where} is stored in shards whose index is packed\n    write it again")
     chunks = math.prod(sides) // math.prod(codec.chunk_shape)
     index = chunks * INDEX_ENTRY + CHECKSUM
     if index > MOST_INDEX:
         raise DataError(
             f"{where} is stored in shards of {chunks} chunks; at most {MOST_INDEX // INDEX_ENTRY} "
-            "are read\n    write it anew in smaller shards, or in larger chunks"
+            "are read\n    write it again in smaller shards, or in larger chunks"
         )
     return replace(codec, codecs=tuple(inner)), chunks * most + index, max(most, index)
 
@@ -278,7 +278,7 @@ class Bounded(BytesBytesCodec):
         zstd = isinstance(self.codec, ZstdCodec)
         said = _size_in_zstd(packed) if zstd else int.from_bytes(packed[4:8], "little")
         if said is None and self.size is None:
-            raise DataError(f"{self.where} has words whose chunks do not say how long they are")
+            raise DataError(f"{self.where} has chunks of strings that do not say how long they are")
         self._check(len(packed), most if said is None else said, least, most)
         # Both refuse to write more than this many bytes; zstd, less where nothing is said.
         out = np.empty(most if said is None else said, np.uint8)
@@ -290,7 +290,7 @@ class Bounded(BytesBytesCodec):
             word = "more" if unpacked > most else "less"
             raise DataError(
                 f"{self.where} has a chunk of {packed} bytes that unpacks to {word} than the "
-                f"{most} that it says\n    get the file anew"
+                f"{most} that it says\n    get a fresh copy of the file"
             )
 
 
@@ -321,7 +321,7 @@ def _size_in_zstd(packed: memoryview) -> int | None:
     (RFC 8878, 3.1.1.1)
     """
     if len(packed) < 5 or packed[:4] != ZSTD:
-        raise ValueError("it is no zstd")
+        raise ValueError("it is not zstd")
     descriptor = packed[4]
     single = descriptor >> 5 & 1
     length = (single, 2, 4, 8)[descriptor >> 6]
@@ -361,6 +361,6 @@ class BoundedStore(LocalStore):
             if length > most:
                 raise DataError(
                     f"{self.where} has a chunk of {length} bytes in {path}; none has more than "
-                    f"{most}\n    get the file anew"
+                    f"{most}\n    get a fresh copy of the file"
                 )
         return await super().get(key, prototype, byte_range)

@@ -67,7 +67,7 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
         for entry in entries:  # what a run that goes on needs beyond what a reader does
             if missing := [key for key in needed if key not in entry]:
                 raise DataError(
-                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{folder / MANIFEST_FILE}: is not a record of a conversion (the line of "
                     f"{entry['name']!r} has no {missing[0]})"
                 )
         try:
@@ -89,7 +89,7 @@ def _check_empty(folder: Path) -> None:
         raise DataError(f"{folder}: is not a folder")
     others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
     if others[0] not in ("", MANIFEST_FILE):
-        raise DataError(f"{folder}: holds {others[0]!r}, which is of no conversion: {REMEDY}")
+        raise DataError(f"{folder}: holds {others[0]!r}, which no conversion has written: {REMEDY}")
 
 
 Shard = tuple[str, int, int]
@@ -119,7 +119,7 @@ def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: b
         if then is not None and file_checksum(path, start, end) != then:
             raise DataError(
                 f"{path}: is damaged, its checksum of {name!r} is not that of when it was written: "
-                "delete it and run it again"
+                "delete it and run the command again"
             )
     return True
 
@@ -138,7 +138,8 @@ def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
         file, start, end = entry["shard"]
         if not file.removesuffix(suffix).isdecimal():
             raise DataError(
-                f"{folder / MANIFEST_FILE}: is no record of a conversion ({file} is no file of it)"
+                f"{folder / MANIFEST_FILE}: is not a record of a conversion ({file} is not "
+                "a file of it)"
             )
         places.setdefault(file, []).append((start, end))
     for file, found in places.items():
@@ -146,9 +147,9 @@ def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
         for start, end in sorted(found):
             if start != at and os.path.exists(folder / file):
                 raise DataError(
-                    f"{folder / MANIFEST_FILE}: is no record of a conversion (a sample of {file} "
-                    f"begins at byte {start}, and the one before it ends at {at}): delete both and "
-                    "run it again"
+                    f"{folder / MANIFEST_FILE}: is not a record of a conversion (a sample of "
+                    f"{file} begins at byte {start}, and the one before it ends at {at}): delete "
+                    "both and run the command again"
                 )
             at = end
 

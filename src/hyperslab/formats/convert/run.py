@@ -178,13 +178,14 @@ class Plan:
             for file in files:
                 if (folder / file).exists():
                     raise DataError(
-                        f"{folder / file}: is of no conversion: take it away or {journal.REMEDY}"
+                        f"{folder / file}: no conversion has written it: remove it or "
+                        f"{journal.REMEDY}"
                     )
             return False
         for file in files:
             if file not in entry["files"] and (folder / file).exists():
                 raise DataError(
-                    f"{folder / MANIFEST_FILE}: is no record of a conversion (the line of "
+                    f"{folder / MANIFEST_FILE}: is not a record of a conversion (the line of "
                     f"{name!r} has no size of {file})"
                 )
         places = [(file, 0, entry["files"].get(file, 0)) for file in files]
@@ -197,8 +198,8 @@ class Plan:
         for name, entry in manifest.entries.items():
             if name not in names and entry.get("source") in volumes:
                 raise DataError(
-                    f"{manifest.folder / MANIFEST_FILE}: is no record of a conversion ({name!r} is "
-                    f"no sample of {entry['source']!r}): {journal.REMEDY}"
+                    f"{manifest.folder / MANIFEST_FILE}: is not a record of a conversion ({name!r} "
+                    f"is no sample of {entry['source']!r}): {journal.REMEDY}"
                 )
 
     def _check_sources(self, manifest: journal.Manifest) -> None:
@@ -325,4 +326,4 @@ def _check_apart(root: Path, out: Path) -> None:
     one = root.resolve()
     other = out.resolve()
     if one == other or one in other.parents or other in one.parents:
-        raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside")
+        raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside it")

@@ -144,7 +144,7 @@ def run(job: Job) -> Done:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(
             f"{job.scratch.parents[1]}: {job.name} cannot be written as {job.format.name}: "
-            f"{error.strerror or error}; finished files are kept, run it again to go on"
+            f"{error.strerror or error}; finished files are kept, run the command again to continue"
         ) from error
     finally:
         whole.close()

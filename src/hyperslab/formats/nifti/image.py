@@ -124,7 +124,7 @@ def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
         _check_claims(path)
         image = nibabel.load(path, mmap=False)
         if not isinstance(image, nibabel.Nifti1Image):
-            raise DataError(f"{path}: is no NIfTI file but a {type(image).__name__}")
+            raise DataError(f"{path}: is not a NIfTI file but a {type(image).__name__}")
         if image.get_data_dtype().kind not in "iuf":
             raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
         turn = _orientation(path, image, channels)
@@ -155,7 +155,7 @@ def _check_claims(path: Path) -> None:
         header = kind(block[: kind.sizeof_hdr], check=False)
         start = int(header["vox_offset"])
         if start > files.FREE_OF_DOUBT:
-            raise DataError(f"{path}: says that its header has {start} bytes, which none has")
+            raise DataError(f"{path}: claims a header of {start} bytes, which no NIfTI file has")
         file.seek(kind.sizeof_hdr)
         _check_extensions(file.read(max(0, start - kind.sizeof_hdr)), header.endianness)
     extents = [int(extent) for extent in header.get_data_shape()]
@@ -331,7 +331,7 @@ def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     if labels.dtype.kind != "i":
         whole = np.rint(labels)
         if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
-            raise DataError(f"{path}: holds labels that are no whole numbers")
+            raise DataError(f"{path}: holds labels that are not whole numbers")
         labels = whole
     low = labels.min()
     high = labels.max()

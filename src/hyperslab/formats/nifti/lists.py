@@ -78,7 +78,7 @@ def find_pairs(folder: Path) -> list[Pair]:
         DataError: the folder is missing or holds no file of these names.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder; give the one that holds the NIfTI files")
+        raise DataError(f"{folder}: is not a folder; give the one that holds the NIfTI files")
     found: dict[PairKey, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(folder.rglob("*.nii*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
@@ -211,8 +211,8 @@ def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
     for file in files:
         if not file.name.endswith(NIFTI_SUFFIXES):
             raise DataError(
-                f"{path}: {entry.what} refers to {file}, which is no NIfTI file: its name ends in "
-                f"neither {' nor '.join(NIFTI_SUFFIXES)}"
+                f"{path}: {entry.what} refers to {file}, which is not a NIfTI file: its name ends "
+                f"in neither {' nor '.join(NIFTI_SUFFIXES)}"
             )
         if not file.exists():
             raise DataError(f"{path}: {entry.what} refers to {file}, which is not there")

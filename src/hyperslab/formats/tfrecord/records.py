@@ -338,9 +338,13 @@ def _length(path: Path, head: bytes) -> int:
         raise DataError(f"{path}: is truncated: {len(head)} bytes")
     length, checked = struct.unpack("<QI", head)
     if masked_crc(google_crc32c.value(head[:8])) != checked:
-        raise DataError(f"{path}: is no TFRecord, or damaged: the sum of its length does not fit")
+        raise DataError(
+            f"{path}: is not a TFRecord, or is damaged: the sum of its length does not fit"
+        )
     if length >= MESSAGE_LIMIT:
-        raise DataError(f"{path}: says {length} bytes of its record, which are no tf.train.Example")
+        raise DataError(
+            f"{path}: says {length} bytes of its record, which are not a tf.train.Example"
+        )
     return int(length)
 
 

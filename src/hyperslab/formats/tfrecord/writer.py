@@ -142,7 +142,7 @@ class Sc18Writer(Writer):
                 f"--targets {','.join(known)})"
             )
         if all(low == -1 and high == 1 for low, high in source.parameters.ranges.values()):
-            return "targets of which the physical values are not known"
+            return "targets whose physical values are not known"
         return ""
 
     def view(self, source: Source) -> Source:

@@ -83,9 +83,9 @@ def learnt_words(ratios: Ratios) -> str:
     open_ones = [name for name in ratios if name not in (*better, *worse, *none)]
     told = (
         ("Learnt, with less error than predicting the mean: ", better),
-        ("Not told apart from predicting the mean: ", open_ones),
+        ("Not distinguishable from predicting the mean: ", open_ones),
         ("Worse than predicting the mean: ", worse),
-        ("Predicted by what is no finite number: ", none),
+        ("Predicted with values that are not finite: ", none),
     )
     words = [
         f"{start}{', '.join(f'{label(n)} {interval_words(ratios[n])}' for n in names)}."

@@ -118,7 +118,9 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
     parameters, mean = named[0]
     for folder, (names, _) in zip(folders, named, strict=True):
         if names != parameters:
-            raise DataError(f"{folder} predicts {', '.join(names)}: not what {folders[0]} does")
+            raise DataError(
+                f"{folder} predicts {', '.join(names)}, but {folders[0]} other parameters"
+            )
     tests = []
     for folder in folders:
         test = _read_split(folder / "predictions.csv", parameters)
@@ -180,9 +182,9 @@ def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     path = folder / "metrics.json"
     evaluation = run_folder.read_evaluation(path)
     if "parameters" not in evaluation:
-        what = "an evaluation of classes" if evaluation else "not there"
+        what = "evaluates classes" if evaluation else "is not there"
         raise DataError(
-            f"{path} is {what}: numbers that were predicted are compared here\n"
+            f"{path} {what}: this page compares predicted numbers\n"
             "    hyperslab evaluate RUN --calibrate"
         )
     names = tuple(evaluation["parameters"])
@@ -334,7 +336,7 @@ def _of_sweep(path: Path) -> list[tuple[str, list[run_folder.Run]]]:
             (str(row["name"]), [path / run for run in row["paths"]]) for row in table["variants"]
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path / 'sweep.json'} is no table of a sweep: {error!r}") from None
+        raise DataError(f"{path / 'sweep.json'} is not a table of a sweep: {error!r}") from None
     return [(name, [run_folder.read_run(run) for run in runs]) for name, runs in rows if runs]
 
 

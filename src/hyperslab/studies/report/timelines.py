@@ -203,7 +203,7 @@ def _ranks(profiles: Sequence[Profile]) -> str:
     return (
         f"Of {profiles[0].ranks} ranks, rank {slowest} works longest "
         f"({number(1e3 * working[slowest])} ms of a step), rank {fastest} shortest "
-        f"({number(1e3 * working[fastest])} ms); who works shorter waits for the others."
+        f"({number(1e3 * working[fastest])} ms); a rank that finishes earlier waits for the others."
     )
 
 

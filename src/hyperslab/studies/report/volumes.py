@@ -99,7 +99,7 @@ def _open_folder(
         [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if os.path.isdir(folder) else []
     )
     if not files:
-        raise DataError(f"{folder} is not a folder of volumes (any more)")
+        raise DataError(f"{folder} is not a folder of volumes now")
     file = choose(folder, files).relative_to(folder).as_posix()
     return Hdf5Folder.of_file(folder, file, replace(options, format=data.format))[0]
 
@@ -285,7 +285,7 @@ class _MaskFile:
         wanted = (len(self.samples), *shape) if together else shape
         with self.file.zip.open(f"{key}.npy") as member:
             if np.lib.format.read_magic(member) != (1, 0):
-                raise ValueError(f"{key} is no array of numbers")
+                raise ValueError(f"{key} is not an array of numbers")
             found, _, dtype = np.lib.format.read_array_header_1_0(member)
         if found != wanted or dtype != np.uint8:
             raise DataError(f"{sample}: {shape} voxels, a mask {found} of {dtype}")
@@ -300,12 +300,12 @@ def _read_scan(run: Run, sample: str, masks: _MaskFile) -> Scan:
         for file in files:
             if file.relative_to(folder).as_posix().rpartition(".")[0] in (sample, whole):
                 return file
-        raise DataError(f"{folder} has no {sample} (any more)")
+        raise DataError(f"{folder} does not hold {sample} now")
 
     source = _open_volumes(run, choose)
     try:
         if sample not in source.names:
-            raise DataError(f"{run.setting('data.path')} has no {sample} (any more)")
+            raise DataError(f"{run.setting('data.path')} does not hold {sample} now")
         index = list(source.names).index(sample)
         predicted = masks.read(sample, source.shape_of(index)[1:])
         true = source.labels(index, Box.whole(source.shape_of(index)[1:]))

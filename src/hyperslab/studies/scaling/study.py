@@ -142,7 +142,7 @@ def own_points(
         return []
     if recipe.grid.auto:
         raise errors.LayoutError(
-            "weak scaling takes more and more replicas, and grid=auto does not say what one is\n"
+            "weak scaling adds replicas, and grid=auto does not say how many ranks one has\n"
             "    give the ranks of a replica, such as grid.depth=8"
         )
     replica = _checked(recipe.grid, recipe.data.batch_size)
@@ -170,8 +170,8 @@ def _grown(grid: GridSection, axis: str, ranks: int) -> GridSection:
     if ranks % size:
         cut = " ".join(f"grid.{name}={extent}" for name, extent in others.items() if extent > 1)
         raise errors.LayoutError(
-            f"{ranks} ranks cannot be made by more places along {axis}: with {cut} it takes a "
-            f"multiple of {size}\n    choose other ranks, or change the grid"
+            f"{ranks} ranks do not make a grid that grows along {axis}: with {cut} their number "
+            f"must be a multiple of {size}\n    choose other ranks, or change the grid"
         )
     return GridSection(**{**others, axis: ranks // size})
 
@@ -338,7 +338,7 @@ class Predictor:
 
 def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[str]:
     if machine.note:
-        yield f"{machine.name} says of itself: {machine.note}"
+        yield f"{machine.name}: {machine.note}"
     cost = found.cost
     if cost.guessed >= 0.005:
         yield f"{cost.guessed:.0%} of the operators' time was not measured for these shapes"
@@ -349,7 +349,7 @@ def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[st
         )
     if cost.left_out:
         share = f"about {cost.left_out_share:.1%} of the step"
-        yield f"{', '.join(cost.left_out)}: not predicted, for want of a meta form; {share}"
+        yield f"{', '.join(cost.left_out)}: not predicted, because they have no meta form; {share}"
 
 
 def jobs_of(
@@ -420,7 +420,7 @@ def measure_step(
 ) -> MeasuredStep:
     """Measures the steps of a training on the point's grid, in a folder below ``study``.
 
-    A training that is there already is not repeated; one that was stopped begins anew. ``start``
+    A training that is there already is not repeated; one that was stopped starts again. ``start``
     starts one, by default here.
 
     Raises:
@@ -432,7 +432,7 @@ def measure_step(
     alone = start is None
     found = earlier_measurement(point, base, study, epochs=epochs, alone=alone)
     if found is not None:
-        log.info("%s is there already: its times are taken", folder)
+        log.info("%s exists already: its times are used", folder)
         return found
     _train(point, base, folder, epochs, start)
     return _median_step(folder, epochs, crowded(point.ranks, base.device) if alone else "")
@@ -617,7 +617,10 @@ def _measured_study(
             )
             rows[place] = replace(row, samples=found.samples, measured=found)
         except errors.Stopped:
-            log.info("the same command goes on here: %s begins anew", point.name)
+            log.info(
+                "run the same command to continue here: %s starts again from the beginning",
+                point.name,
+            )
             raise
         except STOPPING_ERRORS:
             raise

@@ -100,10 +100,10 @@ def read_result(folder: Path) -> RunResult | None:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise DataError(
-            f"{path} is no result of a run: {where}: {first['msg']}; remove it"
+            f"{path} is not a result of a run: {where}: {first['msg']}; remove it"
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no result of a run: {error!r}; remove it") from None
+        raise DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
 
 
 def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
@@ -567,7 +567,7 @@ def run_sweep(
                 result = before or way(run, ranks)
             except HyperslabError as error:
                 if isinstance(error, Stopped):
-                    log.info("the same command goes on with %s", run.name)
+                    log.info("run the same command to continue with %s", run.name)
                     todo.clear()
                     raise
                 failure = str(error)
@@ -639,7 +639,7 @@ def _claim(sweep: Sweep) -> None:
     try:
         before = parse_yaml(read_text(path))
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is no YAML: {error}") from None
+        raise RecipeError(f"{path} is not valid YAML: {error}") from None
     others = differences(before, settings)
     if others:
         lines = "".join(
