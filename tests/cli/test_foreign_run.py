@@ -125,6 +125,16 @@ class Steps(SGD):
 
 class Rates(StepLR):
     pass
+
+class Log:
+    def __init__(self, run, settings, step):
+        pass
+    def add(self, values, step):
+        pass
+    def flush(self):
+        pass
+    def close(self):
+        pass
 """
 SECTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "model": lambda evil: {"model": {"target": f"{evil}.Net"}},
@@ -146,6 +156,7 @@ SECTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     "schedule": lambda evil: {
         "optimizer": {"name": "adam", "schedule": {"target": f"{evil}.Rates", "step_size": 1}}
     },
+    "loggers": lambda evil: {"loggers": ["csv", {"target": f"{evil}.Log"}]},
     "what runs its arguments": lambda evil: {
         "model": {
             "target": "torch.fx.graph_module.reduce_graph_module",
@@ -155,7 +166,7 @@ SECTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
     },
 }
 UNUSED_BY_PREDICT = {"plugins", "plugins with a format", "loss", "an argument of the loss",
-                     "metrics", "optimizer", "schedule", "data"}  # fmt: skip
+                     "metrics", "optimizer", "schedule", "data", "loggers"}  # fmt: skip
 STRANGERS: dict[str, Callable[[Path, Path], list[str]]] = {
     "predict": lambda run, home: ["predict", f"{run}", f"{home}/data", "--out", f"{home}/out"],
     "evaluate": lambda run, home: ["evaluate", f"{run}"],

@@ -135,6 +135,21 @@ def test_another_version_is_compiled_for_itself(home: Path, made: Path, pretend:
     assert cached_library() != first
 
 
+@needs_compiler
+def test_no_header_is_taken_from_the_current_folder(
+    home: Path, made: Path, pretend: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry of ``CPATH`` stands for it. The compiler itself may be named from there."""
+    monkeypatch.chdir(pretend.parent)
+    monkeypatch.setenv("CPATH", "/usr/local/include:")
+    monkeypatch.setenv("CC", f"./{pretend.name}")
+    Path("string.h").write_text("#error it is somebody else's\n")
+    (source := Path("a.c").resolve()).write_text("#include <string.h>\n")
+    compile = shlex.join([*COMPILER, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+    compiles_by(pretend, f'{compile} && cp {made} "$target"')
+    assert load_library(cached_library())
+
+
 def test_a_compiler_that_is_missing(pretend: Path) -> None:
     with pytest.raises(CannotCompile, match="no C compiler"):
         cached_library()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from hyperslab.recipe.load import load_recipe, recipe_of_values, remember_code
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located, trust_of, with_memory
 from hyperslab.studies.sweep.schema import load_sweep
+from hyperslab.train.loggers import A_LOGGER
 
 NET = """
 import pathlib
@@ -196,8 +198,17 @@ def test_no_recipe_says_what_a_scan_has_found(tmp_path: Path) -> None:
         *("nifti.source.NiftiFolder", "tfrecord.sc18.Sc18Folder", "tfrecord.mlperf.TfRecordFolder"),
     ]
     for name in sources:
-        with pytest.raises(RecipeError, match=r"reads what its arguments say; data\.path names"):
+        with pytest.raises(RecipeError, match="reads or writes what its arguments say"):
             make(f"hyperslab.formats.{name}", kind=A_SOURCE, catalog=found)
+
+
+@pytest.mark.parametrize("name", ["TensorboardLog", "WandbLog", "MlflowLog", "BackgroundLog"])
+def test_no_recipe_says_where_a_logger_writes(name: str, tmp_path: Path) -> None:
+    """Their own names are how a recipe asks for them: then they write into the run's folder."""
+    place = {"run": str(tmp_path / "planted"), "settings": {}, "step": 0}
+    with pytest.raises(RecipeError, match="reads or writes what its arguments say"):
+        make(f"hyperslab.train.loggers.{name}", kind=A_LOGGER, **place)
+    assert os.listdir(tmp_path) == []
 
 
 def test_who_has_written_a_recipe_is_told_by_where_it_lies(tmp_path: Path) -> None:
@@ -453,6 +464,39 @@ def test_a_run_reaches_no_other_files_unless_the_user_says_so(
     assert taken() == taken("data.path=elsewhere") == str(value)
     is_trusted(home, data={key: value, "path": "/others"})
     assert taken() in (otherwise, False)
+
+
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_a_run_talks_to_a_service_where_the_user_says_so(home: Path, service: str) -> None:
+    """Or has trained with it in this very folder."""
+
+    def loggers(*overrides: str, folder: str = "run", varied: Sequence[str] = ()) -> list[Any]:
+        file = home / folder / "recipe.yaml"
+        return [*load_recipe(file, overrides, varied=[*varied]).loggers]
+
+    file = home / "run" / "recipe.yaml"
+    values = yaml.safe_load(file.read_text()) | {"loggers": ["csv", service, "tensorboard"]}
+    file.write_text(yaml.safe_dump(values))
+    assert loggers() == ["csv", "tensorboard"]
+    assert loggers("data.path=x") == ["csv", "tensorboard"]
+    assert load_recipe(file).trust.left_out == (f'loggers=["{service}"]',)
+    assert loggers(f"loggers=[{service}]") == [service]
+    assert loggers(varied=[f"loggers=[{service}]"]) == []
+    file.write_text(yaml.safe_dump(values | {"loggers": {service}}))
+    assert loggers() == []
+    file.write_text(yaml.safe_dump(values))
+    own = home / "own.yaml"
+    own.write_text(yaml.safe_dump(values | {"output": "run"}))
+    remember_code(load_recipe(own))
+    assert loggers() == ["csv", service, "tensorboard"]
+    (home / "theirs" / "checkpoints").mkdir(parents=True)
+    (home / "theirs" / "recipe.yaml").write_text(file.read_text())
+    assert loggers(folder="theirs") == ["csv", "tensorboard"]
+    (home / "theirs" / "sweep.yaml").write_text(
+        f"recipe: {file}\nvariants: {{a: {{}}}}\nrates: [0.1]\nseeds: [0]\n"
+    )
+    (variant,) = load_sweep(home / "theirs" / "sweep.yaml").variants
+    assert variant.recipe.loggers == ("csv", "tensorboard")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ once. In the environment ``HYPERSLAB_COMPILE=0`` asks for the references, ``1`` 
 wait for it, and for no longer than `LONGEST_WAIT`. Whatever a compiler starts ends with the
 process that called it, `GUARD` sees to that, even where that one is killed. A library gets its
 name in the cache when all of its functions have been found in it. Nobody else may write to the
-folder or put another one in its place.
+folder or put another one in its place. It works in the folder of the sources: where a list of
+folders in the environment has an empty entry (``CPATH=/opt/include:``), compilers take headers
+from the current folder, which may be anybody's.
 """
 
 from __future__ import annotations
@@ -149,6 +151,8 @@ def find_compiler() -> Compiler:
         raise CannotCompile(f"CC={asked!r} is no command: {reason(error)}") from error
     for command in commands:
         if shutil.which(command[0]):
+            if os.sep in command[0]:
+                command = [os.path.abspath(command[0]), *command[1:]]
             version = run_guarded([*command, "--version"])
             if version.returncode:
                 raise CannotCompile(f"{shlex.join(command)} --version failed")
@@ -170,6 +174,7 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         with subprocess.Popen(
             ["/bin/sh", "-c", GUARD, "sh", *command],
+            cwd=SOURCES,
             stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ trained with from there.
 [Note: places] A run's recipe says no place either. The run goes on in the folder where the recipe
 lies, whatever ``output`` it names, and keys of `LIBERTIES`, by which it would read or write
 elsewhere, are left out where the user has neither named them nor trained with them on these data.
+So are loggers of `SERVICES`, but where the user has trained in that very folder with them.
 Links that lie in a run's folder are read through, as what they lead to is read with the user's own
 rights, but nothing is written or deleted where they lead out of it.
 """
@@ -48,7 +49,6 @@ from torch.optim import lr_scheduler
 
 from hyperslab.errors import RecipeError, reason
 from hyperslab.formats.registry import load_plugins, look_in_current_folder
-from hyperslab.formats.source import Source
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.private_folders import check_private, make_private, user_folder
 
@@ -92,14 +92,23 @@ LISTED = frozenset(_torch_classes()) | TORCH_LOSSES
 LIBERTIES = ("outside_files", "staging")
 """Keys of ``data`` by which a recipe reaches files of the user's that he has not named."""
 
+SERVICES = ("wandb", "mlflow")
+"""Loggers that send numbers away; what the current folder holds may say where to.
+
+Weights & Biases takes the server that gets them, and the user's key, from ``wandb/settings``."""
+
 OWN_PACKAGE = "hyperslab"
 OWN_LOSSES = "hyperslab.losses"
 """The module whose functions any recipe may name; of all other modules it is classes only."""
 
-
-OWN_SOURCES = ("hyperslab.formats.synthetic", "hyperslab.formats.views")
-"""Modules whose sources any recipe may name. Others read what a scan has found, and a stranger's
-recipe could say that it found something else: other files, other types, what files may do."""
+OWN_HOMES = (
+    OWN_LOSSES,
+    "hyperslab.models",
+    "hyperslab.formats.synthetic",
+    "hyperslab.formats.views",
+)
+"""Modules of hyperslab whose classes any recipe may name. Others take their arguments for places
+and for what was found there: sources what a scan of a folder has found, loggers where to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +188,12 @@ class Trust:
         home = str(getattr(found, "__module__", ""))
         if home == OWN_LOSSES and _within(name, home):
             return
-        roots = (OWN_PACKAGE,) if _within(name, OWN_PACKAGE) else self.modules
+        is_own = _within(name, OWN_PACKAGE)
+        roots = OWN_HOMES if is_own else self.modules
         if not isinstance(found, type):
             wrong = f"is a {type(found).__name__}, and a run's folder may name classes only"
-        elif roots == (OWN_PACKAGE,) and issubclass(found, Source) and home not in OWN_SOURCES:
-            wrong = "reads what its arguments say; data.path names a folder"
+        elif is_own and _within(home, OWN_PACKAGE) and not any(_within(home, r) for r in roots):
+            wrong = "reads or writes what its arguments say, and a run's folder names no place"
         elif not any(_within(home, root) for root in roots):
             wrong = f"is defined elsewhere, in {home}"
         elif not _is_allowed_place(home):
@@ -286,28 +296,44 @@ def leave_out_liberties(
 
     ``said`` are the values that he has given himself, ``theirs`` those of the file.
     """
-    found = _liberties(values)
-    if trust.own or not found:
+    if trust.own:
         return trust
-    named = _liberties(said)
-    known = found.items() <= _liberties(theirs).items() and _is_noted(_digest_of_data(theirs))[0]
-    refused = {} if known else {key: one for key, one in found.items() if named.get(key) != one}
+    named, in_file = _liberties(said), _liberties(theirs)
+
+    def taken(key: str, value: Any) -> bool:
+        if named.get(key) == value:
+            return True
+        return in_file.get(key) == value and _is_noted(_digest_of_liberty(key, theirs, run))[0]
+
+    run = Path(trust.file).parent
+    refused = {key: one for key, one in _liberties(values).items() if not taken(key, one)}
     for key in refused:
-        del values["data"][key]
-    words = (f"data.{key}={json.dumps(value, default=str)}" for key, value in refused.items())
+        section, _, word = key.partition(".")
+        if word:
+            del values[section][word]
+        else:
+            values[section] = [one for one in values[section] if one not in SERVICES]
+    words = (f"{key}={json.dumps(value, default=str)}" for key, value in refused.items())
     return replace(trust, left_out=tuple(words))
 
 
 def _liberties(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what reaches further than the folder, by dotted key."""
     data = values.get("data")
     given = data if isinstance(data, Mapping) else {}
-    return {key: given[key] for key in LIBERTIES if given.get(key) not in (None, False)}
+    keys = {f"data.{key}": given[key] for key in LIBERTIES if given.get(key) not in (None, False)}
+    loggers = values.get("loggers")
+    listed = loggers if isinstance(loggers, (list, tuple, set)) else ()
+    services = [one for one in listed if one in SERVICES]
+    return {**keys, "loggers": services} if services else keys
 
 
-def _digest_of_data(values: Mapping[str, Any]) -> str:
-    """Hash the liberties of a recipe and the data with which it takes them."""
-    data = values["data"]
-    words = [data.get(key) for key in (*LIBERTIES, "path", "table", "train", "validation", "test")]
+def _digest_of_liberty(key: str, values: Mapping[str, Any], run: Path) -> str:
+    """Hash the liberties of a recipe, and the data or the run's folder with which it takes them."""
+    words: list[Any] = ["loggers", _liberties(values).get(key), os.path.realpath(run)]
+    if key != "loggers":
+        keys = (*LIBERTIES, "path", "table", "train", "validation", "test")
+        words = [values["data"].get(key) for key in keys]
     return hashlib.sha256(json.dumps(_in_order(words), default=str).encode()).hexdigest()
 
 
@@ -364,8 +390,9 @@ def remember(values: Mapping[str, Any], trust: Trust) -> None:
     notes: dict[str, Any] = {}
     if (others := _others(values)) and trust.remembers(values):
         notes[_digest(values)] = [[key, name, *located(name)] for key, name, _ in others]
-    if liberties := _liberties(values):
-        notes[_digest_of_data(values)] = liberties
+    run = Path(str(values.get("output", "")))
+    for key, value in _liberties(values).items():
+        notes[_digest_of_liberty(key, values, run)] = {key: value}
     if notes:
         folder = make_private(_memory())
         for name, words in notes.items():

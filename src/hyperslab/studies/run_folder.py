@@ -147,11 +147,12 @@ def check_distinct(paths: Sequence[Path]) -> None:
 def check_recipe(
     folder: Path, wanted: Recipe, held: str, but: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a folder whose training is of another recipe, sections ``but`` left aside.
+    """Refuses a folder whose training is of another recipe, sections ``but`` and loggers left aside.
 
     Raises:
         RecipeError: it "``held`` another recipe"; names the keys.
     """
+    but |= {"loggers"}  # those that were used are not known where the folder has been moved
     there = settings_of(load_recipe(folder / "recipe.yaml"), but=but)
     if others := differences(there, settings_of(wanted, but=but)):
         raise RecipeError(

@@ -213,7 +213,8 @@ def load_sweep(
     folder = output or (file.output if by_user else output_of_run(path)) or Path("runs") / path.stem
     if not by_user and output is None:
         check_links(path.parent, folder.name)
-    trust = replace(trust, own=trust.own and by_user)
+    if not by_user:
+        trust = replace(trust, own=False, file=str(path))
     variants = []
     for name, section in file.variants.items():
         own = [f"{key}={json.dumps(value)}" for key, value in section.keys.items()]
