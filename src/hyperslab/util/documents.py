@@ -212,17 +212,33 @@ def check_json_memory(text: str | bytes, most: int | None = None) -> int:
     return size
 
 
-def value_of_json(text: str | bytes) -> Any:
+def value_of_json(text: str | bytes, *, strict: bool = False) -> Any:
     """Return the value of a JSON document.
+
+    A ``strict`` one has no key twice in one object, of which Python takes the last without a word,
+    and none of the numbers that JSON has not, such as NaN.
 
     Raises:
         ValueError: it is none, deeper than Python goes, or stands for too much.
     """
     check_json_memory(text)
+    checks: dict[str, Any] = {"object_pairs_hook": _keys_once, "parse_constant": _no_constant}
     try:
-        return json.loads(text)
+        return json.loads(text, **(checks if strict else {}))
     except RecursionError:
         raise ValueError("its brackets are too deep") from None
+
+
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"it has the key {twice[:MOST_DIGITS]!r} twice in one object")
+    return found
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def read_bytes(path: Path, most: int = MOST_JSON_BYTES) -> bytes:

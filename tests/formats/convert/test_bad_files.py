@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert import worker as work
+from hyperslab.formats.files import AccessPolicy
 from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats.scans import folder as scans_folder
@@ -146,3 +148,16 @@ def test_a_source_that_changes_while_it_is_read(
     assert "a/univ_001.hdf5: " in reason
     assert ("has changed while it was read" if what == "changes" else "No such file") in reason
     assert len(source_of(tmp_path / "out", Seat()).names) == 2
+
+
+def test_what_fits_into_no_memory_is_named_and_left_out(tmp_path: Path) -> None:
+    """A layer of it has 2^45 bytes, and none of them is stored."""
+    with h5py.File(tmp_path / "huge.hdf5", "w") as file:
+        file.create_dataset("full", (64, 1 << 22, 1 << 22, 1), "i2", chunks=(32, 32, 32, 1))
+        file["unitPar"] = np.zeros(4, np.float32)
+    (source := tmp_path / "from").mkdir()
+    (tmp_path / "huge.hdf5").rename(source / "huge.hdf5")
+    allowed = AccessPolicy(missing_chunks=True)
+    (reason,) = failed(run(source, tmp_path / "to", allowed=allowed, channels="last"))
+    assert re.search(r"huge\.hdf5: no memory is left for it: Unable to allocate", reason)
+    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == ["conversion.jsonl"]

@@ -121,7 +121,19 @@ def outside(folder: Path) -> None:
     entry("../secret.nii")(folder)
 
 
+def key_twice(folder: Path) -> None:
+    text = (folder / "dataset.json").read_text()
+    (folder / "dataset.json").write_text(text.replace("{", '{"labels": {"0": "a", "1": "b"}, ', 1))
+
+
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a key twice": (key_twice, "list of scans.*it has the key 'labels' twice in one object"),
+    "a label twice": (
+        lambda d: (d / "dataset.json").write_text('{"labels": {"0": "a", "1": "b", "1": "c"}}'),
+        "it has the key '1' twice in one object",
+    ),
+    "no number": (change(numTraining=float("nan")), "list of scans.*NaN is no number of JSON"),
+    "no end": (change(numTest=float("inf")), "Infinity is no number of JSON"),
     "no JSON": (lambda d: (d / "dataset.json").write_text("{'a'"), "cannot be read as a list"),
     "cut short": (
         lambda d: (d / "dataset.json").write_text((d / "dataset.json").read_text()[:-9]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
+from hyperslab.formats.convert.run import convert
+from hyperslab.formats.convert.worker import Outcome, Request
 from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
@@ -153,11 +155,15 @@ def refused(folder: Path, data: bytes, **how: Any) -> str:
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     good = sample(1, 1)
-    words = f"1.tfrecord: has {2 * len(good) - 3} bytes but a record in it needs {2 * len(good)}"
+    one = "1.tfrecord, record 1: "
+    words = f"{one}needs {2 * len(good)} bytes but its file has {2 * len(good) - 3}: it is trunc"
     assert words in refused(tmp_path / "cut", (good + good)[:-3])
-    assert "is truncated: 5 bytes" in refused(tmp_path / "head", good + good[:5])
+    assert f"{one}is truncated: 5 bytes" in refused(tmp_path / "head", good + good[:5])
     assert "is truncated: 0 bytes" in refused(tmp_path / "empty", b"")
-    assert "sum of its length" in refused(tmp_path / "sum", good + b"\1" + good[1:])
+    sums = refused(tmp_path / "sum", good + b"\1" + good[1:])
+    assert f"{one}is no TFRecord, or damaged: the sum of its length" in sums
+    broken = refused(tmp_path / "message", good + record(b"\x0a\xff\xff\x03" + bytes(20)))
+    assert f"{one}is damaged: tf.train.Example ends within a field" in broken
     assert "unpack it with gunzip" in refused(tmp_path / "gzip", gzip.compress(good))
     assert "has no 'data_raw' but" in refused(tmp_path / "key", sample(1, 1, data_raw=None))
     small = sample(1, 1, data_raw=np.zeros((4, 4, 4)).tobytes())
@@ -169,6 +175,36 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert "needs finite numbers" in refused(tmp_path / "nan", nan)
     odd = sample(1, 1, label_raw=b"12345")
     assert "'label_raw' has 5 bytes" in refused(tmp_path / "odd", odd)
+
+
+READS: dict[str, Callable[[Path], object]] = {
+    "a volume": lambda folder: source_of(folder, Seat()).read(1, Box((0, 0, 0, 0), (1, S, S, S))),
+    "an epoch": lambda folder: [*open(folder, Seat(), batch_size=3, split="all").epoch(0)],
+    "a conversion": lambda folder: failed(convert(folder, folder.with_name("to"), Request("npy"))),
+}
+
+
+def failed(outcomes: Sequence[Outcome]) -> None:
+    (reason,) = [one.reason for one in outcomes if one.state == "failed"]
+    raise DataError(reason)
+
+
+@pytest.mark.parametrize("place", ["length", "sum of the length", "voxels", "sum of the record"])
+@pytest.mark.parametrize("read", READS)
+def test_one_changed_bit_is_one_error_that_names_file_and_record(
+    read: str, place: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "from"
+    write(folder, [3])
+    path = folder / "0.tfrecord"
+    data = bytearray(path.read_bytes())
+    size = len(data) // 3
+    at = {"length": 0, "sum of the length": 8, "voxels": size // 2, "sum of the record": size - 1}
+    data[size + at[place]] ^= 1
+    path.write_bytes(data)
+    words = "the sum of its length" if "length" in place else "the sum of its record"
+    with pytest.raises(DataError, match=rf"0\.tfrecord, record 1: .*{words} does not fit"):
+        READS[read](folder)
 
 
 def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:

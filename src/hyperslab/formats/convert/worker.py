@@ -140,6 +140,9 @@ def run(job: Job) -> Done:
     except DataError as error:
         shutil.rmtree(job.scratch, ignore_errors=True)
         return Done(job, reason=str(error))
+    except MemoryError as error:
+        shutil.rmtree(job.scratch, ignore_errors=True)
+        return Done(job, reason=f"{whole.where(0)}: no memory is left for it: {error}")
     except OSError as error:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(

@@ -274,7 +274,7 @@ def _of_csv(path: Path, text: str) -> _Content:
 
 def _of_json(path: Path, text: str) -> _Content:
     """Parses the Decathlon's list or nnU-Net's."""
-    content = value_of_json(text)
+    content = value_of_json(text, strict=True)
     if not isinstance(content, dict):
         raise DataError(f"{path}: holds a {type(content).__name__}, not a JSON object")
     classes = _classes_in_json(path, content)

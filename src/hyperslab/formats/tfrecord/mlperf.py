@@ -192,7 +192,7 @@ def _target(example: records.Example, count: int | None) -> Array:
     values = example.floats("y").astype(np.float64)
     if values.size != (count or values.size or -1) or not np.isfinite(values).all():
         raise DataError(
-            f"{example.path}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
+            f"{example.where}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
         )
     return values
 

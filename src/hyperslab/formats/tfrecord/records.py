@@ -142,9 +142,12 @@ MESSAGE_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The features of one example by name; ``body``: all of its bytes, where they are in a file."""
+    """The features of one example by name; ``body``: all of its bytes, where they are in a file.
 
-    path: Path
+    ``where`` names its file in errors, and its record where there are several.
+    """
+
+    where: str
     features: dict[str, MessageBytes]
     body: FileBytes | None = None
 
@@ -158,8 +161,8 @@ class Example:
         if self.body is None:
             return self
         body = self.body.read()
-        _check_sum(self.path, _crc(body), self.body.after(4))
-        return Example(self.path, _features(body))
+        _check_sum(self.where, _crc(body), self.body.after(4))
+        return Example(self.where, _features(body))
 
     @property
     def unpacked(self) -> bool:
@@ -181,7 +184,7 @@ class Example:
         data = (self.checked() if box == Box.whole(stored) else self).bytes(name)
         if len(data) != dtype.itemsize * math.prod(stored):
             raise DataError(
-                f"{self.path}: {name!r} has {len(data)} bytes, not those of {dtype.name} {stored}"
+                f"{self.where}: {name!r} has {len(data)} bytes, not those of {dtype.name} {stored}"
             )
         if isinstance(data, FileBytes):
             return read_strided(data.file, data.lo, stored, dtype, box)
@@ -196,7 +199,7 @@ class Example:
         """
         values = [value for kind, value in self._values(name) if kind == 1]
         if len(values) != 1:
-            raise DataError(f"{self.path}: {name!r} is not one string of bytes")
+            raise DataError(f"{self.where}: {name!r} is not one string of bytes")
         return values[0]
 
     def floats(self, name: str) -> NDArray[np.float32]:
@@ -207,7 +210,7 @@ class Example:
 
     def _values(self, name: str) -> Iterator[tuple[int, MessageBytes]]:
         if name not in self.features:
-            raise DataError(f"{self.path}: has no {name!r} but {sorted(self.features)}")
+            raise DataError(f"{self.where}: has no {name!r} but {sorted(self.features)}")
         for kind, values in message_fields(self.features[name]):
             yield from ((kind, value) for field, value in message_fields(values) if field == 1)
 
@@ -220,7 +223,7 @@ def record_length(path: Path) -> int:
     """
     packed = is_gzip(path)
     with gzip.open(path) if packed else path.open("rb") as file:
-        length = _length(path, file.read(12))
+        length = _length(str(path), file.read(12))
     if packed:
         check_gzip_size(path, length + FRAME, most=COUNTS_RATIO)
     size = path.stat().st_size
@@ -249,24 +252,24 @@ def opened_example(path: Path) -> Iterator[Example]:
             yield _unpacked(path, file)
             return
         size = os.fstat(file.fileno()).st_size
-        body = _body_at(path, file.fileno(), 0, size)
+        body = _body_at(str(path), file.fileno(), 0, size)
         if size != len(body) + FRAME:
             raise _not_one(path, f"{size} bytes", len(body))
-        yield Example(path, _features(body), body)
+        yield Example(str(path), _features(body), body)
 
 
 @contextmanager
-def opened_example_at(path: Path, place: int) -> Iterator[Example]:
+def opened_example_at(path: Path, place: int, where: str) -> Iterator[Example]:
     """Gives one of the examples of a plain file, whose record begins at a place [B]."""
     with path.open("rb") as file:
-        yield _example_at(path, file.fileno(), place)[0]
+        yield _example_at(where, file.fileno(), place)[0]
 
 
 def _unpacked(path: Path, file: IO[bytes]) -> Example:
     """Returns the example of a gzip file, of which no more is unpacked than its head says."""
     with gzip.open(file) as unpacked:
         head = unpacked.read(12)
-        length = _length(path, head)
+        length = _length(str(path), head)
         check_gzip_size(path, length + FRAME, most=COUNTS_RATIO)
         data = bytearray(length + 4)
         got = unpacked.readinto(data)
@@ -275,8 +278,8 @@ def _unpacked(path: Path, file: IO[bytes]) -> Example:
         if unpacked.read(1):  # gzip compares its own sum where it finds the end
             raise _not_one(path, f"more than {length + FRAME} bytes unpacked", length)
     body = memoryview(data)[:length]
-    _check_sum(path, _crc(body), memoryview(data)[length:])
-    return Example(path, _features(body))
+    _check_sum(str(path), _crc(body), memoryview(data)[length:])
+    return Example(str(path), _features(body))
 
 
 def _not_one(path: Path, has: str, length: int) -> DataError:
@@ -289,9 +292,9 @@ def _crc(data: memoryview) -> int:
     return int(google_crc32c.extend(0, np.frombuffer(data, np.uint8)))
 
 
-def _check_sum(path: Path, found: int, stored: MessageBytes) -> None:
+def _check_sum(where: str, found: int, stored: MessageBytes) -> None:
     if masked_crc(found) != struct.unpack("<I", bytes(stored))[0]:
-        raise DataError(f"{path}: is damaged: the sum of its record does not fit")
+        raise DataError(f"{where}: is damaged: the sum of its record does not fit")
 
 
 @contextmanager
@@ -306,41 +309,45 @@ def opened_examples(path: Path) -> Iterator[Iterator[tuple[int, Example]]]:
 
     def examples() -> Iterator[tuple[int, Example]]:
         end = os.fstat(file.fileno()).st_size
-        place = 0
+        place = number = 0
         while place < end or place == 0:
-            example, after = _example_at(path, file.fileno(), place)
+            example, after = _example_at(f"{path}, record {number}", file.fileno(), place)
             yield place, example
             place = after
+            number = number + 1
 
     with path.open("rb") as file:
         yield examples()
 
 
-def _example_at(path: Path, file: int, place: int) -> tuple[Example, int]:
+def _example_at(where: str, file: int, place: int) -> tuple[Example, int]:
     """Returns an example, and where its record ends."""
     end = os.fstat(file).st_size
-    body = _body_at(path, file, place, end)
+    body = _body_at(where, file, place, end)
     if (after := place + len(body) + FRAME) > end:
-        raise DataError(
-            f"{path}: has {end} bytes but a record in it needs {after}: it is truncated"
-        )
-    return Example(path, _features(body), body), after
+        raise DataError(f"{where}: needs {after} bytes but its file has {end}: it is truncated")
+    try:
+        features = _features(body)
+    except ValueError as error:
+        raise DataError(f"{where}: is damaged: {error}") from error
+    return Example(where, features, body), after
 
 
-def _body_at(path: Path, file: int, place: int, end: int) -> FileBytes:
+def _body_at(where: str, file: int, place: int, end: int) -> FileBytes:
     """Finds the bytes of the record that begins at a place, once the sum of its length fits."""
     head = FileBytes(file, place, min(place + 12, end))
-    return head.after(_length(path, bytes(head)))
+    return head.after(_length(where, bytes(head)))
 
 
-def _length(path: Path, head: bytes) -> int:
+def _length(where: str, head: bytes) -> int:
     if len(head) < 12:
-        raise DataError(f"{path}: is truncated: {len(head)} bytes")
+        raise DataError(f"{where}: is truncated: {len(head)} bytes")
     length, checked = struct.unpack("<QI", head)
     if masked_crc(google_crc32c.value(head[:8])) != checked:
-        raise DataError(f"{path}: is no TFRecord, or damaged: the sum of its length does not fit")
+        raise DataError(f"{where}: is no TFRecord, or damaged: the sum of its length does not fit")
     if length >= MESSAGE_LIMIT:
-        raise DataError(f"{path}: says {length} bytes of its record, which are no tf.train.Example")
+        words = f"says {length} bytes of its record, which are no tf.train.Example"
+        raise DataError(f"{where}: {words}")
     return int(length)
 
 

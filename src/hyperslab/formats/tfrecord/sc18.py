@@ -87,7 +87,7 @@ class Sc18Folder(ArrayFolder):
         array = self.catalog.volumes[sample]
         with (
             self.catalog.as_scanned(sample, array),
-            records.opened_example_at(self.path(sample), array.at) as example,
+            records.opened_example_at(self.path(sample), array.at, self.where(sample)) as example,
         ):
             dtype = np.dtype(array.dtype)
             values = example.box(DATA_KEY, array.shape, dtype, DHW.to_file(box))
