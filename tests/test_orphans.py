@@ -141,6 +141,7 @@ LONG = {
     "calibrate": ranks_of("calibrate", "--ranks", "2", "--out", "{}/machine.yaml"),
     "sweep": ranks_of("sweep", "{}/sweep.yaml", "--ranks", "2", "--output", "{}/swept"),
     "scale": ranks_of("scale", "strong", "{}/recipe.yaml", "--ranks", "2", "--output", "{}/scaled"),
+    "doctor": ranks_of("doctor", "--ranks", "2", "--folder", "{}"),
     "convert": Command(universes, WORKERS, frozenset({"tracker"})),
     "torchrun": Command(
         lambda folder: [

@@ -10,6 +10,7 @@ from tests.soak.kills import Kills
 from tests.soak.launches import Launches
 from tests.soak.moves import Moves
 from tests.soak.pipeline.rounds import Pipeline
+from tests.soak.predictions import Predictions
 
 KINDS: dict[str, type[Campaign]] = {
     "cables": Cables,
@@ -19,4 +20,5 @@ KINDS: dict[str, type[Campaign]] = {
     "launches": Launches,
     "moves": Moves,
     "pipeline": Pipeline,
+    "predictions": Predictions,
 }

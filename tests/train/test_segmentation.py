@@ -186,7 +186,7 @@ def test_too_many_poolings_are_refused(tmp_path: Path, scans: Path) -> None:
 
 def test_a_checkpoint_says_what_the_network_was_trained_on(reference: Path, scans: Path) -> None:
     state = load(folder_of(reference) / "best", hs.models.UNet3D(1, 3, channels=2, levels=2))
-    about = DataCard.from_state(state["about"])
+    about = DataCard.from_state(state["about"], reference)
     assert (about.shape, about.whole, about.classes) == ((1, *SHAPE), (1, *SHAPE), CLASSES)
     with hs.open(scans, hs.Grid(), batch_size=1) as data:
         assert about == data_card(data)

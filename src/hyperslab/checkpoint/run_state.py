@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError, HyperslabError, RecipeError, reason
@@ -41,9 +41,20 @@ class DataCard:
     channels: tuple[str, ...] = ()
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> DataCard:
-        """Return the same from what `state` gave; raises ValueError where it is something else."""
-        return TypeAdapter(cls).validate_python(state)
+    def from_state(cls, state: dict[str, Any], path: Path) -> DataCard:
+        """Return the same from what `state` gave, and the checkpoint ``path`` has kept.
+
+        Raises:
+            CheckpointError: it is something else.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(state)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, ("about", *first["loc"])))
+            raise CheckpointError(
+                f"{path} does not say what its network was trained on: {where}: {first['msg']}"
+            ) from None
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -157,7 +168,7 @@ class RunState:
                 "start another run"
             )
         if "about" in state:
-            self._check_shown(DataCard.from_state(state["about"]), path)
+            self._check_shown(DataCard.from_state(state["about"], path), path)
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}))
         if self.average is not None:

@@ -544,7 +544,7 @@ def evaluate(
 
         data = opened(recipe, split)
         extra = read_extra(path)
-        trained_on = DataCard.from_state(extra["about"]) if "about" in extra else None
+        trained_on = DataCard.from_state(extra["about"], path) if "about" in extra else None
         ranged = with_trained_ranges(recipe, data, trained_on)
         if ranged is not recipe:
             recipe, data = ranged, opened(ranged, split)

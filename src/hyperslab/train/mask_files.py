@@ -83,7 +83,7 @@ class MaskBytes:
     def _make(self, kept: int) -> int:
         size = int(np.prod(self.shape))
         there = self.path.is_file() and not self.path.is_symlink()
-        if kept and there and self.path.stat().st_size == size:
+        if 0 < kept <= self.shape[0] and there and self.path.stat().st_size == size:
             return kept
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)

@@ -71,10 +71,11 @@ def check_same_names(
 ) -> None:
     """
     Raises:
-        CheckpointError: names or shapes differ.
+        CheckpointError: names or shapes differ, or they are no tensors.
     """
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    if {name: tuple(value.shape) for name, value in state.items()} != shapes:
+    values = state.items() if isinstance(state, Mapping) else ()
+    if {name: tuple(getattr(value, "shape", ())) for name, value in values} != shapes:
         raise CheckpointError("the averages (ema) of the checkpoint are of another network")
 
 

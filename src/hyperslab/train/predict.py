@@ -102,7 +102,7 @@ class TrainedNetwork:
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
                 "`hyperslab train` writes ones that do"
             )
-        about = DataCard.from_state(extra["about"])
+        about = DataCard.from_state(extra["about"], checkpoint)
         model = build_model(recipe, about, grid, given)
         use_averages(model, load(checkpoint, model).get("ema"))
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
@@ -199,10 +199,8 @@ class Journal:
         """
         self.path = folder / JOURNAL
         first, *rows = _journal_lines(self.path) or [{}]
-        named = [row for row in rows if isinstance(row, dict) and isinstance(row.get("name"), str)]
-        self.rows: dict[str, JournalRow] = (
-            {row["name"]: row for row in named} if first == by else {}
-        )
+        known = filter(_is_row, rows) if first == by else ()
+        self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, json_lines([by, *self.rows.values()]))
@@ -216,7 +214,8 @@ class Journal:
 
     def layers(self, entry: InputFile) -> int:
         """Return how many layers of this very file's mask were written before a stop."""
-        return int((self._row(entry) or {}).get(UNDER_WAY, 0))
+        layers: int = (self._row(entry) or {}).get(UNDER_WAY, 0)
+        return layers
 
     def _row(self, entry: InputFile) -> JournalRow | None:
         row = self.rows.get(entry.name)
@@ -230,6 +229,18 @@ class Journal:
         row = {"name": entry.name, **_state_of_input(entry), **result}
         self.rows[entry.name] = row
         append_whole(self.path, json_lines([row]))
+
+
+def _is_row(row: Any) -> bool:
+    """Check the kinds of what is looked up in a line of a journal."""
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return False
+    samples = row.get("samples", {})
+    if type(row.get(UNDER_WAY, 0)) is not int or not isinstance(samples, dict):
+        return False
+    return all(isinstance(numbers, list) for numbers in samples.values()) and all(
+        type(number) is float for numbers in samples.values() for number in numbers
+    )
 
 
 def _state_of_input(entry: InputFile) -> JournalRow:
@@ -330,8 +341,13 @@ class ResultFolder:
 
     def _is_done(self, entry: InputFile) -> bool:
         assert self.journal is not None
-        there = not self.about.classes or self._mask_path(entry).exists()
-        return there and self.journal.done(entry)
+        if not self.journal.done(entry):
+            return False
+        if self.about.classes:
+            return self._mask_path(entry).exists()
+        samples = self.journal.rows[entry.name].get("samples", {})
+        count = len(self.about.parameters.names)
+        return bool(samples) and all(len(numbers) == count for numbers in samples.values())
 
     def _classes(self, entry: InputFile) -> None:
         path = self._mask_path(entry)
@@ -424,7 +440,7 @@ class ResultFolder:
         assert self.journal is not None
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
-        done = [self.journal.rows[e.name] for e in entries if e.name in self.journal.rows]
+        done = [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
         often = Counter(sample for row in done for sample in row["samples"])
         rows: list[list[object]] = []
         for row in done:

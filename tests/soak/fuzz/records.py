@@ -6,14 +6,21 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import h5py
+import numpy as np
 import torch
+import zarr
 from rich.console import Console
 
 import hyperslab as hs
+import hyperslab.train.predict as predicting
+from hyperslab.checkpoint.files import CHECKPOINT_FORMAT
 from hyperslab.checkpoint.retention import latest
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.run import convert
@@ -24,7 +31,8 @@ from hyperslab.studies.report import write_comparison, write_report
 from hyperslab.studies.sweep.run import DoRun, RunResult, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.builders import check_targets, open_data
-from hyperslab.train.predict import Journal, predict
+from hyperslab.train.mask_files import MASK_SUFFIXES, MaskFormat
+from hyperslab.train.predict import JOURNAL, Journal, predict
 from hyperslab.train.profile import (
     predicted_path,
     profile_path,
@@ -33,7 +41,10 @@ from hyperslab.train.profile import (
     write_profile,
 )
 from hyperslab.train.run import train
+from hyperslab.train.sliding_windows import WindowPolicy
+from tests.checkpoint.old import write_sums
 from tests.formats import writers
+from tests.formats.convert import scans
 from tests.formats.nifti import lists
 from tests.formats.universes import counts, public
 from tests.soak.fuzz.files import SC18, cubes, keyed_by_user, read_samples
@@ -44,6 +55,8 @@ from tests.studies.report.compared import write_swept
 from tests.studies.report.fake import fake_run
 from tests.studies.report.test_timelines import a_profile
 from tests.studies.sweep.sweeps import write_sweep
+from tests.train.predict.runs import write_segmentation
+from tests.train.predict.test_mask_files import stopped_after
 
 TO_HDF5 = Request("hdf5")
 SPEAKING = ("data.", "model.", "loss.", "optimizer.", "metrics.")
@@ -237,6 +250,7 @@ model: {variant: lbann}
 kernels: fixed
 device: cpu
 checkpoint: {every_steps: 1}
+ema: 0.9
 epochs: 2
 """
 
@@ -248,7 +262,8 @@ def train_on(folder: Path) -> Digest:
     assert newest is not None
     rows = (folder / "run" / "steps.csv").read_text().splitlines()
     losses = [line.split(",")[2] for line in rows]
-    return repr(losses) + hashlib.sha256((newest / "model.safetensors").read_bytes()).hexdigest()
+    tensors = b"".join(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))
+    return repr(losses) + hashlib.sha256(tensors).hexdigest()
 
 
 def to_predict(folder: Path) -> None:
@@ -266,6 +281,68 @@ def read_to_predict(folder: Path) -> Digest:
         if outcome.state == "failed":
             raise DataError(outcome.reason)
     return (folder / "out" / "parameters.csv").read_text()
+
+
+def read_with_sums(read: Callable[[Path], Digest]) -> Callable[[Path], Digest]:
+    """Somebody meant what the checkpoints hold: their sums are made anew."""
+
+    def read_meant(folder: Path) -> Digest:
+        for path in folder.glob("run/checkpoints/step-*"):
+            write_sums(path, format=CHECKPOINT_FORMAT)
+        return read(folder)
+
+    return read_meant
+
+
+def predicted(folder: Path) -> None:
+    """Volumes whose parameters are there already."""
+    to_predict(folder)
+    read_to_predict(folder)
+    _move_journal(folder)
+
+
+def _move_journal(folder: Path) -> None:
+    """A journal is about files by their whole paths, and cases lie elsewhere."""
+    path = folder / "out" / JOURNAL
+    path.write_text(path.read_text().replace(str(folder), str(folder.with_name("case"))))
+
+
+WINDOWS = WindowPolicy((8, 12, 16), 0.5)
+
+
+def _predict_scan(folder: Path, format: MaskFormat) -> None:
+    scan, out = [folder / "a.nii.gz"], folder / "out"
+    (outcome,) = predict(folder / "run", scan, out, native=True, windows=WINDOWS, format=format)
+    if outcome.state == "failed":
+        raise DataError(outcome.reason)
+
+
+def stopped_mask(format: MaskFormat) -> Callable[[Path], None]:
+    """A scan whose mask is half written."""
+
+    def make(folder: Path) -> None:
+        write_segmentation(folder / "run")
+        scans.write(folder / "a.nii.gz", scans.numbers((21, 18, 25)))
+        stops = stopped_after(3, predicting.predict_mask)
+        with mock.patch.object(predicting, "predict_mask", stops), suppress(KeyboardInterrupt):
+            _predict_scan(folder, format)
+        (folder / "out" / f".a{MASK_SUFFIXES[format]}.partial").write_text("an earlier kill's")
+        _move_journal(folder)
+
+    return make
+
+
+def go_on_with_hdf5(folder: Path) -> Digest:
+    _predict_scan(folder, "hdf5")
+    with h5py.File(folder / "out" / "a-mask.hdf5") as file:
+        return hashlib.sha256(file["segmentation"][()].tobytes()).hexdigest()
+
+
+def go_on_with_zarr(folder: Path) -> Digest:
+    _predict_scan(folder, "zarr")
+    mask = zarr.open_group(folder / "out" / "a-mask.zarr", mode="r")["0"]
+    assert isinstance(mask, zarr.Array)
+    return hashlib.sha256(np.asarray(mask[:]).tobytes()).hexdigest()
 
 
 def weights(path: Path) -> bool:
@@ -296,6 +373,13 @@ RECORDS: dict[str, Subject] = {
     "checkpoint": Subject(checkpoint, read_checkpoint, (*BINARY, *TEXT), "*", weights),
     "trained": Subject(trained, train_on, (*BINARY, *TEXT), "run/**/*"),
     "predict": Subject(to_predict, read_to_predict, HDF5, "volumes/*"),
+    "trained-meant": Subject(trained, read_with_sums(train_on), TEXT, "step-*/state.json"),
+    "predict-meant": Subject(
+        to_predict, read_with_sums(read_to_predict), TEXT, "step-*/state.json"
+    ),
+    "predicted": Subject(predicted, read_to_predict, TEXT, "out/*"),
+    "mask-hdf5": Subject(stopped_mask("hdf5"), go_on_with_hdf5, (*TEXT, *BINARY), "out/*"),
+    "mask-zarr": Subject(stopped_mask("zarr"), go_on_with_zarr, (*TEXT, *BINARY), "out/*"),
     "foreign-run": Subject(to_predict, read_to_predict, (*BINARY, *TEXT), "run/**/*"),
     "page": Subject(run, read_page, TEXT, "*.*"),
     "page-scans": Subject(run_of_scans, read_page, (*TEXT, *BINARY), "run/**/*"),

@@ -107,6 +107,15 @@ def pyramid(folder: Path, shape: tuple[int, ...]) -> None:
         mask_files.publish(found, folder / "m-mask.zarr", "zarr", grid, lambda read, path: None)
 
 
+@pytest.mark.parametrize("kept", [-1, 12, 10**30])
+def test_more_layers_than_there_are_were_never_written(tmp_path: Path, kept: int) -> None:
+    shape = (11, 7, 13)
+    for layers, expected in ((0, 0), (11, 11), (kept, 0)):
+        mask = MaskBytes(tmp_path / "bytes", shape, layers)
+        mask.close()
+        assert mask.kept == expected
+
+
 def test_levels_of_an_ome_zarr(tmp_path: Path) -> None:
     shape = (11, 7, 13)
     run_ranks(3, pyramid, tmp_path, shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.errors import RecipeError
+from hyperslab.checkpoint.save_load import save
+from hyperslab.errors import CheckpointError, RecipeError
 from hyperslab.train.evaluate import recipe_for
-from hyperslab.train.predict import InputOutcome, predict
+from hyperslab.train.predict import JOURNAL, InputOutcome, predict
 from tests.ranks import run_ranks
 from tests.train.predict.runs import NAMES, UNIVERSES, cosmoflow, write_regression
 
@@ -95,6 +97,59 @@ def test_what_is_done_stays_in_the_table(run: Path, tmp_path: Path) -> None:
     assert [o.state for o in predict(run, paths, out)] == ["kept", "predicted"]
     assert table(out)[0] == before[0]
     assert [row["sample"] for row in table(out)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"samples": found} for found in (5, {}, {"a": "x"}, {"a": [0.5]}, {"a": [None] * 4})),
+        *({"samples": {"a": [0.5, 0.5, 0.5, True]}}, {"name": 7}, {"path": 7}, {"layers": "x"}),
+    ],
+    ids=str,
+)
+def test_a_row_of_the_journal_that_cannot_be_is_predicted_anew(
+    run: Path, tmp_path: Path, odd: dict[str, object]
+) -> None:
+    universe(tmp_path / "a.hdf5", 1)
+    out = tmp_path / "out"
+    predict(run, [tmp_path / "a.hdf5"], out)
+    before = table(out)
+    head, row = (out / JOURNAL).read_text().splitlines()
+    (out / JOURNAL).write_text(f"{head}\n{json.dumps(json.loads(row) | odd)}\n")
+    assert [o.state for o in predict(run, [tmp_path / "a.hdf5"], out)] == ["predicted"]
+    assert table(out) == before
+
+
+def test_what_has_changed_and_fails_now_has_no_older_row(run: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.hdf5", tmp_path / "b.hdf5"]
+    for seed, path in enumerate(paths):
+        universe(path, seed)
+    predict(run, paths, tmp_path / "out")
+    paths[0].write_bytes(b"no universe any more")
+    outcomes = predict(run, paths, tmp_path / "out")
+    assert [outcome.state for outcome in outcomes] == ["failed", "kept"]
+    assert [row["sample"] for row in table(tmp_path / "out")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"about": 5}, "does not say what its network was trained on: about: Input should be"),
+        ({"about": {"shape": "x"}}, r"about\.shape: Input should be"),
+        ({"ema": 5}, r"averages \(ema\) of the checkpoint are of another network"),
+        ({"ema": {"head.fc3.weight": "x"}}, r"averages \(ema\) of the checkpoint are of another"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_whole_files_that_say_nonsense_is_one_error(
+    tmp_path: Path, extra: dict[str, object], words: str
+) -> None:
+    run = write_regression(tmp_path / "run")
+    kept = {"about": UNIVERSES.state(), **extra}
+    save((run / "checkpoints" / "best").resolve(), cosmoflow(), **kept)
+    universe(tmp_path / "a.hdf5", 1)
+    with pytest.raises(CheckpointError, match=words):
+        predict(run, [tmp_path / "a.hdf5"], tmp_path / "out")
 
 
 def test_the_cubes_of_a_universe_are_samples(tmp_path: Path) -> None:
