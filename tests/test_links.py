@@ -105,3 +105,6 @@ def test_a_scratch_folder_is_made_anew(tmp_path: Path, precious: Path) -> None:
     assert not list(scratch.iterdir())
     remove_scratch(scratch)
     assert not scratch.exists()
+    scratch.write_text("somebody's")
+    make_scratch(scratch)
+    assert scratch.is_dir()

@@ -142,7 +142,7 @@ def digest(out: Path, format: str) -> str:
             with h5py.File(path) as file:
                 values = file["segmentation"][()]
         case "zarr":
-            values = zarr.open_group(path, mode="r")["0"][:]  # type: ignore[index]
+            values = zarr.open_group(path, mode="r")["0"][:]
         case _:
             values = np.asarray(nibabel.load(path).dataobj).T
     return hashlib.sha256(np.ascontiguousarray(values, np.uint8).tobytes()).hexdigest()

@@ -299,13 +299,13 @@ def leave_out_liberties(
     if trust.own:
         return trust
     named, in_file = _liberties(said), _liberties(theirs)
+    run = Path(trust.file).parent
 
     def taken(key: str, value: Any) -> bool:
         if named.get(key) == value:
             return True
         return in_file.get(key) == value and _is_noted(_digest_of_liberty(key, theirs, run))[0]
 
-    run = Path(trust.file).parent
     refused = {key: one for key, one in _liberties(values).items() if not taken(key, one)}
     for key in refused:
         section, _, word = key.partition(".")

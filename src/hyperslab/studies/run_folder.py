@@ -147,7 +147,7 @@ def check_distinct(paths: Sequence[Path]) -> None:
 def check_recipe(
     folder: Path, wanted: Recipe, held: str, but: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a folder whose training is of another recipe, sections ``but`` and loggers left aside.
+    """Refuses a folder whose training is of another recipe; leaves loggers and ``but`` aside.
 
     Raises:
         RecipeError: it "``held`` another recipe"; names the keys.

@@ -73,9 +73,9 @@ def check_same_names(
     Raises:
         CheckpointError: names or shapes differ, or they are no tensors.
     """
+    tensors = isinstance(state, Mapping) and all(map(torch.is_tensor, state.values()))
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
-    values = state.items() if isinstance(state, Mapping) else ()
-    if {name: tuple(getattr(value, "shape", ())) for name, value in values} != shapes:
+    if not tensors or {name: tuple(value.shape) for name, value in state.items()} != shapes:
         raise CheckpointError("the averages (ema) of the checkpoint are of another network")
 
 

@@ -199,7 +199,7 @@ class Journal:
         """
         self.path = folder / JOURNAL
         first, *rows = _journal_lines(self.path) or [{}]
-        known = filter(_is_row, rows) if first == by else ()
+        known = [row for row in rows if first == by and _is_row(row)]
         self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -176,8 +176,11 @@ def make_scratch(folder: Path) -> None:
 
 
 def remove_scratch(folder: Path) -> None:
-    """Remove the folder of what is not finished, as far as that goes; of a link the link alone."""
-    if folder.is_symlink():
+    """Remove the folder of what is not finished, as far as that goes; of a link the link alone.
+
+    A plain file in its place is removed, too.
+    """
+    if folder.is_symlink() or folder.is_file():
         folder.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 

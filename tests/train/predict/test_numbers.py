@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -145,7 +146,7 @@ def test_a_checkpoint_of_whole_files_that_say_nonsense_is_one_error(
     tmp_path: Path, extra: dict[str, object], words: str
 ) -> None:
     run = write_regression(tmp_path / "run")
-    kept = {"about": UNIVERSES.state(), **extra}
+    kept: dict[str, Any] = {"about": UNIVERSES.state(), **extra}
     save((run / "checkpoints" / "best").resolve(), cosmoflow(), **kept)
     universe(tmp_path / "a.hdf5", 1)
     with pytest.raises(CheckpointError, match=words):
