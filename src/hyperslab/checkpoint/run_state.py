@@ -72,7 +72,7 @@ class KeepsAverages(Protocol):
 
     values: dict[str, torch.Tensor]
 
-    def restore(self, state: Mapping[str, torch.Tensor] | None) -> None: ...
+    def restore(self, state: Mapping[str, torch.Tensor] | None, path: Path) -> None: ...
 
 
 class KeepsState(Protocol):
@@ -172,7 +172,7 @@ class RunState:
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}))
         if self.average is not None:
-            self.average.restore(state.get("ema"))
+            self.average.restore(state.get("ema"), path)
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type == "cuda" and "cuda" in state["random"]:
             torch.cuda.set_rng_state(state["random"]["cuda"], self.device)

@@ -555,7 +555,7 @@ def evaluate(
         about = data_card(data)
         model = build_model(recipe, about, grid, given)
         state = load(path, model)
-        use_averages(model, state.get("ema"))
+        use_averages(model, state.get("ema"), path)
         if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "

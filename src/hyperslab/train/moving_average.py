@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -45,16 +46,18 @@ class MovingAverage:
         finally:
             _copy(own, self._weights)
 
-    def restore(self, state: Mapping[str, torch.Tensor] | None) -> None:
-        """Go on from a checkpoint's averages; from its weights where it has none."""
+    def restore(self, state: Mapping[str, torch.Tensor] | None, path: Path) -> None:
+        """Go on from the averages of the checkpoint ``path``; from its weights without any."""
         if state is None:
             _copy(self._weights, self.values)
             return
-        check_same_names(self.values, state)
+        check_same_names(self.values, state, path)
         _copy(state, self.values)
 
 
-def use_averages(model: torch.nn.Module, state: Mapping[str, torch.Tensor] | None) -> None:
+def use_averages(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor] | None, path: Path
+) -> None:
     """Give a network the averages of a checkpoint, if it has some, in place of the last weights.
 
     Raises:
@@ -62,12 +65,12 @@ def use_averages(model: torch.nn.Module, state: Mapping[str, torch.Tensor] | Non
     """
     if state is not None:
         weights = _averaged(model)
-        check_same_names(weights, state)
+        check_same_names(weights, state, path)
         _copy(state, weights)
 
 
 def check_same_names(
-    weights: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], path: Path
 ) -> None:
     """
     Raises:
@@ -76,7 +79,7 @@ def check_same_names(
     tensors = isinstance(state, Mapping) and all(map(torch.is_tensor, state.values()))
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     if not tensors or {name: tuple(value.shape) for name, value in state.items()} != shapes:
-        raise CheckpointError("the averages (ema) of the checkpoint are of another network")
+        raise CheckpointError(f"the averages (ema) of the checkpoint {path} are of another network")
 
 
 _KEPT_AS = {torch.bfloat16: torch.float32, torch.float16: torch.float32}

@@ -104,7 +104,7 @@ class TrainedNetwork:
             )
         about = DataCard.from_state(extra["about"], checkpoint)
         model = build_model(recipe, about, grid, given)
-        use_averages(model, load(checkpoint, model).get("ema"))
+        use_averages(model, load(checkpoint, model).get("ema"), checkpoint)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)
 
