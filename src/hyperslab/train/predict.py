@@ -179,6 +179,9 @@ def predict_mask(
 
 JOURNAL = "predictions.jsonl"
 
+READING_KEYS = {"channels", "files", "format", "keys", "multiple", "subvolume"}
+"""Keys of a recipe's data by which inputs are read."""
+
 JournalRow = dict[str, Any]
 
 UNDER_WAY = "layers"
@@ -313,6 +316,8 @@ class ResultFolder:
 
     def _open(self) -> None:
         of = self.network
+        data = of.recipe.data
+        reading = data.model_dump(mode="json", include=READING_KEYS, exclude_defaults=True)
         by = {
             # One checkpoint is told from another by the checksums of its files.
             "checkpoint": hashlib.sha256((of.checkpoint / MANIFEST).read_bytes()).hexdigest(),
@@ -321,6 +326,7 @@ class ResultFolder:
             "transform": of.transform.name,
             **({} if self.windows is None else self.windows.facts),
             **({} if self.format == "nifti" else {"format": self.format}),
+            **({"data": reading} if reading else {}),
         }
         self.journal = Journal(self.folder, json.loads(json.dumps(by)))
 

@@ -231,6 +231,16 @@ def test_a_file_that_was_changed_begins_anew(
     np.testing.assert_array_equal(*masks)
 
 
+def test_a_file_that_is_read_otherwise_is_predicted_anew(run: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    out = tmp_path / "out"
+    states = []
+    for words in ([], ["data.multiple=16"], ["data.multiple=16"], []):
+        (outcome,) = predict(run, [path], out, native=True, overrides=words)
+        states.append(outcome.state)
+    assert states == ["predicted", "predicted", "kept", "predicted"]
+
+
 def test_a_format_that_is_none_is_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="format 'tiff': a mask is written as nifti, hdf5, zarr"):
         predict(run, [tmp_path], tmp_path / "out", format="tiff")  # type: ignore[arg-type]
