@@ -12,8 +12,8 @@ import resource
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +50,21 @@ class Arriving(Protocol):
 
     def wait(self) -> list[torch.Tensor]:
         """Return the received buffers, in the order in which they were asked for."""
+
+
+@contextmanager
+def completing(arriving: Arriving) -> Iterator[Arriving]:
+    """Receive what is under way also where the work inside fails.
+
+    A program may catch that error and go on; the next operator would take these messages for its
+    own.
+    """
+    try:
+        yield arriving
+    except BaseException:
+        with suppress(CommError):
+            arriving.wait()
+        raise
 
 
 class Communicator(Protocol):
@@ -174,6 +189,7 @@ class PendingMessages:
     ) -> None:
         self._receives = receives
         self._what = what
+        self._arrived = False
         self._shared = shared = shared_channels()
         self._sends = []  # kept alive until the messages have left
         for peer, piece in sends:
@@ -199,11 +215,14 @@ class PendingMessages:
             raise group_has_ended(what) from error
 
     def wait(self) -> list[torch.Tensor]:
-        """Return the received buffers, in the order of the plan.
+        """Return the received buffers, in the order of the plan; those of before if called again.
 
         Raises:
             CommError: a peer died or did not answer within the process group's time limit.
         """
+        if self._arrived:
+            return [buffer for _, buffer in self._receives]
+        self._arrived = True
         for index, work in enumerate(self._works):
             peers = self._peers if len(self._works) < len(self._peers) else [self._peers[index]]
             try:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.comm.communicator import Arriving
+from hyperslab.comm.communicator import Arriving, completing
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition
 from hyperslab.kernels.memory_format import accumulator
@@ -113,7 +114,7 @@ class Scheme:
         buffer = block.new_empty(*block.shape[:-2], extent, block.shape[-1])
         return self.grid.halos.exchange([(after, block)], [(before, buffer)], what)
 
-    def blocks(self, own: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def blocks(self, own: torch.Tensor) -> Generator[tuple[int, torch.Tensor], None, None]:
         """Yields places and their blocks, this rank's first; the next one travels meanwhile."""
         count = self.keys.parts if self.keys is not None and self.travels else 1
         block = own
@@ -123,8 +124,9 @@ class Scheme:
                 yield place, block
                 return
             to_come = self.keys_at((place - 1) % count)
-            arriving = self.pass_on(block, to_come, "keys and values of attention")
-            yield place, block
+            passing = self.pass_on(block, to_come, "keys and values of attention")
+            with completing(passing) as arriving:
+                yield place, block
             (block,) = arriving.wait()
 
     def sees_nothing(self, place: int) -> bool:
@@ -239,22 +241,23 @@ class _Attend(torch.autograd.Function):
         result = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=kind)
         largest = q.new_full((*q.shape[:-1], 1), -math.inf, dtype=kind)
         total = torch.zeros_like(largest)
-        for place, block in scheme.blocks(torch.cat([k, v], -1)):
-            keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
-            for rows, columns in scheme.tiles(place, q):
-                own = q[..., rows, :].to(kind) * scheme.scale
-                weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
-                before = largest[..., rows, :]
-                after = torch.maximum(before, weights.amax(-1, keepdim=True))
-                shift = _finite(after)
-                weights.sub_(shift).exp_()
-                fade = (before - shift).exp_()
-                total[..., rows, :] = total[..., rows, :] * fade + weights.sum(-1, keepdim=True)
-                if scheme.dropout:
-                    weights *= scheme.kept(place, rows, columns, weights)
-                result[..., rows, :] *= fade
-                result[..., rows, :] += weights @ values[..., columns, :]
-                largest[..., rows, :] = after
+        with closing(scheme.blocks(torch.cat([k, v], -1))) as blocks:
+            for place, block in blocks:
+                keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
+                for rows, columns in scheme.tiles(place, q):
+                    own = q[..., rows, :].to(kind) * scheme.scale
+                    weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
+                    before = largest[..., rows, :]
+                    after = torch.maximum(before, weights.amax(-1, keepdim=True))
+                    shift = _finite(after)
+                    weights.sub_(shift).exp_()
+                    fade = (before - shift).exp_()
+                    total[..., rows, :] = total[..., rows, :] * fade + weights.sum(-1, keepdim=True)
+                    if scheme.dropout:
+                        weights *= scheme.kept(place, rows, columns, weights)
+                    result[..., rows, :] *= fade
+                    result[..., rows, :] += weights @ values[..., columns, :]
+                    largest[..., rows, :] = after
         if scheme.keys is not None and not scheme.travels:
             result, largest, total = _sum_of_ranks(scheme, result, largest, total)
         log_total = largest + total.log()  # -inf for a query that sees nothing
@@ -278,9 +281,9 @@ class _Attend(torch.autograd.Function):
         log_total = _finite(log_total)
         of_q = torch.zeros_like(q, dtype=kind)
         of_mask = torch.zeros_like(mask, dtype=kind) if ctx.needs_input_grad[3] else None
-        home: Arriving | None = None
-        total = None
-        for place, block in scheme.blocks(torch.cat([k, v], -1)):
+
+        def add_block(place: int, block: torch.Tensor) -> torch.Tensor:
+            """Adds to the gradients of queries and mask; returns that of keys and values."""
             keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
             of_block = torch.zeros_like(_heads_of(block, q, kind))
             of_keys, of_values = of_block.split([k.shape[-1], v.shape[-1]], -1)
@@ -302,12 +305,20 @@ class _Attend(torch.autograd.Function):
                 if of_mask is not None:
                     part = of_mask[scheme.mask_part(mask, place, rows, columns)]
                     part += of_scores.sum_to_size(part.shape)
-            total = _sum_of_heads(of_block, block)
-            if scheme.keys is not None and scheme.travels:
-                if home is not None:  # what the ranks before have added to this block's gradient
-                    total += home.wait()[0]
-                to_come = scheme.keys_at((place - 1) % scheme.keys.parts)
-                home = scheme.pass_on(total, to_come, "gradients of keys and values of attention")
+            return _sum_of_heads(of_block, block)
+
+        home: Arriving | None = None
+        total = None
+        with closing(scheme.blocks(torch.cat([k, v], -1))) as blocks:
+            for place, block in blocks:
+                with nullcontext() if home is None else completing(home):
+                    total = add_block(place, block)
+                if scheme.keys is not None and scheme.travels:
+                    if home is not None:  # what ranks before have added to this block's gradient
+                        total += home.wait()[0]
+                    to_come = scheme.keys_at((place - 1) % scheme.keys.parts)
+                    what = "gradients of keys and values of attention"
+                    home = scheme.pass_on(total, to_come, what)
         if home is not None:
             (total,) = home.wait()
         assert total is not None
@@ -435,6 +446,8 @@ def _attend_over_blocks(
     """
     extents = label_extents(name, operands, inputs)
     _check_operands(name, operands, grouped)
+    if extents != label_extents(name, operands[:3], inputs[:3]):
+        raise LayoutError(f"{name}: the mask is larger than the scores\n{describe(operands)}")
     like = next(t for t in operands if isinstance(t, Sharded))
     grid = like.grid
     cut_dims = [
@@ -483,10 +496,18 @@ def _check_operands(name: str, operands: Sequence[torch.Tensor], grouped: bool) 
     """Refuses what torch's own operator refuses, in the global shapes.
 
     Raises:
-        LayoutError: types or numbers of heads do not fit.
+        LayoutError: extents, types or numbers of heads do not fit.
     """
     query, key, value, *masks = operands
-    if not query.dtype == key.dtype == value.dtype:
+    lengths = key.shape[-2] == value.shape[-2]
+    if grouped:  # heads of keys, and of values, for heads of queries
+        lengths = lengths and key.shape[-3:-2] == value.shape[-3:-2]
+    if not lengths or query.shape[-1] != key.shape[-1]:
+        raise LayoutError(
+            f"{name} takes queries and keys of as many features, and a value for each key\n"
+            f"{describe(operands)}"
+        )
+    if not operand_type(query) == operand_type(key) == operand_type(value):
         raise LayoutError(f"{name} takes one type, not {query.dtype}, {key.dtype}, {value.dtype}")
     if any(mask.dtype != torch.bool and not mask.is_floating_point() for mask in masks):
         raise LayoutError(f"{name} takes a mask of booleans or floating-point numbers")
@@ -632,8 +653,10 @@ def _attend_with_weights(
     labels = {key: own for key, own in labels.items() if given[key] is not None}
     if given["attn_mask"] is not None and given["attn_mask"].dim() == 3:
         labels["attn_mask"] = ["head", "query", "key"]
+        where = f"a mask for each head in {name}"
         for x in sequences:
-            _check_whole(x, f"a mask for each head in {name}", *([1] if batch else []))
+            _check_whole(x, where, *([1] if batch else []))
+        _check_whole(given["key_padding_mask"], where, *([0] if batch else []))
 
     def run(*blocks: torch.Tensor) -> torch.Tensor:
         y, found = F.multi_head_attention_forward(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
+from hyperslab.comm.communicator import completing
 from hyperslab.comm.exchange import (
     add_returned,
     copy_overlap,
@@ -336,8 +338,8 @@ class SlabConv(torch.autograd.Function):
         kernels: Kernels,
         source: RecomputedInput | None,
     ) -> torch.Tensor:
-        pending = start(x, spec.plan, spec.name)
-        y = conv_forward(x, weight, bias, spec.options, padding, kernels)
+        with completing(start(x, spec.plan, spec.name)) as pending:
+            y = conv_forward(x, weight, bias, spec.options, padding, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
         for slab, halo in zip(slabs, halos, strict=True):
             for plane in slab.outputs:
@@ -380,7 +382,10 @@ class SlabConv(torch.autograd.Function):
             dhalos = [dhalo for dhalo, _ in grads if dhalo is not None]
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
-        dx, dw, db = conv_backward(gradient, x, weight, spec.options, ctx.padding, needs, kernels)
+        with nullcontext() if pending is None else completing(pending):
+            dx, dw, db = conv_backward(
+                gradient, x, weight, spec.options, ctx.padding, needs, kernels
+            )
         if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):

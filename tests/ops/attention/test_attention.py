@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from hyperslab.ops.attention import Scheme
 from tests.ops.recut import recut
 from tests.ops.serial import Example, compare, draw_examples, dtypes
 from tests.ranks import run_ranks
@@ -205,7 +206,9 @@ def half(dtype: torch.dtype) -> None:
     low = F.scaled_dot_product_attention(*[cut.to(dtype)] * 3)
     with torch.autocast("cpu", dtype):
         cast = F.scaled_dot_product_attention(*[cut] * 3)
-    for found in (low, cast):
+        # Queries and keys that come out of a norm are single, and values half.
+        normed = F.scaled_dot_product_attention(cut, cut, cut.to(dtype))
+    for found in (low, cast, normed):
         assert found.dtype == dtype
         error, other = ((t.double() - exact).norm() for t in (found.full(), own))
         assert error < 1.2 * other
@@ -244,6 +247,44 @@ def penalty(x: hs.Sharded) -> torch.Tensor:
     return torch.autograd.grad(y, x, create_graph=True)[0].square().sum()
 
 
+def failing_in_a_tile(where: str) -> None:
+    """What failed is not what the next call receives."""
+    grid = hs.Grid(width=3)
+    x = hs.shard(torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0)), grid)
+    x = x.transpose(1, 2)
+    scores = Scheme.scores
+    calls = 0
+
+    def fail(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyError("of a program that goes on")
+        return scores(*arguments)
+
+    def attend(factor: float, failing: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = (x * factor).detach().requires_grad_()
+        with pytest.MonkeyPatch.context() as patch:
+            if failing == "forward":
+                patch.setattr(Scheme, "scores", fail)
+            y = F.scaled_dot_product_attention(leaf, leaf, leaf)
+            if failing == "backward":
+                patch.setattr(Scheme, "scores", fail)
+            y.sum().backward()
+        return y.full(), leaf.grad.full()
+
+    expected = attend(1)
+    with pytest.raises(KeyError):
+        attend(2, where)
+    for found, own in zip(attend(1), expected, strict=True):
+        assert torch.equal(found, own)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_call_that_failed_leaves_no_messages(where: str) -> None:
+    run_ranks(3, failing_in_a_tile, where)
+
+
 def wrong(case: str) -> None:
     grid = hs.Grid(width=2)
     x = hs.shard(torch.randn(2, 4, 6), grid).transpose(1, 2)
@@ -256,6 +297,12 @@ def wrong(case: str) -> None:
         "integers": lambda: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6).long()),
         "row": lambda: F.scaled_dot_product_attention(x, x, x, torch.ones(6)),
         "lengths": lambda: F.scaled_dot_product_attention(x, x, x[:, 1:]),
+        "one value": lambda: F.scaled_dot_product_attention(x, x, x[:, :1]),
+        "features": lambda: F.scaled_dot_product_attention(x[..., :1], x, x),
+        "large mask": lambda: F.scaled_dot_product_attention(x, x, x, torch.ones(3, 2, 6, 6)),
+        "long mask": lambda: F.scaled_dot_product_attention(
+            x[:1], x[:1], x[:1], torch.ones(2, 6, 6)
+        ),
         "heads": lambda: F.scaled_dot_product_attention(
             *[torch.cat([heads] * n, 1) for n in (3, 2, 2)], enable_gqa=True
         ),
@@ -271,6 +318,10 @@ def wrong(case: str) -> None:
         ("integers", "takes a mask of booleans"),
         ("row", "takes a mask of queries and keys"),
         ("lengths", "6 and 5 elements in one dim"),
+        ("one value", "a value for each key"),
+        ("features", "queries and keys of as many features"),
+        ("large mask", "the mask is larger than the scores"),
+        ("long mask", "the mask is larger than the scores"),
         ("heads", "3 heads of queries cannot share 2"),
         ("again", "gradient of attention over cut tokens cannot be differentiated again"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,3 +46,39 @@ def test_equals_serial(axes: tuple[int, int, int], stride: int, way: str) -> Non
     size = axes[0] * axes[1] * axes[2]
     for per_rank in run_ranks(size, errors, axes, stride, way):
         assert max(per_rank) <= 1e-12
+
+
+def failing_behind_messages() -> None:
+    """A program that catches the error and goes on gets its own halo, not that of before."""
+    calls = itertools.count()
+    conv_backward = convolution.conv_backward
+
+    def fail_behind_the_slab(*given: Any) -> Any:
+        if next(calls) % 2:  # of the block, while the gradient of the one slab travels
+            raise ZeroDivisionError
+        return conv_backward(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution, "thin", lambda _: False)
+        x = torch.randn(1, 3, 6, 5, 5, dtype=torch.float64)
+        weight = torch.randn(3, 3, 3, 3, 3, dtype=torch.float64)
+        cut = hs.shard(x, hs.Grid(depth=2)).requires_grad_()
+        for _ in range(3):  # more often than there are slots for messages
+            with pytest.raises(RuntimeError):
+                F.conv3d(cut * 100, weight.float(), padding=1)
+        y = F.conv3d(cut, weight, padding=1)
+        torch.testing.assert_close(y.full(), F.conv3d(x, weight, padding=1))
+        patch.setattr(convolution, "conv_backward", fail_behind_the_slab)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                F.conv3d(cut * 100, weight, padding=1).sum().backward()
+        patch.undo()
+        patch.setattr(convolution, "thin", lambda _: False)
+        F.conv3d(cut, weight, padding=1).square().sum().backward()
+        leaf = x.clone().requires_grad_()
+        F.conv3d(leaf, weight, padding=1).square().sum().backward()
+        torch.testing.assert_close(cut.grad.full(), leaf.grad)
+
+
+def test_a_convolution_that_failed_leaves_no_messages() -> None:
+    run_ranks(2, failing_behind_messages)
