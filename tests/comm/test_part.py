@@ -120,7 +120,10 @@ def meshes() -> None:
     whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "height"))
     check_step(hs.Grid(mesh=whole), seed=6)
     turned = init_device_mesh("cpu", (2, 2), mesh_dim_names=("height", "data"))
-    assert hs.Grid(mesh=turned).extents["height"] == 2
+    with pytest.raises(hs.LayoutError, match="another order than a grid"):
+        hs.Grid(mesh=turned)
+    flat = init_device_mesh("cpu", (4, 1), mesh_dim_names=("height", "data"))
+    assert hs.Grid(mesh=flat).extents["height"] == 4
     other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
     check_step(hs.Grid(mesh=other["data"]), seed=dist.get_rank() % 2)
 

@@ -509,7 +509,7 @@ def _read_mesh(
     """Return the extents and the ranks of a mesh.
 
     Raises:
-        LayoutError: no extents are given and its dims are not named as axes.
+        LayoutError: no extents are given and its dims are not named as axes, or in another order.
     """
     ranks = mesh.mesh.flatten().tolist()
     if extents != (1, 1, 1, 1):
@@ -522,6 +522,12 @@ def _read_mesh(
             "give the extents too: Grid(mesh=mesh, depth=2)"
         )
     sizes = dict(zip(names, mesh.mesh.shape, strict=True))
+    cutting = [name for name in names if sizes[name] > 1]
+    if cutting != sorted(cutting, key=AXES.index):
+        raise LayoutError(
+            f"a mesh with the dims {names} numbers its ranks in another order than a grid\n"
+            f"    give its dims in the order {', '.join(AXES)}"
+        )
     found = [sizes.get(axis, 1) for axis in AXES]
     return (found[0], found[1], found[2], found[3]), ranks
 
