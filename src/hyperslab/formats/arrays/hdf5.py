@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import h5py
 import numpy as np
@@ -354,16 +354,12 @@ class HeaderChild(Generic[T]):
             gc.disable()  # what there is to clear away is not the child's: threads, say
             try:
                 self._child = os.fork()
+                if self._child == 0:  # whatever is raised here ends the child and goes no further
+                    ours = self._asked, self._answers
+                    _serve(self.read, theirs, their_answers, ours, parent, self.limit)
             finally:
-                if collects and self._child:
+                if collects:
                     gc.enable()
-        if self._child == 0:
-            tie_to_parent(signal.SIGKILL)
-            if os.getppid() != parent:  # too late to be told
-                os._exit(1)
-            os.close(self._asked)
-            os.close(self._answers)
-            _serve(self.read, theirs, their_answers, self.limit)
         os.close(theirs)
         os.close(their_answers)
 
@@ -381,10 +377,22 @@ class HeaderChild(Generic[T]):
         return f"signal {-code}" if code < 0 else f"code {code}"
 
 
-def _serve(read: Callable[[str], object], asked: int, answers: int, limit: float) -> None:
-    """Runs the child, which ends with its parent, whose end of the pipe is then closed."""
+def _serve(
+    read: Callable[[str], object],
+    asked: int,
+    answers: int,
+    of_parent: tuple[int, int],
+    parent: int,
+    limit: float,
+) -> NoReturn:
+    """Runs the child, which ends with its parent, whose ends of the pipes are closed in it."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tie_to_parent(signal.SIGKILL)
+        if os.getppid() != parent:  # too late to be told
+            os._exit(1)
+        for end in of_parent:
+            os.close(end)
         for number in (signal.SIGTERM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         faulthandler.disable()  # what a crash would print is not for the user
