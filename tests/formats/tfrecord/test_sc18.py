@@ -161,7 +161,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert f"{one}is truncated: 5 bytes" in refused(tmp_path / "head", good + good[:5])
     assert "is truncated: 0 bytes" in refused(tmp_path / "empty", b"")
     sums = refused(tmp_path / "sum", good + b"\1" + good[1:])
-    assert f"{one}is no TFRecord, or damaged: the sum of its length" in sums
+    assert f"{one}is not a TFRecord, or is damaged: the sum of its length" in sums
     broken = refused(tmp_path / "message", good + record(b"\x0a\xff\xff\x03" + bytes(20)))
     assert f"{one}is damaged: tf.train.Example ends within a field" in broken
     assert "unpack it with gunzip" in refused(tmp_path / "gzip", gzip.compress(good))
