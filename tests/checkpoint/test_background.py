@@ -196,7 +196,7 @@ def test_errors_come_out_at_the_next_one_and_at_the_end(tmp_path: Path) -> None:
 def test_what_cannot_be_stored_is_an_error_like_others(tmp_path: Path) -> None:
     writer = BackgroundWriter()
     save_step(tmp_path, 1, *network(1), best=True, keep=1, behind=writer, what=object)
-    with pytest.raises(CheckpointError, match=r"cannot write .*: what is of the type type"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*: what has the type type"):
         writer.wait()
 
 

@@ -35,10 +35,10 @@ def spoilt(value: Any, dtype: str) -> Any:
 VALUES: dict[str, tuple[Any, str]] = {
     "too many classes": (spoilt(4, "uint8"), "holds label 4 but there are 4 classes: background"),
     "of a byte's": (spoilt(255, "uint8"), "holds label 255"),
-    "negative": (spoilt(-1, "int8"), "labels that are no classes"),
-    "too large": (spoilt(256, "int16"), "labels that are no classes"),
-    "a fraction": (spoilt(1.5, "float32"), "labels that are no classes"),
-    "NaN": (spoilt(np.nan, "float32"), "labels that are no classes"),
+    "negative": (spoilt(-1, "int8"), "labels that are not classes"),
+    "too large": (spoilt(256, "int16"), "labels that are not classes"),
+    "a fraction": (spoilt(1.5, "float32"), "labels that are not classes"),
+    "NaN": (spoilt(np.nan, "float32"), "labels that are not classes"),
 }
 
 

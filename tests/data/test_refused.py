@@ -22,7 +22,7 @@ BAD_VALUES = [
     ("float32", np.nan, None, "NaN or infinite"),
     ("float32", np.inf, None, "NaN or infinite"),
     ("float32", -np.inf, "log1p", "NaN or infinite"),
-    ("float32", -1, "log1p", "holds -1.0, of which log1p"),
+    ("float32", -1, "log1p", "holds -1.0, whose log1p"),
 ]
 
 

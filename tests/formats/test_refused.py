@@ -111,7 +111,7 @@ GROUPS: dict[str, tuple[Spoil, str]] = {
     "spoilt": (lambda p: (p / "zarr.json").write_text("{"), "cannot be read as Zarr"),
     "version 2": (
         lambda p: (shutil.rmtree(p), zarr.create_group(p, zarr_format=2)),
-        "is Zarr v2; v3 is read",
+        "is Zarr v2; only v3 is read",
     ),
     "no labels": (unlabelled, "no data set 'segmentation'"),
     "other shape": (

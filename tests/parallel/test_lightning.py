@@ -173,7 +173,7 @@ def fit(mistake: str) -> str:
     [
         ("plain", "no part of Fit is parallelised"),
         ("metric", r"the metric average adds up over all ranks"),
-        ("sum", "once for each"),
+        ("sum", "once per rank"),
     ],
 )
 def test_what_would_be_wrong_on_a_grid_is_refused(mistake: str, words: str) -> None:

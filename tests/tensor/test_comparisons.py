@@ -140,5 +140,5 @@ def test_what_is_not_compared_differs_from_nothing() -> None:
     )
     compare_statements([looked, not_looked], [(0, 1)])
     compare_statements([not_looked, [*not_looked[:-1], 3]], [(0, 1)])
-    with pytest.raises(hs.LayoutError, match="another sample"):
+    with pytest.raises(hs.LayoutError, match="hand in other values"):
         compare_statements([looked, other], [(0, 1)])

@@ -87,5 +87,5 @@ def of_two_ranks(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["asarray", "numpy", "tolist", "save"])
 def test_a_cut_one_is_refused(way: str) -> None:
-    with pytest.raises(hs.UnsupportedOp, match=r"(?s)holds a part .*x\.full\(\)"):
+    with pytest.raises(hs.UnsupportedOp, match=r"(?s)holds only a part .*x\.full\(\)"):
         run_ranks(2, of_two_ranks, way)

@@ -96,7 +96,7 @@ def test_files_that_are_damaged_from_the_beginning(tmp_path: Path, universes: Pa
 def test_keys_of_the_store(tmp_path: Path, universes: Path) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes)
     assert load_recipe(recipe, ["data.budget=8GiB"]).data.budget == 8 * 2**30
-    with pytest.raises(RecipeError, match=r"of the store, but data\.mode=direct"):
+    with pytest.raises(RecipeError, match=r"belong to the store, but data\.mode=direct"):
         load_recipe(recipe, ["data.mode=direct", "data.staging=/scratch"])
     with pytest.raises(RecipeError, match=r"(?s)data\.mode.*nearest: 'preload'"):
         load_recipe(recipe, ["data.mode=preloaded"])

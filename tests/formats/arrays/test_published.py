@@ -141,7 +141,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     camels(tmp_path)
     path = tmp_path / "Grids_Mcdm_IllustrisTNG_LH_128_z=0.0.npy"
     path.write_bytes(path.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"Grids_Mcdm.* cannot be read as npy, truncated"):
+    with pytest.raises(DataError, match=r"Grids_Mcdm.* cannot be read as npy, perhaps truncated"):
         opened(tmp_path)
 
 

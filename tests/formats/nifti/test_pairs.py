@@ -63,7 +63,7 @@ def test_a_folder_without_any(tmp_path: Path) -> None:
     touch(tmp_path, "image.nii", "liver_1.nii.gz")
     with pytest.raises(DataError, match=r"no volume-N\.nii\[\.gz\] or imagesTr"):
         find_pairs(tmp_path)
-    with pytest.raises(DataError, match="nowhere: is no folder"):
+    with pytest.raises(DataError, match="nowhere: is not a folder"):
         find_pairs(tmp_path / "nowhere")
 
 

@@ -211,7 +211,7 @@ def test_without_its_package_the_remedy_is_named(
         ),
         (
             ["data.path=null", "data.synthetic={width: 32}"],
-            "data.splits=folders is of files",
+            "data.splits=folders describes files",
         ),
         (["data.splits=half"], "'data.splits': it should be one of drawn, folders"),
     ],

@@ -108,9 +108,9 @@ def bad_inputs(folder: Path) -> dict[str, str]:
         file["other"] = 1
     (folder / "scan.mha").write_text("x")
     return {
-        "cut.nii.gz": "truncated or foreign",
-        "short.nii": "truncated or foreign",
-        "text.nii": "truncated or foreign",
+        "cut.nii.gz": "truncated or of another format",
+        "short.nii": "truncated or of another format",
+        "text.nii": "truncated or of another format",
         "4d.nii": "is 4-D",
         "flat.nii": "is empty: every voxel is 0",
         "small.hdf5": r"has \(9, 13, 12\) voxels but the network was trained on \(10, 13, 12\)",
