@@ -269,7 +269,7 @@ def compared(network: str, width: int, axes: dict[str, int]) -> list[Row]:
 
 
 def networks_of(options: Options) -> list[tuple[str, int]]:
-    width = 32 if options.tiny else 64
+    width = 16 if options.tiny else 64
     return [*((name, width) for name in OURS), ("r3d_18", width)]
 
 
