@@ -88,7 +88,7 @@ def test_labels_of_the_macaque_are_no_classes(tmp_path: Path) -> None:
     rows.append(f"{FOLDER}/inia19-t1-brain.nii.gz,{FOLDER}/inia19-NeuroMaps.nii.gz")
     (tmp_path / "a.csv").write_text("\n".join(rows))
     data = hs.open(tmp_path / "a.csv", Seat(), batch_size=1, split="all", outside_files=True)
-    with data, pytest.raises(hs.DataError, match=r"inia19-NeuroMaps\.nii\.gz.*are no classes"):
+    with data, pytest.raises(hs.DataError, match=r"inia19-NeuroMaps\.nii\.gz.*are not classes"):
         list(data.epoch(0))
 
 
