@@ -15,12 +15,14 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from hyperslab.comm import exchange
 from tests.gpus import SAMPLES_ON, making_tensors
 from tests.selection import in_gate
 
@@ -130,6 +132,13 @@ def compare(op: Callable[..., Any], examples: list[Example]) -> None:
         and not nearer_to_float64(op, example, name, found[name], value)
     ]
     assert not failures, "\n".join([f"{len(failures)} differences", *failures[:10]])
+
+
+def compare_piece_by_piece(op: Callable[..., Any], examples: list[Example]) -> None:
+    """Compare as `compare`, with halos put together as those of larger boxes are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "FEW_ELEMENTS", 0)
+        compare(op, examples)
 
 
 def references(

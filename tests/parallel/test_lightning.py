@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -51,15 +53,24 @@ def test_metrics_of_full_tensors_count_a_voxel_once() -> None:
     assert run_ranks(4, counted) == [expected] * 4
 
 
-def warned(asks: bool) -> int:
-    from torchmetrics import MeanMetric
-
+@contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Collects what hyperslab logs within, on this rank."""
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
     log = logging.getLogger("hyperslab")
     log.addHandler(handler)
     try:
+        yield records
+    finally:
+        log.removeHandler(handler)
+
+
+def warned(asks: bool) -> int:
+    from torchmetrics import MeanMetric
+
+    with logged() as records:
         grid = hs.Grid(depth=2)
         if asks:
             grid.process_group()
@@ -68,8 +79,6 @@ def warned(asks: bool) -> int:
         metric = MeanMetric(process_group=grid.process_group() if asks else None)
         x.full()
         assert metric.sync_on_compute
-    finally:
-        log.removeHandler(handler)
     return sum("every voxel once a rank" in record.getMessage() for record in records)
 
 
@@ -102,19 +111,12 @@ def small() -> nn.Module:
 
 
 def twice() -> list[str]:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    log = logging.getLogger("hyperslab")
-    log.addHandler(handler)
-    try:
+    with logged() as records:
         grid = hs.Grid(depth=2)
         net = hs.parallelize(small(), grid)
         wrapped = DistributedDataParallel(net)
         for _ in range(2):
             wrapped(hs.shard(torch.ones(1, 1, 6, 6, 6), grid)).sum().backward()
-    finally:
-        log.removeHandler(handler)
     return [record.getMessage() for record in records if "once more" in record.getMessage()]
 
 

@@ -527,7 +527,7 @@ _EXTRA_KEYS = ("bias_k", "bias_v", "static_k", "static_v")
 def multi_head_attention_forward(
     *args: object, **kwargs: object
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of (sequence, batch, feature): as scaled_dot_product_attention.
+    """Takes (sequence, batch, feature), and is cut as scaled_dot_product_attention.
 
     The weights, if they are asked for, take all keys on every rank, and so do keys that are added
     to the sequence (add_bias_kv, add_zero_attn).

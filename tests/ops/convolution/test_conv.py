@@ -10,8 +10,16 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
-from hyperslab.comm import exchange
-from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from tests.ops.serial import (
+    RANKS,
+    Example,
+    compare,
+    compare_piece_by_piece,
+    draw_examples,
+    dtypes,
+    grids,
+    parts_of,
+)
 from tests.ranks import run_ranks
 
 COVERS = {"convolution": {"conv1d", "conv2d", "conv3d"}}
@@ -71,16 +79,9 @@ def test_any_convolution(ranks: int) -> None:
     run_ranks(ranks, compare, conv, draw_examples(examples(ranks), 28))
 
 
-def piece_by_piece(op: Any, cases: list[Example]) -> None:
-    """As larger boxes are put together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "FEW_ELEMENTS", 0)
-        compare(op, cases)
-
-
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_larger_boxes(ranks: int) -> None:
-    run_ranks(ranks, piece_by_piece, conv, draw_examples(examples(ranks), 14))
+    run_ranks(ranks, compare_piece_by_piece, conv, draw_examples(examples(ranks), 14))
 
 
 def test_windows_that_line_up_with_the_cut() -> None:

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import communicator, exchange
-from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
+from hyperslab.comm import communicator
+from tests.ops.serial import (
+    RANKS,
+    Example,
+    compare,
+    compare_piece_by_piece,
+    draw_examples,
+    dtypes,
+    grids,
+    parts_of,
+)
 from tests.ranks import run_ranks
 
 COVERS = {"convolution": {"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}}
@@ -69,16 +78,9 @@ def test_any_transposed_convolution(ranks: int) -> None:
     run_ranks(ranks, compare, transposed, draw_examples(examples(ranks), 28))
 
 
-def piece_by_piece(op: Any, cases: list[Example]) -> None:
-    """As larger boxes are put together."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "FEW_ELEMENTS", 0)
-        compare(op, cases)
-
-
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_larger_boxes(ranks: int) -> None:
-    run_ranks(ranks, piece_by_piece, transposed, draw_examples(examples(ranks), 14))
+    run_ranks(ranks, compare_piece_by_piece, transposed, draw_examples(examples(ranks), 14))
 
 
 def upsampled(x: Any, kernel: int, stride: int, padding: int, extra: int) -> Any:
