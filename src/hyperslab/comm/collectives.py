@@ -16,15 +16,6 @@ from hyperslab.kernels.memory_format import accumulator
 from hyperslab.util.capture import refuse_capture
 
 
-def reduce_in_place(x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
-    """Sum ``x`` over the ranks of ``group``, in place; ``x`` is contiguous.
-
-    Raises:
-        CommError: a rank of the group died or did not answer within the time limit.
-    """
-    return group.sum_in_place(x, what)
-
-
 def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Return the mean over the ranks of one machine, in place; only where there is `shared_memory`.
 
@@ -44,7 +35,7 @@ class _AllReduceSum(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
         ctx.group = group
         ctx.what = what
-        return reduce_in_place(x.clone(memory_format=torch.contiguous_format), group, what)
+        return group.sum_in_place(x.clone(memory_format=torch.contiguous_format), what)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

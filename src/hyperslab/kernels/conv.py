@@ -321,63 +321,16 @@ def _only_tensor(tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) 
     return x
 
 
-class Passes(Protocol):
-    """Runs a convolution of a block, plain or transposed, without a graph."""
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        kernels: Kernels,
-    ) -> torch.Tensor:
-        """Convolves the block."""
-
-    def backward(
-        self,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        needs: Sequence[bool],
-        kernels: Kernels,
-    ) -> Gradients:
-        """Returns gradients of block, weight and bias; None where ``needs`` is false.
-
-        Where a graph is recorded they can be differentiated again.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class ConvPasses:
-    """Runs a convolution, plain or transposed, with its options and its padding."""
+    """Holds the options of a convolution, plain or transposed, and its padding."""
 
     options: ConvOptions
     padding: tuple[int, ...]
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        kernels: Kernels,
-    ) -> torch.Tensor:
-        """Convolves the block, see `Passes.forward`."""
-        return conv_forward(x, weight, bias, self.options, self.padding, kernels)
-
-    def backward(
-        self,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        needs: Sequence[bool],
-        kernels: Kernels,
-    ) -> Gradients:
-        """Returns the gradients, see `Passes.backward`."""
-        return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
-
 
 class LocalConv(torch.autograd.Function):
-    """Runs `Passes` with a graph."""
+    """Runs a convolution of a block, plain or transposed, with a graph."""
 
     @staticmethod
     def forward(
@@ -385,7 +338,7 @@ class LocalConv(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        passes: Passes,
+        passes: ConvPasses,
         kernels: Kernels,
         source: RecomputedInput | None,
     ) -> torch.Tensor:
@@ -395,14 +348,16 @@ class LocalConv(torch.autograd.Function):
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
         ctx.save_for_backward(weight, *kept.tensors)
-        return passes.forward(x, weight, bias, kernels)
+        return conv_forward(x, weight, bias, passes.options, passes.padding, kernels)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, *kept = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         x = ctx.value(tuple(kept))
-        return *ctx.passes.backward(gradient, x, weight, needs, ctx.kernels), None, None, None
+        options, padding = ctx.passes.options, ctx.passes.padding
+        found = conv_backward(gradient, x, weight, options, padding, needs, ctx.kernels)
+        return *found, None, None, None
 
 
 def differentiable_conv(

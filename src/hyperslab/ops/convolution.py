@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Cover, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
+    ConvPasses,
     Gradients,
     LocalConv,
     RecomputedInput,
@@ -84,8 +86,8 @@ from hyperslab.ops.slabs import (
 from hyperslab.tensor import Sharded
 
 
-@dataclass(frozen=True, slots=True)
-class ConvSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvSpec(ConvPasses):
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
     ``box``: what the buffer spans: what the plan brings, and zeros beside it, where the op could
@@ -96,34 +98,11 @@ class ConvSpec:
     name: str
     plan: ExchangePlan
     box: Box
-    options: ConvOptions
-    padding: tuple[int, ...]
 
     @property
     def local(self) -> bool:
         """Tell if the rank's outputs are the op on its own block: no message and no buffer."""
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        kernels: Kernels,
-    ) -> torch.Tensor:
-        """Compute the rank's outputs from the buffer."""
-        return conv_forward(x, weight, bias, self.options, self.padding, kernels)
-
-    def backward(
-        self,
-        gradient: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        needs: Sequence[bool],
-        kernels: Kernels,
-    ) -> Gradients:
-        """Gradients of buffer, weight and bias; None where ``needs`` is false."""
-        return conv_backward(gradient, x, weight, self.options, self.padding, needs, kernels)
 
 
 class BufferConv(torch.autograd.Function):
@@ -164,7 +143,7 @@ class BufferConv(torch.autograd.Function):
         ctx.save_for_backward(weight, *kept.tensors, *halos)
         ctx.kept = len(kept.tensors)
         ctx.padded = padded and padded.empty()
-        return spec.forward(buffer, weight, bias, kernels)
+        return conv_forward(buffer, weight, bias, spec.options, spec.padding, kernels)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -180,7 +159,9 @@ class BufferConv(torch.autograd.Function):
             (buffer,) = halos
         else:
             buffer = _fill_buffer(ctx.value(kept, ctx.padded), halos, spec, ctx.padded)
-        whole, dw, db = spec.backward(gradient, buffer, weight, needs, ctx.kernels)
+        whole, dw, db = conv_backward(
+            gradient, buffer, weight, spec.options, spec.padding, needs, ctx.kernels
+        )
         del buffer
         if whole is None:
             return None, dw, db, *[None] * 4
@@ -206,7 +187,9 @@ def backward_with_graph(
     after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
     margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
     buffer = F.pad(buffer, margins) if any(margins) else buffer
-    whole, dw, db = spec.backward(gradient, buffer, weight, needs, "torch")
+    whole, dw, db = conv_backward(
+        gradient, buffer, weight, spec.options, spec.padding, needs, "torch"
+    )
     if whole is None:
         return None, dw, db
     return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
@@ -639,7 +622,7 @@ def convolve(
     last = serial_is_last(x, block, weight, layout.options)
     run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=kernels)
     if geometry is not None:
-        geometry = replace(geometry, whole=partial(_convolve_only, run))
+        geometry = replace(geometry, whole=partial(_convolve_whole, run, itemgetter(0)))
         conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
@@ -650,17 +633,15 @@ def convolve(
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
-def _convolve_only(
+def _convolve_whole(
     run: Callable[..., torch.Tensor],
+    block_of: Callable[[Operands], torch.Tensor],
     operands: Operands,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
+    *weights: torch.Tensor | None,
     source: RecomputedInput | None,
 ) -> torch.Tensor:
-    """Convolves the only operand at once."""
-    (x,) = operands
-    return run(x, weight, bias, padded=None, source=source)
+    """Convolves the block that ``block_of`` makes of the operands at once."""
+    return run(block_of(operands), *weights, padded=None, source=source)
 
 
 def _convolve_joined(
@@ -676,28 +657,10 @@ def _convolve_joined(
     join.bypassed()
     x.mark_as_bypassed("a convolution over slabs joins in parts")
     dtype = operand_type(x)
-    kernels = x.policy.kernels
     weight = shard_parameter(weight, operand_type(weight), x.policy.homes)
     bias = bias if bias is None else bias.to(operand_type(bias))
-
-    def whole(
-        operands: Operands,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        source: RecomputedInput | None,
-    ) -> torch.Tensor:
-        return _convolve_block(
-            join.whole(operands),
-            weight,
-            bias,
-            layout=layout,
-            dtype=dtype,
-            kernels=kernels,
-            padded=None,
-            source=source,
-        )
-
+    run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=x.policy.kernels)
+    whole = partial(_convolve_whole, run, join.whole)
     conv = DeferredConv(replace(geometry, whole=whole), join.tensors, weight, bias, None)
     pending = SlabEpilogue(x, conv, 0, EpilogueOps(dtype), torch.is_grad_enabled())
     last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)
@@ -924,7 +887,10 @@ def convolve_transposed(
     last = serial_is_last(x, x.block, weight, spec.options)
     block = conv_input(x.block.to(operand_type(x)), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
-    run = partial(_run_transposed, apply, spec, kernels)
+
+    def run(*operands: torch.Tensor | None) -> torch.Tensor:
+        return apply(*operands, spec, kernels, None)
+
     wide = is_wide(layout.output, block.dtype, x.policy.slab)
     if wide and not x.is_complex() and (x.private or not block.is_inference()):
         pending = DeferredUpsampling(
@@ -941,10 +907,3 @@ def convolve_transposed(
         )
         return x.will_be(pending, layout.output, reordered=not last)
     return x.like(run(block, weight, bias), layout.output, fresh=True, reordered=not last)
-
-
-def _run_transposed(
-    apply: Callable[..., torch.Tensor], spec: ConvSpec, kernels: Kernels, *operands: Any
-) -> torch.Tensor:
-    """Computes this rank's block of a transposed convolution, by the steps 2 and 3."""
-    return apply(*operands, spec, kernels, None)

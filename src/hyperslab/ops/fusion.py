@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place
+from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import (
@@ -334,7 +334,7 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
         if needs_x:
             if over.group is not None:
                 what = "the gradient of a normalisation"
-                shared = reduce_in_place(shared, over.group, what)
+                shared = over.group.sum_in_place(shared, what)
             through = through_statistics(shared, *numbers, over.count, pool)
     if needs_x:
         dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
@@ -619,22 +619,6 @@ def statistics_of(
         groups = 0 if over.pool is None else channels // pool
         sums = channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:
-            sums = reduce_in_place(sums, over.group, "the statistics of a normalisation")
+            sums = over.group.sum_in_place(sums, "the statistics of a normalisation")
         norm, moments = normalisation(sums, weight, bias, over.count, eps, channels, pool)
     return Statistics(norm, moments, affine, over, eps)
-
-
-def normalised_epilogue(
-    chain: FusedEpilogue,
-    over: Population,
-    affine: Affine,
-    eps: float,
-    dtype: torch.dtype | None = None,
-) -> tuple[FusedEpilogue, torch.Tensor]:
-    """Starts an epilogue by normalising; returns mean and biased variance (2, 1 or N, C), too.
-
-    ``dtype``: of the result, by default the block's.
-    """
-    statistics = statistics_of(chain.block, over, affine, eps)
-    chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
-    return chain, statistics.moments[:2]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import all_reduce_sum, reduce_in_place
+from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import HALF, as_float32, dense, memory_format_of
 from hyperslab.kernels.moments import local_moments
@@ -28,8 +28,8 @@ from hyperslab.ops.fusion import (
     epilogue_result,
     is_launch_bound,
     moments_with_graph,
-    normalised_epilogue,
     normalised_with_graph,
+    statistics_of,
 )
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
@@ -104,7 +104,7 @@ class Normalise(torch.autograd.Function):
             pool = over.pool or 1
             sums = sums.unflatten(1, (-1, pool)).sum(2)
             if over.group is not None:
-                sums = reduce_in_place(sums, over.group, "the gradient of a normalisation")
+                sums = over.group.sum_in_place(sums, "the gradient of a normalisation")
             sums = sums.repeat_interleave(pool, 1) / over.count
             invstd = (var + ctx.eps).rsqrt()
             slope = -invstd.square() * sums[1]
@@ -132,10 +132,10 @@ def combine_moments(
     var64 = var.double()
     what = "the statistics of a normalisation"
     both = torch.stack([mean64, var64 + mean64.square()]) * share
-    total, spread = reduce_in_place(both, group, what)
+    total, spread = group.sum_in_place(both, what)
     if exact:
         around = (var64 + (mean64 - total).square()) * share
-        spread = reduce_in_place(around, group, what)
+        spread = group.sum_in_place(around, what)
     else:
         spread = (spread - total.square()).clamp_min_(0)
     return total.to(mean.dtype), spread.to(var.dtype)
@@ -197,7 +197,7 @@ def batch_norm(
         data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
         if data is not None:  # on every rank alike: to the replicas' mean
             both = torch.stack([mean, unbiased])
-            both = reduce_in_place(both, data, "the running statistics of batch_norm")
+            both = data.sum_in_place(both, "the running statistics of batch_norm")
             mean, unbiased = (both / x.grid.data).unbind()
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
@@ -265,7 +265,7 @@ def instance_norm(
         new = torch.stack([mean, var * (count / (count - 1))]).sum(1) / x.shape[0]
         group = group_over(x, [0])
         if group is not None:
-            new = reduce_in_place(new, group, "the running statistics of instance_norm")
+            new = group.sum_in_place(new, "the running statistics of instance_norm")
         running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
         running_var.lerp_(new[1].to(running_var.dtype), momentum)
     return y
@@ -343,8 +343,9 @@ def _normalised(
         x.force()  # a normalisation is the first link of its chain
     chain = begin_epilogue(x)
     if chain is not None:
-        chain, moments = normalised_epilogue(chain, over, affine, eps, dtype)
-        return epilogue_result(chain, x, x.partition), moments.unbind()
+        statistics = statistics_of(chain.block, over, affine, eps)
+        chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+        return epilogue_result(chain, x, x.partition), statistics.moments[:2].unbind()
     if over.pool is None:
         y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, eps, over)
         return x.like(y, fresh=True), (mean[None], var[None])

@@ -16,13 +16,12 @@ indices; a *window* is what the outputs of a slab read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from hyperslab.comm.collectives import reduce_in_place
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Window
 from hyperslab.kernels.conv import (
@@ -94,26 +93,14 @@ def planes_of_slab(window: Window, plane: int, nbytes: int, *, overlapping: bool
     return max(planes, min(PLANES_PER_HALO * shared, max(2 * shared, MOST_BYTES * nbytes // plane)))
 
 
-class Convolve(Protocol):
-    """Convolves a whole block with its graph; ``source``: of what the block can be computed."""
-
-    def __call__(
-        self,
-        operands: Operands,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        source: RecomputedInput | None,
-    ) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class SlabGeometry:
     """Holds one rank's geometry of a convolution over slabs, and how it is computed.
 
     ``wanted`` is what all slabs read of ``input``, with the padding along the first spatial dim and
     along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
-    output, ``whole`` the convolution of the block at once.
+    output. ``whole(operands, weight, bias, source=...)`` convolves the block at once, with its
+    graph.
     """
 
     input: SlabInput
@@ -127,7 +114,7 @@ class SlabGeometry:
     plane: int  # bytes of the widest plane that a slab makes
     nbytes: int  # of a slab
     too_large: bool  # to be convolved at once
-    whole: Convolve | None = field(default=None, compare=False)
+    whole: Callable[..., torch.Tensor] | None = field(default=None, compare=False)
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
         """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
@@ -354,7 +341,7 @@ def _through(
     if not any((*ctx.needs_input_grad[_WEIGHT:_NORM], *ctx.needs_input_grad[_OPERANDS:])):
         return dnorm, None
     if over.group is not None:
-        shared = reduce_in_place(shared, over.group, "the gradient of a normalisation")
+        shared = over.group.sum_in_place(shared, "the gradient of a normalisation")
     return dnorm, through_statistics(shared, *numbers, over.count, pool)
 
 
