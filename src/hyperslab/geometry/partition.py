@@ -39,6 +39,11 @@ class Cut:
         small, larger = divmod(extent, parts)
         return cls(axis, tuple(i * small + min(i, larger) for i in range(parts + 1)))
 
+    def rebalanced(self, extent: int) -> Cut | None:
+        """Return as many balanced shards of ``extent``; none where some would be empty."""
+        cut = Cut.balanced(self.axis, extent, self.parts)
+        return None if cut.thin else cut
+
     @property
     def extent(self) -> int:
         return self.bounds[-1]

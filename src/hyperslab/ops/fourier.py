@@ -17,10 +17,10 @@ from types import GetSetDescriptorType
 import torch
 
 from hyperslab.comm import log_once
-from hyperslab.geometry import Cut, Partition
+from hyperslab.geometry import Partition
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.placement import cut_elsewhere
+from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.spatial import rolled
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dims
@@ -62,6 +62,7 @@ def plan_pencils(
         groups: the dims to transform.
         extents: of all dims after the transform.
 
+    >>> from hyperslab.geometry import Cut
     >>> halves = Cut.balanced("depth", 4, 2)
     >>> plan = plan_pencils(Partition((1, 4, 6), (None, halves, None)), ((1, 2),), (1, 4, 6))
     >>> [(str(pencil.partition), pencil.dims) for pencil in plan.pencils]
@@ -83,18 +84,8 @@ def plan_pencils(
             left = [dim for dim in left if dim not in whole]
             for dim in whole:
                 now = now.with_dim(dim, extents[dim], None)
-    return PencilPlan(tuple(pencils), _result_partition(partition, extents), tuple(gathered))
-
-
-def _result_partition(partition: Partition, extents: Sequence[int]) -> Partition:
-    """Cuts the result where ``partition`` is cut, unless a rank would have nothing."""
-    cuts: list[Cut | None] = []
-    for cut, before, extent in zip(partition.cuts, partition.shape, extents, strict=True):
-        if cut is not None and before != extent:
-            cut = Cut.balanced(cut.axis, extent, cut.parts)
-            cut = None if cut.thin else cut
-        cuts.append(cut)
-    return Partition(tuple(extents), tuple(cuts))
+    result = Partition(extents, tuple(map(cut_of_result, partition.cuts, extents)))
+    return PencilPlan(tuple(pencils), result, tuple(gathered))
 
 
 @dataclass(frozen=True, slots=True)

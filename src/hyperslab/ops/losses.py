@@ -140,9 +140,7 @@ def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> tor
     return reduce_losses(losses, reduction)
 
 
-@functools.cache
-def _signature(function: Operator) -> inspect.Signature:
-    return inspect.signature(function)
+_signature = functools.cache(inspect.signature)
 
 
 def _weight_of_l1_loss() -> torch.Tensor | None:

@@ -159,6 +159,11 @@ def cut_elsewhere(
     return Partition(shape, tuple(cuts)), tuple(gathered)
 
 
+def cut_of_result(cut: Cut | None, extent: int) -> Cut | None:
+    """Returns the cut of a dim that has now this extent; none where a rank would have nothing."""
+    return cut if cut is None or cut.extent == extent else cut.rebalanced(extent)
+
+
 def read_cover(
     partition: Partition,
     windows: Sequence[WindowMap],

@@ -368,8 +368,7 @@ def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
     taken = {cut.axis for cut in cuts if cut is not None}
     for dim, (cut, extent) in enumerate(zip(space, points.shape[1:-1], strict=True), start=1):
         if cuts[dim] is None and cut is not None and cut.axis not in taken:
-            balanced = Cut.balanced(cut.axis, extent, cut.parts)
-            cuts[dim] = None if balanced.thin else balanced
+            cuts[dim] = cut.rebalanced(extent)
     return cuts
 
 

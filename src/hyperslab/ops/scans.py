@@ -15,11 +15,10 @@ import torch
 from hyperslab.comm import log_once
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cut
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.placement import cut_elsewhere
+from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe
@@ -68,17 +67,9 @@ def _cut_as(x: Sharded, moved: Sharded, found: Results, dims: Sequence[int], nam
         else:
             extent = found.shape[dim]
             now = now.with_dim(dim, extent, None)
-            back = back.with_dim(dim, extent, _cut_of(back.cuts[dim], extent))
+            back = back.with_dim(dim, extent, cut_of_result(back.cuts[dim], extent))
     y = moved.like(found, now).redistribute(back, f"the way back from {name}")
     return y.local if reduced and 0 in dims and not back.axes else y
-
-
-def _cut_of(cut: Cut | None, extent: int) -> Cut | None:
-    """Returns the cut of a dim that has now this extent; none where a rank would have nothing."""
-    if cut is None or cut.extent == extent:
-        return cut
-    new = Cut.balanced(cut.axis, extent, cut.parts)
-    return None if new.thin else new
 
 
 @register_each("sort", "argsort", family="scans", dims=["dim"])

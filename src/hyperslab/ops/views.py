@@ -669,10 +669,6 @@ def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
-def _cat_channels(parts: list[torch.Tensor]) -> torch.Tensor:
-    return _cat(parts, 1)
-
-
 class _JoinedChannels(torch.autograd.Function):
     """Concatenates channels, which are last in memory.
 
@@ -756,8 +752,7 @@ def _gathered_once(whole: Partition, cut: Partition, dim: int) -> bool:
 
 def _candidate_cut(partition: Partition, dim: int, extent: int) -> Partition:
     cut = partition.cuts[dim]
-    joined = cut and Cut.balanced(cut.axis, extent, cut.parts)
-    return partition.with_dim(dim, extent, None if joined is None or joined.thin else joined)
+    return partition.with_dim(dim, extent, cut and cut.rebalanced(extent))
 
 
 def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:
@@ -794,7 +789,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
 @register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
-    joined = join_channels(tensors, dim, _cat_channels)
+    joined = join_channels(tensors, dim, functools.partial(_cat, dim=1))
     if joined is not None:
         return joined
     for tensor in tensors:
@@ -931,6 +926,5 @@ def repeat_interleave(
     y = input.like(input.local.repeat_interleave(copies, dim), partition)
     if new is None or not new.thin:
         return y
-    balanced = Cut.balanced(new.axis, ends[-1], new.parts)
-    spread = partition.with_dim(dim, ends[-1], None if balanced.thin else balanced)
+    spread = partition.with_dim(dim, ends[-1], new.rebalanced(ends[-1]))
     return y.redistribute(spread, "repeat_interleave")
