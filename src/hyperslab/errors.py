@@ -1,11 +1,14 @@
 """Defines the errors that the package raises; each names what is wrong, where, and the remedy.
 
-`printable` and `reason` put the content of files and other libraries' errors into words.
+`printable` and `reason` put the content of files and other libraries' errors into words;
+`system_errors_as` raises those of the operating system as one of these.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 LONGEST_LINE = 2000
 """Characters of a line of an error."""
@@ -114,3 +117,17 @@ def reason(problem: BaseException) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         return f"{problem.strerror}: {problem.filename}" if problem.filename else problem.strerror
     return f"{type(problem).__name__}: {problem}"
+
+
+@contextmanager
+def system_errors_as(
+    kind: type[HyperslabError], what: str, *, named: bool = True
+) -> Iterator[None]:
+    """Raises the operating system's errors within as ``kind``: ``what``, and the reason.
+
+    ``named``: the reason has the file's name, which ``what`` lacks.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {reason(error) if named else error.strerror}") from error

@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError, HyperslabError, reason
+from hyperslab.errors import DataError, HyperslabError, system_errors_as
 from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import try_lock
 
@@ -441,10 +441,8 @@ def make_folder(folder: Path) -> None:
     Raises:
         DataError: it cannot be made.
     """
-    try:
+    with system_errors_as(DataError, f"cannot make the folder {folder}", named=False):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
 @contextmanager
@@ -458,10 +456,8 @@ def lock_folder(folder: Path, what: str, *, shared: bool = False) -> Iterator[No
         DataError: another process fills it, ``what`` says how; or it cannot be made or opened.
     """
     make_folder(folder)
-    try:
+    with system_errors_as(DataError, f"cannot open the folder {folder}"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise DataError(f"cannot open the folder {folder}: {reason(error)}") from error
     try:
         if not try_lock(descriptor, shared=shared):
             raise DataError(

@@ -53,7 +53,7 @@ from typing import IO
 import torch
 import torch.distributed as dist
 
-from hyperslab.errors import HyperslabError, reason
+from hyperslab.errors import HyperslabError, reason, system_errors_as
 from hyperslab.kernels.built_in import (
     COMPILERS,
     DIGEST,
@@ -175,10 +175,8 @@ def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     Raises:
         CannotCompile: it cannot be started, or took longer than `TIME_LIMIT`.
     """
-    try:
+    with system_errors_as(CannotCompile, command[0]):
         theirs, ours = os.pipe()
-    except OSError as error:
-        raise CannotCompile(f"{command[0]}: {reason(error)}") from error
     _guards.add(ours)
     try:
         with subprocess.Popen(
@@ -430,24 +428,15 @@ def _speaks_for_machine() -> bool:
 
 
 @functools.cache
-def direct_is_known() -> bool:
-    """Says if this processor has the instructions of the direct kernels in bfloat16."""
+def _says(is_known: str) -> bool:
+    """Says if this processor has the instructions of a kernel, as that function has it."""
     functions = library()
-    return functions is not None and bool(functions.direct_is_known(b""))
+    return functions is not None and bool(getattr(functions, is_known)(b""))
 
 
-@functools.cache
-def winograd_is_known() -> bool:
-    """Says if this processor has the instructions of the Winograd kernel."""
-    functions = library()
-    return functions is not None and bool(functions.winograd_is_known(b""))
-
-
-@functools.cache
-def depthwise_is_known() -> bool:
-    """Says if this processor has the instructions of the depthwise kernel."""
-    functions = library()
-    return functions is not None and bool(functions.depthwise_is_known(b""))
+direct_is_known = functools.partial(_says, "direct_is_known")
+winograd_is_known = functools.partial(_says, "winograd_is_known")
+depthwise_is_known = functools.partial(_says, "depthwise_is_known")
 
 
 def load_library(path: Path) -> Library:

@@ -45,7 +45,7 @@ from hyperslab.comm.launchers import (
     read_variables,
 )
 from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
-from hyperslab.errors import CommError, HyperslabError, RecipeError, reason
+from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
 from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor
 from hyperslab.util.optional_libraries import current_versions
@@ -144,14 +144,12 @@ class Mail:
         if place.rank == 0:
             key = secrets.token_bytes(32)
             path = folder / f".crew-{secrets.token_hex(8)}"
-            try:
+            with system_errors_as(RecipeError, f"cannot write into {folder}"):
                 folder.mkdir(parents=True, exist_ok=True)
                 with os.fdopen(
                     os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
                 ) as f:
                     f.write(key)
-            except OSError as error:
-                raise RecipeError(f"cannot write into {folder}: {reason(error)}") from None
             store.set("key", path.name)
             deadline.poll(lambda: store.add("key was read", 0) == place.size - 1)
             path.unlink()

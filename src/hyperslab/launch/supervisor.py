@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
-from hyperslab.errors import HyperslabError, RecipeError, reason
+from hyperslab.errors import HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
@@ -178,7 +178,7 @@ class RankProcess:
             except OSError as error:
                 run = folder.parents[2]
                 raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
-            try:
+            with system_errors_as(HyperslabError, f"cannot start rank {rank}"):
                 self._report = MemoryFile()
                 own = {ERROR_FILE_VARIABLE: self._report.path}
                 nothing = files.enter_context(open(os.devnull, "rb")).fileno()
@@ -191,8 +191,6 @@ class RankProcess:
                     pass_fds=(store.descriptor, self._report.descriptor),
                     process_group=group,
                 )
-            except OSError as error:
-                raise HyperslabError(f"cannot start rank {rank}: {reason(error)}") from None
 
     @property
     def alive(self) -> bool:
@@ -269,12 +267,10 @@ class Supervisor:
         """
         with ExitStack() as stack:
             stack.enter_context(self._passing_on())
-            try:
+            with system_errors_as(HyperslabError, "cannot start ranks"):
                 group = ProcessGroup()
                 stack.callback(group.close)
                 store = stack.enter_context(closing(MemoryFile()))
-            except OSError as error:
-                raise HyperslabError(f"cannot start ranks: {reason(error)}") from None
             stack.callback(self._kill_all)
             if not environments:
                 shared = shared_environment(os.environ, len(folders), store.path)

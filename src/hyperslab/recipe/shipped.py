@@ -9,7 +9,7 @@ import re
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
-from hyperslab.errors import RecipeError
+from hyperslab.errors import RecipeError, system_errors_as
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import parse_yaml
 
@@ -54,7 +54,7 @@ def _needed(path: PurePosixPath) -> list[PurePosixPath]:
 def _copied(path: PurePosixPath, folder: Path) -> Path:
     text = (_FOLDER / path).read_text()
     copy = folder / path
-    try:
+    with system_errors_as(RecipeError, f"cannot copy a recipe to {copy}", named=False):
         if copy.exists() and copy.read_text() != text:
             raise RecipeError(
                 f"{copy} exists already, and differs from the shipped recipe\n"
@@ -62,8 +62,6 @@ def _copied(path: PurePosixPath, folder: Path) -> Path:
             )
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_text(copy, text)
-    except OSError as error:
-        raise RecipeError(f"cannot copy a recipe to {copy}: {error.strerror}") from None
     return copy
 
 

@@ -33,7 +33,7 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
-from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
 from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
@@ -204,11 +204,9 @@ class Journal:
         first, *rows = _journal_lines(self.path) or [{}]
         known = [row for row in rows if first == by and _is_row(row)]
         self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
-        try:
+        with system_errors_as(DataError, f"cannot write into {folder}", named=False):
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, json_lines([by, *self.rows.values()]))
-        except OSError as error:
-            raise DataError(f"cannot write into {folder}: {error.strerror}") from error
 
     def done(self, entry: InputFile) -> bool:
         """Check whether this very file is done."""

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import h5py
 import numpy as np
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.table import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
@@ -233,10 +233,8 @@ def write_small_file(
         fill(file)
         file.flush()
         image: bytes = file.id.get_file_image()
-    try:
+    with system_errors_as(DataError, f"cannot write {path}", named=False):
         write_bytes(path, image, concurrent=concurrent)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
 class SinkFile(h5py.File):

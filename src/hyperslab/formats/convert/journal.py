@@ -18,7 +18,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats.files import file_checksum, size_and_time
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, try_lock
@@ -55,11 +55,9 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
     found, _, _ = read_manifest(folder)
     if found is None:
         _check_empty(folder)
-    try:
+    with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
         folder.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(open_to_append(folder / MANIFEST_FILE), "ab")
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
     with file:
         if not try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
@@ -70,12 +68,10 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
                     f"{folder / MANIFEST_FILE}: is not a record of a conversion (the line of "
                     f"{entry['name']!r} has no {missing[0]})"
                 )
-        try:
+        with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
                 append_whole(folder / MANIFEST_FILE, json_lines([asked]))
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be written: {error.strerror}") from error
         for key, value in asked.items() if found else ():
             if found and found.get(key) != value:
                 raise DataError(

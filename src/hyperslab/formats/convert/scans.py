@@ -29,7 +29,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.writer import read_summed, write_small_file
 from hyperslab.formats.files import STRICT, AccessPolicy, lock_folder
@@ -211,7 +211,7 @@ def respace_scans(
     listed = listed_scans(path, allowed)
     outcomes = []
     good = []
-    try:
+    with system_errors_as(DataError, f"cannot write into {folder}", named=False):
         folder.mkdir(parents=True, exist_ok=True)  # before the lock does: its errors are ours
         with lock_folder(folder, "conversion"):
             for pair in listed.pairs:
@@ -222,8 +222,6 @@ def respace_scans(
             names = (listed.classes, listed.channels)
             if good:
                 write_dataset_json(folder / DATASET_JSON, good, *names, listed.splits)
-    except OSError as error:
-        raise DataError(f"cannot write into {folder}: {error.strerror}") from error
     return outcomes
 
 

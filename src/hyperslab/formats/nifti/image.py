@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import files, optional
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.storage_order import StorageOrder
@@ -440,15 +440,13 @@ def _created(path: Path) -> Iterator[Any]:
     suffix = next((s for s in reversed(NIFTI_SUFFIXES) if path.name.endswith(s)), None)
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")
-    try:
-        with created_aside(path, concurrent=True) as file:
-            if suffix == ".nii":
-                yield file
-                return
-            with gzip.GzipFile("", "wb", FASTEST, file, mtime=0) as pack:
-                yield pack
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    writing = system_errors_as(DataError, f"cannot write {path}", named=False)
+    with writing, created_aside(path, concurrent=True) as file:
+        if suffix == ".nii":
+            yield file
+            return
+        with gzip.GzipFile("", "wb", FASTEST, file, mtime=0) as pack:
+            yield pack
 
 
 def unpack(path: Path, to: IO[bytes]) -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hyperslab.errors import DataError, printable
+from hyperslab.errors import DataError, printable, system_errors_as
 from hyperslab.formats.files import ANY, FileAccess, naming
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
@@ -405,10 +405,8 @@ def write_dataset_json(
         **parts,
         "test": [],
     }
-    try:
+    with system_errors_as(DataError, f"cannot write {path}", named=False):
         write_json(path, content)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _below(path: Path, file: Path) -> str:

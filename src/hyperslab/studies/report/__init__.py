@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hyperslab.errors import DataError, reason
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.studies.report.accuracy import accuracy
 from hyperslab.studies.report.canvas import FigureFormat, figures_beside, write_figures
 from hyperslab.studies.report.chapters import key_numbers, lede, losses, provenance, speed
@@ -67,10 +67,8 @@ def write_report(
         run = replace(run, beside=read_run(beside))
     page = page_of(run)
     target = run.path / "report.html"
-    try:
+    with system_errors_as(DataError, f"{target} cannot be written", named=False):
         write_text(target, render_page(page), concurrent=True)
-    except OSError as error:
-        raise DataError(f"{target} cannot be written: {error.strerror}") from error
     check_links(run.path, figures_beside(target).name)
     write_figures(page.pictures, figures_beside(target), figures)
     return target
@@ -144,12 +142,10 @@ def write_comparison(
         made=_made(),
         kind="comparison of runs",
     )
-    try:
+    with system_errors_as(DataError, "the comparison cannot be written"):
         write_text(output, render_page(page), concurrent=True)
         if numbers is not None and comparison is not None:
             write_json(numbers, comparison_numbers(comparison))
-    except OSError as error:
-        raise DataError(f"the comparison cannot be written: {reason(error)}") from error
     write_figures(page.pictures, figures_beside(output), figures)
     return output
 

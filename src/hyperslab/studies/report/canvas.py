@@ -29,7 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from hyperslab.errors import DataError, printable, reason
+from hyperslab.errors import DataError, printable, system_errors_as
 from hyperslab.util.atomic_files import created_aside
 
 FIGURE_STYLE = mpl.rc_params_from_file(
@@ -201,7 +201,7 @@ def write_figures(
     """
     if not formats:
         return
-    try:
+    with system_errors_as(DataError, f"cannot write figures into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for picture in pictures:
             for_paper(picture.figure)
@@ -209,8 +209,6 @@ def write_figures(
                 path = folder / f"{picture.name}.{kind.value}"
                 with created_aside(path) as file, mpl.rc_context(FIGURE_STYLE):
                     picture.figure.savefig(file, format=kind.value, dpi=DOTS_PER_INCH)
-    except OSError as error:
-        raise DataError(f"cannot write figures into {folder}: {reason(error)}") from error
 
 
 def figures_beside(page: Path) -> Path:

@@ -478,7 +478,7 @@ def _train(
     # A folder of the point's own name holds a finished training, however this one ends.
     partial = partial_path(folder)
     file = partial / "recipe.yaml"
-    try:
+    with errors.system_errors_as(errors.RecipeError, f"cannot write into {folder.parent}"):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         recipe = point.recipe(base, output=partial, epochs=epochs)
@@ -488,10 +488,6 @@ def _train(
         shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
         save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
         partial.rename(folder)
-    except OSError as error:
-        raise errors.RecipeError(
-            f"cannot write into {folder.parent}: {errors.reason(error)}"
-        ) from None
 
 
 def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:

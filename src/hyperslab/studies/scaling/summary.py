@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from hyperslab.errors import RecipeError, reason
+from hyperslab.errors import RecipeError, system_errors_as
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
 from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
@@ -37,12 +37,10 @@ def write_study(study: Study, folder: Path) -> None:
     """
     if not any(row.measured or row.predicted for row in study.rows):
         return
-    try:
+    with system_errors_as(RecipeError, f"cannot write into output {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_tables(study, folder)
         draw_study(study, folder / "study.png")
-    except OSError as error:
-        raise RecipeError(f"cannot write into output {folder}: {reason(error)}") from None
 
 
 def write_tables(study: Study, folder: Path) -> None:

@@ -33,7 +33,7 @@ from hyperslab.errors import (
     RecipeError,
     Stopped,
     printable,
-    reason,
+    system_errors_as,
 )
 from hyperslab.formats.views import selected
 from hyperslab.launch.restarts import StartTraining, launch_training
@@ -174,7 +174,7 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> Run
     folder = run.folder
     file = folder / RECIPE
     finished_result(run)  # is it this run's?
-    try:
+    with system_errors_as(RecipeError, f"cannot write into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
         # The recipe is written only when nobody reads it any more.
@@ -191,8 +191,6 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> Run
             (start or launch_training)(ranks, words, folder / "logs", seconds=seconds, silent=True)
         result = collect_result(folder, epochs=run.recipe.epochs, evaluated=not run.chooses)
         remove_checkpoints(folder, keep_best=not run.chooses)
-    except OSError as error:
-        raise RecipeError(f"cannot write into {folder}: {reason(error)}") from None
     return result
 
 
@@ -584,7 +582,7 @@ def run_sweep(
 
     for variant in sweep.variants:
         check_data(variant)
-    try:
+    with system_errors_as(RecipeError, f"cannot write into output {sweep.output}"):
         sweep.output.mkdir(parents=True, exist_ok=True)
         with lock_run(sweep.output):
             _claim(sweep)
@@ -597,8 +595,6 @@ def run_sweep(
                         state.failures[variant.name] = words
                 do_all(sweep.final(rates))
             state.write()
-    except OSError as error:
-        raise RecipeError(f"cannot write into output {sweep.output}: {reason(error)}") from None
     return state
 
 
