@@ -17,10 +17,11 @@ from hyperslab.cli.terminal import counting, progress, say
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert.scans import ScanOutcome, convert_scans, respace_scans
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs
+from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs, write_dataset_json
 from hyperslab.formats.registry import choices, compressions, load_plugins, names
+from hyperslab.formats.targets import LIVER
 from hyperslab.launch.crew import Crew, with_crew
-from hyperslab.simulate.phantoms import list_phantoms, make_phantoms
+from hyperslab.simulate.phantoms import make_phantoms
 
 WORKERS = "Processes, each with one volume at a time. Default: one per core, up to 4."
 
@@ -194,7 +195,7 @@ def lits(
             pairs = make_phantoms(
                 out / "nifti", synthetic, slices=slices, width=width, seed=seed, done=done
             )
-        list_phantoms(out / DATASET_JSON, pairs)
+        write_dataset_json(out / DATASET_JSON, pairs, LIVER, ("CT",))
     with counting("volumes", len(pairs)) as done:
         outcomes = convert_scans(pairs, out, shape=shape, workers=_workers(workers), done=done)
     _report(outcomes, out)

@@ -91,9 +91,7 @@ def sweep_command(
     if state.failures:
         for name, reason in state.failures.items():
             line = printable(f"failed: {name}: {reason}")
-            console.print(
-                printable(line), style="red", highlight=False, markup=False, soft_wrap=True
-            )
+            console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 

@@ -103,13 +103,21 @@ def _read_rows(rows: NDArray[np.uint8], file: int, places: NDArray[np.int64]) ->
     size = rows.shape[1]
     view = rows.data.cast("B")
     for index, place in enumerate(places.tolist()):
-        row = view[index * size : (index + 1) * size]
-        while row:  # the system may give less than it is asked for
-            got = os.preadv(file, [row], place)
-            if not got:
-                raise EOFError(f"it ends at byte {place} but needs {place + len(row)}")
-            row = row[got:]
-            place = place + got
+        read_whole(file, view[index * size : (index + 1) * size], place)
+
+
+def read_whole(file: int, memory: memoryview, place: int) -> None:
+    """Fills the memory from a place in the file.
+
+    Raises:
+        EOFError: the file ends too early.
+    """
+    while memory:  # the system may give less than it is asked for
+        got = os.preadv(file, [memory], place)
+        if not got:
+            raise EOFError(f"it ends at byte {place} but needs {place + len(memory)}")
+        memory = memory[got:]
+        place = place + got
 
 
 LEAST_CHUNK = 64 * 1024

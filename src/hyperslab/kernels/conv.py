@@ -218,7 +218,7 @@ def conv_backward(
         if weight.is_leaf and weight.is_contiguous():
             dw = as_one_channel(in_contiguous(dw))  # or autograd would copy it so
     if needs[2] and db is None:
-        db = sum_over_space(g)
+        db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)  # added up in float64
     return dx, dw, db
 
 
@@ -229,11 +229,6 @@ def as_one_channel(weight: torch.Tensor) -> torch.Tensor:
     strides and copy it. Differentiable: the gradient gets them, too.
     """
     return weight.squeeze(1).unsqueeze(1) if weight.shape[1] == 1 else weight
-
-
-def sum_over_space(g: torch.Tensor) -> torch.Tensor:
-    """Adds up the gradient of a bias in float64."""
-    return torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)
 
 
 def problem_of(

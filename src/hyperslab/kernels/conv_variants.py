@@ -58,11 +58,6 @@ def torch_memory_is_small(problem: Problem) -> bool:
     return 4 * taps * math.prod(problem.y[2:]) <= MOST_IM2COL_BYTES
 
 
-def _always(_: Problem) -> bool:
-    """Supports every problem."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class ConvVariant:
     """Describes one implementation of a convolution pass and the problems it supports.
@@ -73,7 +68,7 @@ class ConvVariant:
     """
 
     run: Callable[..., Any]
-    legal: Callable[[Problem], bool] = _always
+    legal: Callable[[Problem], bool] = lambda _: True
     file: str = "conv_variants.py"
 
 
@@ -115,11 +110,6 @@ def columns_of(x: torch.Tensor, problem: Problem) -> torch.Tensor:
     return in_channels_last(windows.contiguous().movedim(-1, 1))
 
 
-def weight_in_columns(weight: torch.Tensor) -> torch.Tensor:
-    """Turns (out, 1, ..., taps) into (out, taps, ..., 1)."""
-    return weight.movedim(-1, 1).movedim(2, -1).contiguous()
-
-
 MOST_WINDOWS = 8 << 20
 """[B] Windows that are there at a time: a voxel is in as many as the kernel has taps."""
 
@@ -152,12 +142,14 @@ def input_by_matrix(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
     """Computes the input's gradient as a product of matrices."""
-    windows = _voxel_rows(g) @ _weight_matrix(weight)
+    # One row an output channel, with the columns of `_window_rows`.
+    windows = _voxel_rows(g) @ weight.movedim(1, -1).reshape(weight.shape[0], -1)
     extents = problem.y[2:]
     n = len(extents)
     x = windows.view(problem.y[0], *extents, *problem.kernel, problem.x[1])
     order = [0, *(i for dim in range(1, n + 1) for i in (dim, dim + n)), 2 * n + 1]
-    x = x.permute(order).reshape(_voxels_last(problem.x)).movedim(-1, 1)
+    samples, channels, *volume = problem.x
+    x = x.permute(order).reshape(samples, *volume, channels).movedim(-1, 1)
     x = in_channels_last(x)
     return x if bias is None else x.add_(bias.view(-1, *[1] * n))
 
@@ -203,15 +195,6 @@ def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
         windows = windows.unfold(dim, span, stride)[..., ::dilation]
     n = len(problem.kernel)
     return windows.movedim(n + 1, -1).reshape(x.shape[0] * math.prod(problem.y[2:]), -1)
-
-
-def _weight_matrix(weight: torch.Tensor) -> torch.Tensor:
-    """Makes one row an output channel, with the columns of `_window_rows`."""
-    return weight.movedim(1, -1).reshape(weight.shape[0], -1)
-
-
-def _voxels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[0], *shape[2:], shape[1])
 
 
 MOST_DIRECT_CHANNELS = 32
@@ -332,25 +315,28 @@ def forward_by_onednn(
     return in_channels_last(y)
 
 
-def forward_contiguous(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
-) -> torch.Tensor:
-    """Calls oneDNN in contiguous memory."""
-    return forward_by_onednn(in_contiguous(x), weight.contiguous(), bias, problem)
+def in_contiguous_memory(run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Makes a pass of one that takes contiguous operands."""
+
+    def contiguous(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+    ) -> torch.Tensor:
+        return run(in_contiguous(x), weight.contiguous(), bias, problem)
+
+    return contiguous
 
 
 def forward_in_columns(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
     """Calls oneDNN with the taps of the last dim as channels."""
-    whole = columns_of(x, problem)
-    turned = weight_in_columns(weight)
-    return forward_by_onednn(whole, turned, bias, in_columns(problem))
+    turned = weight.movedim(-1, 1).movedim(2, -1).contiguous()  # (out, taps, ..., 1)
+    return forward_by_onednn(columns_of(x, problem), turned, bias, in_columns(problem))
 
 
 FORWARD_VARIANTS: ConvVariants = {
     "onednn": ConvVariant(forward_by_onednn),
-    "contiguous": ConvVariant(forward_contiguous),
+    "contiguous": ConvVariant(in_contiguous_memory(forward_by_onednn)),
     "columns": ConvVariant(forward_in_columns, has_columns),
     "registers": ConvVariant(
         forward_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
@@ -385,13 +371,6 @@ def input_by_onednn(
         "",
     )
     return in_channels_last(x)
-
-
-def input_contiguous(
-    g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
-) -> torch.Tensor:
-    """Calls oneDNN in contiguous memory."""
-    return input_by_onednn(in_contiguous(g), weight.contiguous(), bias, problem)
 
 
 def onednn_has_input_pass(problem: Problem) -> bool:
@@ -451,7 +430,7 @@ INPUT_VARIANTS: ConvVariants = {
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
     "float32": ConvVariant(input_in_float32, is_flipped_in_float32),
     "onednn": ConvVariant(input_by_onednn, onednn_has_input_pass),
-    "contiguous": ConvVariant(input_contiguous, onednn_has_input_pass),
+    "contiguous": ConvVariant(in_contiguous_memory(input_by_onednn), onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
     "matrix": ConvVariant(input_by_matrix, windows_tile),
     "registers": ConvVariant(

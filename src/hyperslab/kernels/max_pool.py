@@ -31,6 +31,7 @@ from hyperslab.kernels.memory_format import (
     CHANNELS_LAST,
     MOST_TAPS,
     as_dense,
+    compute_dtype,
     memory_format_by_strides,
     strides_in,
 )
@@ -96,7 +97,7 @@ def window_maximum_backward(
         begin = torch.arange(g.shape[dim], device=g.device) * s - p
         at = taps // rest % k + begin.view(-1, *[1] * (g.dim() - 1 - dim))
         flat = flat * shape[dim] + at
-    sums = g.new_zeros((*shape[:2], math.prod(shape[2:])), dtype=_wide(g.dtype))
+    sums = g.new_zeros((*shape[:2], math.prod(shape[2:])), dtype=compute_dtype(g))
     sums = sums.scatter_add(2, flat.flatten(2), g.to(sums.dtype).flatten(2))
     dx = sums.view(*shape).to(dtype)
     return dx.contiguous(memory_format=CHANNELS_LAST[dx.dim()]) if channels_last else dx
@@ -110,10 +111,6 @@ def check_windows(kernel: Sequence[int]) -> None:
     """
     if math.prod(kernel) > MOST_TAPS:
         raise ValueError(f"windows {list(kernel)} of more than {MOST_TAPS} taps: use torch's own")
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _first_taps(

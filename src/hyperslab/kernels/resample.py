@@ -88,9 +88,7 @@ def resample(
         parts = y.index_select(dim, source) * weight.to(y.dtype).view(along)
         shape = [*y.shape[:dim], extent, *y.shape[dim + 1 :]]
         y = y.new_zeros(shape).index_add_(dim, result, parts)
-    return torch.empty(
-        y.shape, dtype=dtype, device=x.device, memory_format=memory_format_by_strides(x)
-    ).copy_(y)
+    return _resample_form(x, maps, extents, dtype).copy_(y)
 
 
 def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -586,20 +586,10 @@ def conv_operand(
     return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
 
 
-class Summed(Protocol):
-    """Stands for a block that has not been computed, whose sums are known all the same."""
-
-    shape: Sequence[int]
-
-    def channel_sums(self, groups: int) -> torch.Tensor:
-        """Returns what ``hyperslab::channel_sums`` would of the block."""
-
-
-def statistics_of(
-    x: torch.Tensor | Summed, over: Population, affine: Affine, eps: float
-) -> Statistics:
+def statistics_of(x: Any, over: Population, affine: Affine, eps: float) -> Statistics:
     """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
+    ``x`` is a block, or one that has not been computed and knows its ``channel_sums`` all the same.
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
     precision resolves.
 

@@ -17,7 +17,13 @@ import torch.nn.functional as F
 from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
-from hyperslab.kernels.memory_format import HALF, as_float32, dense, memory_format_of
+from hyperslab.kernels.memory_format import (
+    HALF,
+    as_float32,
+    dense,
+    memory_format_of,
+    with_gradient_in,
+)
 from hyperslab.kernels.moments import local_moments
 from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
@@ -219,9 +225,7 @@ def _by_torch(
     kept = memory_format_of(block)
     statistics = (running_mean, running_var)
     y = F.batch_norm(dense(block, kept), *statistics, weight, bias, training, momentum, eps)
-    if y.requires_grad:
-        y.register_hook(lambda gradient: dense(gradient, kept))
-    return x.like(y, fresh=training)
+    return x.like(with_gradient_in(y, kept), fresh=training)
 
 
 FEW = 64
@@ -256,7 +260,7 @@ def instance_norm(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
     if running_mean is None and _left_to_torch(x, count):
-        return x.like(_by_rows(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
+        return x.like(with_gradient_in(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), 1)
     y, (mean, var) = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
@@ -295,7 +299,7 @@ def group_norm(
     count = pool * math.prod(x.shape[2:])
     if _left_to_torch(x, count):
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        return x.like(_by_rows(torch.group_norm(x.local, num_groups, weight, bias, eps)))
+        return x.like(with_gradient_in(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = result_type("group_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), pool)
     return _normalised(x, over, Affine.of(weight, bias), eps, dtype)[0]
@@ -308,18 +312,6 @@ def _left_to_torch(x: Sharded, count: int) -> bool:
     """
     whole = group_over(x, range(2, x.dim())) is None
     return whole and (count <= FEW or x.dtype not in EPILOGUE_DTYPES or is_launch_bound(x))
-
-
-def _by_rows(y: torch.Tensor) -> torch.Tensor:
-    """Have the gradient of torch's own result contiguous, as the result is.
-
-    Torch (2.13) computes wrong gradients, silently, of a single sample's instance norm channels
-    last.
-    """
-    if y.requires_grad:
-        rows = memory_format_of(y)
-        y.register_hook(lambda gradient: dense(gradient.contiguous(memory_format=rows), rows))
-    return y
 
 
 def normalised_input(x: object, name: str, *parameters: object) -> Sharded:

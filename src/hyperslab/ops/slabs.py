@@ -25,7 +25,6 @@ import torch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Window
 from hyperslab.kernels.conv import (
-    Gradients,
     RecomputedInput,
     conv_backward,
     conv_forward,
@@ -147,18 +146,6 @@ class SlabGeometry:
     ) -> torch.Tensor:
         """Compute the outputs of a slab."""
         return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
-
-    def backward(
-        self,
-        gradient: torch.Tensor,
-        window: torch.Tensor,
-        weight: torch.Tensor,
-        needs: Sequence[bool],
-    ) -> Gradients:
-        """Compute the gradients of window, weight and bias."""
-        return conv_backward(
-            gradient, window, weight, self.options, self.padding, needs, self.kernels
-        )
 
 
 def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
@@ -321,7 +308,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
             passed = _rows_of(through, slab.sample)
             g = chain_backward(g, mark, z, norm, passed, *options, shape, geometry.dtype)
-            dwindow, dw, db = geometry.backward(g, window, weight, needs)
+            dwindow, dw, db = conv_backward(
+                g, window, weight, geometry.options, geometry.padding, needs, geometry.kernels
+            )
             dweight.add(dw)
             dbias.add(db)
             if dwindow is not None:

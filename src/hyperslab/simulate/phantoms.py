@@ -8,7 +8,7 @@ next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from hyperslab.formats import optional
 from hyperslab.formats.files import ANY, make_folder, naming
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI
-from hyperslab.formats.nifti.lists import Pair, write_dataset_json
-from hyperslab.formats.targets import LIVER, Floats
+from hyperslab.formats.nifti.lists import Pair
+from hyperslab.formats.targets import Floats
 
 AIR = -1000.0
 FAT = -100.0
@@ -189,15 +189,6 @@ def make_phantoms(
         pairs.append(pair)
         done(pair)
     return pairs
-
-
-def list_phantoms(path: Path, pairs: Sequence[Pair]) -> None:
-    """Writes their `dataset.json` to ``path``, as the Medical Segmentation Decathlon has it.
-
-    Raises:
-        DataError: it cannot be written.
-    """
-    write_dataset_json(path, pairs, LIVER, ("CT",))
 
 
 def _is_there(path: Path, words: str) -> bool:

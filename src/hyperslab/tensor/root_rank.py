@@ -63,21 +63,17 @@ def send_boxes(
         CommError: another rank died or did not answer within the time limit.
     """
     plan = plan_transfers(grid.rank, owned, wanted)
-    sends = []
-    for t in plan.sends:
-        assert plan.own is not None
-        sends.append((t.rank, _as_bytes(_contiguous(block[t.box.slices(plan.own)]))))
-    pieces = [block.new_empty(t.box.shape) for t in plan.receives]
-    receives = [(t.rank, _as_bytes(p)) for t, p in zip(plan.receives, pieces, strict=True)]
+    sends = [(t.rank, block[t.box.slices(plan.own)]) for t in plan.sends]
+    receives = [(t.rank, block.new_empty(t.box.shape)) for t in plan.receives]
     if sends or receives:
         grid.halos.exchange(sends, receives, what).wait()
     if plan.wanted is None:
         return None
     new = block.new_empty(plan.wanted.shape)
     found = new if fill is None else new.fill_(fill)
-    if plan.kept is not None and plan.own is not None:
+    if plan.kept is not None:
         found[plan.kept.slices(plan.wanted)] = block[plan.kept.slices(plan.own)]
-    for t, piece in zip(plan.receives, pieces, strict=True):
+    for t, (_, piece) in zip(plan.receives, receives, strict=True):
         found[t.box.slices(plan.wanted)] = piece
     return found
 
@@ -101,30 +97,21 @@ def run_transfers(
     """
     for t in plan.sends:
         assert held is not None
-        piece = _contiguous(held[t.box.slices(plan.own)]).to(grid.device)
-        grid.halos.exchange([(t.rank, _as_bytes(piece))], [], what).wait()
+        piece = held[t.box.slices(plan.own)].to(grid.device)
+        grid.halos.exchange([(t.rank, piece)], [], what).wait()
     if plan.wanted is None:
         return None
     if held is not None and plan.kept == plan.wanted:
-        part = held[plan.wanted.slices(plan.own)]
-        return _contiguous(part).to(like.device, copy=True)
+        part = held[plan.wanted.slices(plan.own)].resolve_conj().resolve_neg()
+        return part.to(like.device, copy=True, memory_format=torch.contiguous_format)
     found = like.new_empty(plan.wanted.shape)
     if held is not None and plan.kept is not None:
         found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)].to(like.device)
     for t in plan.receives:
         piece = like.new_empty(t.box.shape, device=grid.device)
-        grid.halos.exchange([], [(t.rank, _as_bytes(piece))], what).wait()
+        grid.halos.exchange([], [(t.rank, piece)], what).wait()
         found[t.box.slices(plan.wanted)] = piece.to(like.device)
     return found
-
-
-def _contiguous(x: torch.Tensor) -> torch.Tensor:
-    return x.resolve_conj().resolve_neg().contiguous()
-
-
-def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Return the memory of a contiguous tensor: not every backend sends every type."""
-    return x.reshape(-1).view(torch.uint8)
 
 
 class _ScatterPlan:

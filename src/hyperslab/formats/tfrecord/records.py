@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
 from hyperslab.formats.files import COUNTS_RATIO, check_gzip_size
-from hyperslab.formats.storage import read_strided
+from hyperslab.formats.storage import read_strided, read_whole
 from hyperslab.geometry import Box
 
 
@@ -44,10 +44,7 @@ class FileBytes:
         return self.hi - self.lo
 
     def __bytes__(self) -> bytes:
-        data = os.pread(self.file, len(self), self.lo)
-        if len(data) < len(self):
-            raise EOFError(f"it ends at byte {self.lo + len(data)} but needs {self.hi}")
-        return data
+        return self.read().tobytes()
 
     def after(self, count: int) -> FileBytes:
         """Reads ``count`` bytes that come next in the file."""
@@ -59,14 +56,8 @@ class FileBytes:
         Raises:
             EOFError: the file ends too early.
         """
-        data = bytearray(len(self))
-        view = memoryview(data)
-        place = 0
-        while place < len(data):
-            got = os.preadv(self.file, [view[place:]], self.lo + place)
-            if not got:
-                raise EOFError(f"it ends at byte {self.lo + place} but needs {self.hi}")
-            place = place + got
+        view = memoryview(bytearray(len(self)))
+        read_whole(self.file, view, self.lo)
         return view
 
     @overload
