@@ -321,7 +321,7 @@ class ResultFolder:
         by = {
             # One checkpoint is told from another by the checksums of its files.
             "checkpoint": hashlib.sha256((of.checkpoint / MANIFEST).read_bytes()).hexdigest(),
-            # The same weights in another network, such as one with other slopes, give other numbers.
+            # The same weights give other numbers in another network, such as one of other slopes.
             "model": of.recipe.model.model_dump(mode="json", exclude_defaults=True),
             "native": self.native,
             "precision": of.recipe.precision,
