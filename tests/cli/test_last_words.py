@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hyperslab.cli import terminal
 from hyperslab.cli.terminal import DEBUG, clean_errors
+from hyperslab.errors import CommError
 
 
 def test_no_memory_is_one_line(
@@ -21,6 +24,27 @@ def test_no_memory_is_one_line(
     monkeypatch.setenv(DEBUG, "1")
     with pytest.raises(MemoryError), clean_errors():
         raise MemoryError
+
+
+def test_words_come_before_the_end_by_who_started_the_rank(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torchrun sends SIGTERM to all other ranks when the first has failed."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+
+    def say_late(words: str) -> str:
+        signal.raise_signal(signal.SIGTERM)
+        return words
+
+    monkeypatch.setattr(terminal, "printable", say_late)
+    try:
+        with pytest.raises(SystemExit) as end, clean_errors():
+            raise CommError("rank 1 lost contact with rank 2")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (end.value.code, came) == (1, [])
+    assert capsys.readouterr().err == "error: rank 1 lost contact with rank 2\n"
 
 
 def test_a_current_folder_that_goes_meanwhile_is_one_line(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import hyperslab as hs
+from hyperslab.comm.bootstrap import enter_part, make_group
 from tests.ranks import close_pool, run_ranks
 from tests.train.universes import write_universes
 
@@ -85,6 +87,36 @@ def one_part() -> None:
 
 def test_ranks_without_a_grid_do_not_wait() -> None:
     run_ranks(4, one_part)
+
+
+def part_of_a_bound_world() -> None:
+    """Groups of a part are not split off a world that is bound to a device.
+
+    NCCL splits a communicator only if all of its ranks take part, gloo never splits one: so this
+    looks at what torch decides from, the world's device.
+    """
+    world, seen = dist.group.WORLD, []
+    assert world is not None
+    new_group = dist.new_group
+
+    def spy(*args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        seen.append((world.bound_device_id, kwargs.pop("device_id")))
+        return new_group(*args, **kwargs)
+
+    if dist.get_rank() < 2:
+        bound = torch.device("cuda:0")
+        world.bound_device_id, dist.new_group = bound, spy
+        try:
+            enter_part([0, 1], 60)
+            assert make_group([1, 0]).size() == 2
+            assert world.bound_device_id == bound
+        finally:
+            world.bound_device_id, dist.new_group = None, new_group
+        assert seen == [(None, bound)] * 2
+
+
+def test_a_part_of_a_bound_world_does_not_wait_for_the_others() -> None:
+    run_ranks(3, part_of_a_bound_world)
 
 
 def parts_of_a_part() -> None:

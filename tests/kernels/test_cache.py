@@ -533,6 +533,9 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         assert library.library.__wrapped__() is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
+    monkeypatch.setenv(library.SWITCH, "no")
+    library.library.__wrapped__()
+    assert "HYPERSLAB_COMPILE=no is ignored: it takes 0 or 1" in caplog.text
 
 
 def python_processes(count: int) -> Sequence[str]:

@@ -19,6 +19,7 @@ import typer
 
 from hyperslab.errors import HyperslabError, printable
 from hyperslab.util.logs import StdoutHandler
+from hyperslab.util.signals import StopRequest
 from hyperslab.util.startup import FOLDER_GONE, say_stopped
 
 if TYPE_CHECKING:  # slow to import, and not for every command
@@ -45,10 +46,12 @@ def clean_errors() -> Iterator[None]:
         words = _words_of(error)
         if os.environ.get(DEBUG) or not words:
             raise
-        from rich.console import Console
+        # As soon as one rank has failed, torchrun ends the others; their words come first.
+        with StopRequest().listening():
+            from rich.console import Console
 
-        console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        console.print(f"error: {printable(words)}", style="red")
+            console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+            console.print(f"error: {printable(words)}", style="red")
         raise SystemExit(1) from None
 
 

@@ -438,9 +438,13 @@ def make_group(ranks: Sequence[int] | None = None, **options: Any) -> dist.Proce
     before = number_of_groups()
     part.names += 1
     set_number_of_groups(NAMES_OF_A_PART * (1 + of_torch[0]) + part.names)
+    # Torch splits communicators off that of a world which is bound to a device. That would wait for
+    # all ranks of the world, so the world looks unbound while ranks of a part make theirs.
+    device, whole.bound_device_id = whole.bound_device_id, None
     try:
-        return dist.new_group(of_torch, **options)
+        return dist.new_group(of_torch, device_id=device, **options)
     finally:
+        whole.bound_device_id = device
         set_number_of_groups(before)
 
 

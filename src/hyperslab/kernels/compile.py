@@ -374,9 +374,12 @@ class Library:
 @functools.cache
 def library() -> Library | None:
     """Returns the compiled functions; None, and a line in the log, where there are none."""
-    if os.environ.get(SWITCH) == "0":
+    asked = os.environ.get(SWITCH, "")
+    if asked == "0":
         log.info("%s=0: fused kernels run as torch's single operators", SWITCH)
         return None
+    if asked not in ("", "1") and _is_first():
+        log.warning("%s=%s is ignored: it takes 0 or 1", SWITCH, asked)
     try:
         return load_library(ready_library())
     except CannotCompile as error:

@@ -191,7 +191,7 @@ UNDER_WAY = "layers"
 class Journal:
     """The inputs that a network has predicted into ``folder``; on the main rank only.
 
-    What another network or another way of reading has left there is not taken for done.
+    Results of another network, or of another way of reading, do not count as done.
     """
 
     def __init__(self, folder: Path, by: JournalRow) -> None:
@@ -319,6 +319,8 @@ class ResultFolder:
         by = {
             # One checkpoint is told from another by the checksums of its files.
             "checkpoint": hashlib.sha256((of.checkpoint / MANIFEST).read_bytes()).hexdigest(),
+            # The same weights give other numbers in another network, such as one of other slopes.
+            "model": of.recipe.model.model_dump(mode="json", exclude_defaults=True),
             "native": self.native,
             "precision": of.recipe.precision,
             "transform": of.transform.name,

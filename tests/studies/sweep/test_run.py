@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, DivergedError, RecipeError, Stopped
+from hyperslab.recipe.load import save_recipe
 from hyperslab.studies.sweep import run as execute
 from hyperslab.studies.sweep.run import (
     RunResult,
@@ -172,6 +173,39 @@ def test_a_run_of_another_recipe_is_refused_too(done: Path, tmp_path: Path) -> N
 
 def result(loss: float) -> RunResult:
     return RunResult(3, loss, 1, 1.0, {"a": loss}, loss)
+
+
+@pytest.mark.parametrize(
+    ("best", "decades", "tried", "edge"),
+    [
+        (2e-4, 2, [1e-5, 1e-4, 1e-3, 1e-2], False),
+        (2e-4, 1, [1e-4, 1e-3, 1e-2], True),
+        (1.0, 3, [1e-3, 1e-2, 1e-1, 1.0, 10.0], False),
+        (2e-4, 0, [1e-3, 1e-2], True),
+    ],
+)
+def test_rates_beyond_the_edge_are_tried_until_the_best_is_inside(
+    tmp_path: Path, best: float, decades: int, tried: list[float], edge: bool
+) -> None:
+    """And all of it is there when the same sweep is started again."""
+    sweep = load_sweep(write_sweep(tmp_path, choose={"epochs": 0.34, "widen": decades}))
+
+    def do(run: SweepRun, ranks: int) -> RunResult:
+        run.folder.mkdir(parents=True)
+        save_recipe(run.recipe, run.folder / "recipe.yaml")
+        found = result(abs(float(np.log(run.rate / best))))
+        (run.folder / "result.json").write_text(json.dumps(asdict(found)))
+        return found
+
+    progress = SweepProgress(sweep)
+    rows = run_sweep(sweep, 1, progress, do).rows()
+    for row in rows:
+        assert [one.rate for one in row.tried] == tried
+        losses = [abs(np.log(rate / best)) for rate in tried]
+        assert (row.rate, row.at_the_edge) == (tried[int(np.argmin(losses))], edge)
+        assert len(row.seeds) == row.wanted
+    assert progress.runs == len(progress.numbers) == 2 * len(tried) + 3
+    assert run_sweep(sweep, 1, SweepProgress(sweep), do).rows() == rows, "no folder is made again"
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:

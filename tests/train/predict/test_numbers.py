@@ -100,6 +100,14 @@ def test_what_is_done_stays_in_the_table(run: Path, tmp_path: Path) -> None:
     assert [row["sample"] for row in table(out)] == ["a", "b"]
 
 
+def test_another_network_with_the_same_weights_predicts_anew(run: Path, tmp_path: Path) -> None:
+    universe(tmp_path / "a.hdf5", 0)
+    out, paths = tmp_path / "out", [tmp_path / "a.hdf5"]
+    predict(run, paths, out)
+    (again,) = predict(run, paths, out, overrides=["model.dropout=0.25"])
+    assert again.state == "predicted"
+
+
 @pytest.mark.parametrize(
     "odd",
     [

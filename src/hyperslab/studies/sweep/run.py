@@ -391,7 +391,7 @@ def runs_table(rows: Sequence[SweepRow]) -> Table:
             _range_text(row.validation_loss),
             "" if row.best_epoch is None else f"{row.best_epoch.median:g} of {row.epochs}",
             "" if row.seconds is None else f"{row.seconds.median:.0f} s",
-            "the best rate is at the edge of what was tried" if row.at_the_edge else "",
+            "the best rate is at the edge: choose.widen tries more" if row.at_the_edge else "",
         ]
         for row in rows
     ]
@@ -458,6 +458,12 @@ class SweepProgress(Progress):
         self.done = 0
         final = sum(len(variant.seeds) * variant.recipe.epochs for variant in sweep.variants)
         self.task = self.add_task("", total=final + sum(run.recipe.epochs for run in choosing))
+
+    def expect(self, runs: Sequence[SweepRun]) -> None:
+        """Counts runs that come on top of those of the sweep."""
+        self.runs += len(runs)
+        total = self.tasks[self.task].total or 0
+        self.update(self.task, total=total + sum(run.recipe.epochs for run in runs))
 
     def begin(self, run: SweepRun) -> None:
         """Begins to show the next run."""
@@ -589,6 +595,12 @@ def run_sweep(
             with progress:
                 do_all(sweep.choosing())
                 rates = best_rates(sweep, state.outcomes)
+                while (wider := state.sweep.wider(sweep, rates)) != state.sweep:
+                    more = [run for run in wider.choosing() if run not in state.sweep.choosing()]
+                    state.sweep = wider
+                    progress.expect(more)
+                    do_all(more)
+                    rates = best_rates(wider, state.outcomes)
                 for variant in sweep.variants:
                     if variant.name not in rates:
                         words = "no rate could be tried, so no seed was run"
@@ -683,6 +695,8 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
             ready = sum(finished_result(run) is not None for run in runs)
             seeds = _values_text(variant.choosing_seeds)
             rates = _values_text(variant.rates)
+            if sweep.widen:
+                rates += f" and up to {sweep.widen} decades beyond"
             stages.append(("choose the rate", len(runs), rates, seeds, runs[0].recipe, ready))
         seeds = _values_text(variant.seeds)
         stages.append(("seeds", len(variant.seeds), "the best", seeds, variant.recipe, 0))

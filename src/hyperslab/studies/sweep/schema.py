@@ -65,6 +65,8 @@ class ChoiceSection(Section):
 
     epochs: Annotated[float, Field(gt=0, le=1)] = 1 / 3  # share of the recipe's
     seeds: Seeds | None = None  # None: the variant's first
+    # decades beyond the given rates; more of them are tried while the best is the last at one end
+    widen: Annotated[int, Field(ge=0, le=6)] = 0
 
 
 class SweepFile(Section):
@@ -133,14 +135,43 @@ class SweepVariant:
         """Counts the runs that choose the rate: none where there is one rate only."""
         return len(self.rates) * len(self.choosing_seeds) if len(self.rates) > 1 else 0
 
+    def beyond(self, best: float) -> float | None:
+        """Return the next rate on the side where the best one is the last; None if it is not.
+
+        It is as far from the best one as that from its neighbour.
+        """
+        ordered = sorted(self.rates)
+        if len(ordered) < 2 or best not in (ordered[0], ordered[-1]):
+            return None
+        neighbour = ordered[1] if best == ordered[0] else ordered[-2]
+        return float(f"{best * best / neighbour:.3g}")
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Holds all that is to be run, into ``output``; ``share`` of the epochs chooses a rate."""
+    """Holds all that is to be run, into ``output``; ``share`` of the epochs chooses a rate.
+
+    ``widen`` is the number of decades beyond the given rates in which others are tried.
+    """
 
     output: Path
     variants: tuple[SweepVariant, ...]
     share: float
+    widen: int = 0
+
+    def wider(self, given: Sweep, best: Mapping[str, float]) -> Sweep:
+        """Return this sweep with one rate more for each variant whose best is the last on a side.
+
+        ``given`` is the sweep before it was widened; ``best`` are rates by variant.
+        """
+        variants = []
+        for variant, before in zip(self.variants, given.variants, strict=True):
+            rate = variant.beyond(best[variant.name]) if variant.name in best else None
+            reach = 1.0001 * 10.0**self.widen  # rates have three digits
+            if rate and min(before.rates) / reach <= rate <= max(before.rates) * reach:
+                variant = replace(variant, rates=tuple(sorted({*variant.rates, rate})))
+            variants.append(variant)
+        return replace(self, variants=tuple(variants))
 
     def choosing(self) -> list[SweepRun]:
         """Lists the runs that choose the rates, variant by variant."""
@@ -168,7 +199,7 @@ class Sweep:
     def settings(self) -> dict[str, Any]:
         """Lists what the results depend on, as plain values."""
         return {
-            "choose": {"epochs": self.share},
+            "choose": {"epochs": self.share, **({"widen": self.widen} if self.widen else {})},
             "variants": {
                 variant.name: {
                     "rates": list(variant.rates),
@@ -225,7 +256,7 @@ def load_sweep(
             variants.append(_variant(name, section, file, recipe))
         except RecipeError as error:
             raise RecipeError(f"{path}, variant {name!r}: {error}") from None
-    return Sweep(folder, tuple(variants), file.choose.epochs)
+    return Sweep(folder, tuple(variants), file.choose.epochs, file.choose.widen)
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
