@@ -10,8 +10,8 @@ Files of the public layout are made once, in chunks and in one piece.
 2. speed: boxes read by 2 ranks against one process that reads the same files from front to back,
    and against ranks that read whole samples and send each other boxes; from disk and from memory.
 3. feed: CosmoFlow on 2 ranks with data from files, from the store, and already on the device.
-4. scale: a step against ranks, where each reads its box and where one reads for all of them
-   (Oyama et al. 2020, figure 5).
+4. scale: a step against ranks, where each reads its box and where one reads for all of them, from
+   files and from their stores (Oyama et al. 2020, figure 5).
 5. sums: files whose chunks have checksums against files without, read by one process.
 6. open: folders of files, opened with all checks of their headers and by h5py alone.
 """
@@ -106,8 +106,9 @@ def print_feed(title: str, result: dict[str, Any]) -> None:
 
 def print_scale(title: str, rows: dict[str, Any]) -> None:
     print(f"\n{title}: a step [ms] where ...")
-    print(f"{'':8}{'each rank reads its box':>30}{'rank 0 reads and scatters':>30}")
-    print(f"{'ranks':8}" + f"{'best':>14}{'median':>8}{'wait':>8}" * 2)
+    words = ("each reads its box", "one reads and sends", "boxes in stores", "samples in stores")
+    print(f"{'':8}" + "".join(f"{way:>30}" for way in words))
+    print(f"{'ranks':8}" + f"{'best':>14}{'median':>8}{'wait':>8}" * len(words))
     for ranks, row in rows.items():
         cells = [
             f"{1e3 * way['seconds']['min']:14.1f}{1e3 * way['seconds']['median']:8.1f}"

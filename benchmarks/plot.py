@@ -18,7 +18,7 @@ RULE = "#d9dbd6"
 
 WAYS = {
     "read": ("each rank reads its box", "#0072b2", "-", "o"),
-    "scattered": ("rank 0 reads the sample and scatters it", "#b84a00", "--", "s"),
+    "scattered": ("one rank reads the sample and sends boxes", "#b84a00", "--", "s"),
 }
 IDEAL = "step of one rank / ranks"
 STYLE = {

@@ -9,6 +9,7 @@ import h5py
 import pytest
 from checksums import opening, sums
 from reading import CUTS, read_bytes
+from scattering import step_times
 from volumes import KINDS, make
 
 from tests.ranks import run_ranks
@@ -32,6 +33,14 @@ def test_a_rank_reads_its_box(folder: Path, kind: str, cut: dict[str, int]) -> N
         assert rank["box"] == rank["program"] == size
         over = 2 if kind == "plain" and "width" in cut else 1  # whole rows where nothing is chunked
         assert size <= rank["system"] <= 1.01 * over * size
+
+
+def test_steps_are_timed_in_each_way(folder: Path) -> None:
+    """What two ranks read together of the one sample is all of it, unless it is kept."""
+    size = SIDE**3 * 4 * 2
+    found = run_ranks(2, step_times, str(folder / f"{SIDE}-plain"), 1)[0]
+    read = {name: row["program"]["median"] for name, row in found.items()}
+    assert read == {"read": size, "scattered": size, "store": 0, "sample": 0}
 
 
 def test_sums_and_opened_folders_are_measured(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"store": "preload"}, {"store": StorePolicy("preload")}),
     ({"store": "store"}, {"mode": "store"}),
     ({"mode": "store", "budget": 3 * SIZE}, {"store": StorePolicy(budget=3 * SIZE)}),
+    ({"mode": "sample", "budget": 3 * SIZE}, {"store": StorePolicy("sample", 3 * SIZE)}),
     ({"store": "store", "budget": SIZE}, {"store": StorePolicy("store", SIZE)}),
     ({"prefetch": 3}, {"prefetch": PrefetchPolicy(3)}),
     ({"prefetch_bytes": 2 * SIZE}, {"prefetch": PrefetchPolicy(2, 2 * SIZE)}),
@@ -63,6 +64,13 @@ def test_a_staging_folder_takes_what_memory_does_not(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(how: dict[str, Any]) -> None:
     with pytest.raises(hs.DataError, match="|".join(how)):
         opened(**how)
+
+
+def test_one_rank_does_not_read_what_all_read_together() -> None:
+    source = Numbered()
+    source.collective = True
+    with pytest.raises(hs.DataError, match="one rank read a sample, but the driver all"):
+        open(source, Seat(), batch_size=1, split="all", mode="sample")
 
 
 def test_an_unknown_keyword_is_named() -> None:

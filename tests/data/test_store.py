@@ -134,9 +134,39 @@ def test_what_does_not_fit_is_read_again(
     assert sum(result["read"][-1] for result in results) == samples_read * volumes[0].nbytes
 
 
-def test_a_second_level_on_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, 2, N])
+@pytest.mark.parametrize("extents", [*GRIDS, {"depth": 3}], ids=str)
+def test_whole_samples_are_read_and_sent_by_one_rank(
+    tmp_path: Path, extents: dict[str, int], kept: int
+) -> None:
+    """As in figure 5 of Oyama et al. 2020: all that others get of a sample one rank has read."""
+    volumes = folder(tmp_path, N)
+    size = volumes[0].nbytes + 32  # of a whole sample and its target [B]
+    ranks = math.prod(extents.values())
+    how = {"batch_size": 5, "shuffle": True, "transform": None, "mode": "sample"}
+    results = run_ranks(ranks, epochs, tmp_path, extents, {**how, "budget": kept * size})
+    check_shown(results, volumes)
+    keepers: dict[int, set[int]] = {}
+    for _, _, sample, _, source, _ in (message for result in results for message in result["sent"]):
+        keepers.setdefault(sample, set()).add(source)
+    assert all(len(sources) == 1 for sources in keepers.values())
+    assert len(set.union(*keepers.values())) == min(ranks, N), "every rank has its turn"
+    once = [result["stored"] // size for result in results]
+    again = [
+        (result["read"][-1] // volumes[0].nbytes - kept_here) // EPOCHS
+        for result, kept_here in zip(results, once, strict=True)
+    ]
+    assert sum(once) + sum(again) == N
+    for kept_here, read_again in zip(once, again, strict=True):
+        assert kept_here == min(kept, kept_here + read_again)
+    read = sum(result["read"][-1] for result in results)
+    assert read == (sum(once) + EPOCHS * sum(again)) * volumes[0].nbytes
+
+
+@pytest.mark.parametrize("mode", ["store", "sample"])
+def test_a_second_level_on_disk(tmp_path: Path, mode: str) -> None:
     volumes = folder(tmp_path / "files", N)
-    how = {"batch_size": 4, "shuffle": True, "transform": None, "mode": "store", "budget": 3000}
+    how = {"batch_size": 4, "shuffle": True, "transform": None, "mode": mode, "budget": 3000}
     extents = {"data": 2, "depth": 2}
     results = run_ranks(
         4, epochs, tmp_path / "files", extents, {**how, "staging": tmp_path / "fast"}
@@ -148,10 +178,13 @@ def test_a_second_level_on_disk(tmp_path: Path) -> None:
     assert list((tmp_path / "fast").iterdir()) == [], "the file has no name"
 
 
+@pytest.mark.parametrize("mode", ["store", "sample"])
 @pytest.mark.parametrize("extents", [{"data": 2, "depth": 3}, {"depth": 2, "width": 2}], ids=str)
-def test_augmented_boxes_come_from_their_keepers(tmp_path: Path, extents: dict[str, int]) -> None:
+def test_augmented_boxes_come_from_their_keepers(
+    tmp_path: Path, extents: dict[str, int], mode: str
+) -> None:
     volumes = folder(tmp_path, N)
-    how = {"batch_size": 4, "transform": None, "mode": "store", "budget": 10**6, "augment": True}
+    how = {"batch_size": 4, "transform": None, "mode": mode, "budget": 10**6, "augment": True}
     results = run_ranks(math.prod(extents.values()), epochs, tmp_path, extents, how)
     for result in results:
         for epoch, samples, x, _ in result["shown"]:
@@ -163,8 +196,8 @@ def test_augmented_boxes_come_from_their_keepers(tmp_path: Path, extents: dict[s
     assert sum(result["read"][2] for result in results) == whole
 
 
-def labelled(path: Path, extents: dict[str, int], augment: bool) -> list[Any]:
-    how: Any = {"batch_size": 3, "split": "all", "mode": "store", "budget": 10**6}
+def labelled(path: Path, extents: dict[str, int], augment: bool, mode: str) -> list[Any]:
+    how: Any = {"batch_size": 3, "split": "all", "mode": mode, "budget": 10**6}
     with open(path, hs.Grid(**extents), shuffle=True, augment=augment, **how) as data:
         return [
             (data.shown, x.full().numpy(), y.full().numpy(), data.bytes_read)
@@ -173,11 +206,12 @@ def labelled(path: Path, extents: dict[str, int], augment: bool) -> list[Any]:
         ]
 
 
+@pytest.mark.parametrize("mode", ["store", "sample"])
 @pytest.mark.parametrize("augment", [False, True])
-def test_labels_travel_with_their_volumes(tmp_path: Path, augment: bool) -> None:
+def test_labels_travel_with_their_volumes(tmp_path: Path, augment: bool, mode: str) -> None:
     shape, extents = (1, 7, 6, 5), {"data": 2, "height": 2}
     scans.folder(tmp_path, 5, shape)
-    results = run_ranks(4, labelled, tmp_path, extents, augment)
+    results = run_ranks(4, labelled, tmp_path, extents, augment, mode)
     for result in results:
         assert result[1][3] == result[3][3], "the second epoch reads nothing"
         for step, (samples, x, y, _) in enumerate(result):
@@ -190,16 +224,17 @@ def test_labels_travel_with_their_volumes(tmp_path: Path, augment: bool) -> None
                 np.testing.assert_array_equal(classes[None], expected[1])
 
 
-def resumed(path: Path, extents: dict[str, int], start: int) -> list[Any]:
-    how: Any = {"batch_size": 2, "shuffle": True, "mode": "store", "budget": 10**6}
+def resumed(path: Path, extents: dict[str, int], start: int, mode: str = "store") -> list[Any]:
+    how: Any = {"batch_size": 2, "shuffle": True, "mode": mode, "budget": 10**6}
     with open(path, hs.Grid(**extents), split="all", transform=None, **how) as data:
         return [x.full().numpy() for x, _ in data.epoch(2, start)]
 
 
-def test_an_epoch_resumes_with_an_empty_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["store", "sample"])
+def test_an_epoch_resumes_with_an_empty_store(tmp_path: Path, mode: str) -> None:
     folder(tmp_path, N)
     every = run_ranks(2, resumed, tmp_path, {"data": 2}, 0)[0]
-    for rest in run_ranks(4, resumed, tmp_path, {"data": 2, "width": 2}, 3):
+    for rest in run_ranks(4, resumed, tmp_path, {"data": 2, "width": 2}, 3, mode):
         assert len(rest) == len(every) - 3
         for a, b in zip(every[3:], rest, strict=True):
             np.testing.assert_array_equal(a, b)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.planner.search import grids, refusal, words_of
+from hyperslab.planner.search import grids, host_memory, refusal, words_of
 from hyperslab.recipe.schema import GridSection
-from tests.planner.small import small_job
+from tests.planner.small import bounds, small_job
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 6, 16, 30])
@@ -44,3 +44,21 @@ def test_what_a_rank_has(tmp_path: Path) -> None:
     assert job.samples_each(grid) == 2
     assert job.box_bytes(job.box_extents(grid)) == 6 * 16 * 8 * 4 * 2 + 4 * 8
     assert words_of(GridSection()) == "data=1"
+
+
+def test_a_plan_of_whole_samples(tmp_path: Path) -> None:
+    """4 samples on 3 replicas of 6 ranks: one rank of a replica reads a sample, by turns."""
+    boxes = small_job(tmp_path, "data.budget=1GiB")
+    job = small_job(tmp_path, "data.mode=sample", "data.budget=1GiB")
+    grid = GridSection(data=3, depth=3, width=2)
+    whole = 16**3 * 4 * 2 + 4 * 8
+    box = job.box_bytes(job.box_extents(grid))
+    assert (boxes.read_bytes(grid), job.read_bytes(grid)) == (2 * box, whole)
+    assert job.read_bytes(GridSection(data=2)) == 2 * whole
+    assert boxes.travelling(grid) == pytest.approx(2 / 3)
+    # To five other ranks of its replica, or to six of another one; half of what a rank takes in.
+    assert job.travelling(grid) == pytest.approx((1 / 3 * 5 + 2 / 3 * 6) / 2)
+    kept, kept_whole = (host_memory(one, grid, bounds()) for one in (boxes, job))
+    assert kept.store == -(-job.shown // 3) * box
+    assert kept_whole.store == -(-job.shown // 18) * whole
+    assert kept_whole.ahead - kept.ahead == whole + 2 * 5 * box

@@ -24,7 +24,11 @@ def on_ranks(recipe: Path, *overrides: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", in_gate(["direct", "preload", "store data.budget=30KB"], kept=["store data.budget=30KB"])
+    "how",
+    in_gate(
+        ["direct", "preload", "sample", "store data.budget=30KB"],
+        kept=["sample", "store data.budget=30KB"],
+    ),
 )
 def test_keeping_changes_nothing(tmp_path: Path, universes: Path, how: str) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=2)
@@ -48,8 +52,8 @@ def spoilt(universes: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("mode", "accumulate"),
     in_gate(
-        [(mode, accumulate) for mode in ("direct", "store") for accumulate in (1, 2)],
-        kept=[("direct", 1), ("store", 2)],
+        [(mode, n) for mode in ("direct", "store", "sample") for n in (1, 2)],
+        kept=[("direct", 1), ("store", 2), ("sample", 1)],
     ),
 )
 def test_skipping_is_the_same_on_every_grid(

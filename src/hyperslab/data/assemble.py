@@ -333,6 +333,7 @@ class BatchAssembler:
         # On a device batches are page-locked, which what the store keeps is not.
         alone = len(computed) == 1 and computed[0].keeps and not self._pinned
         alone = alone and computed[0].augmentation == IDENTITY
+        alone = alone and computed[0].transfer.own == computed[0].transfer.wanted
         batch: LocalBatch | None = None
         assemblies: list[SampleAssembly] = []
         if not alone:
@@ -342,7 +343,7 @@ class BatchAssembler:
                 assemblies.append(SampleAssembly(plan, SampleBox(*slot), self.kind))
                 if self.transport is not None:
                     assemblies[-1].expect(self.transport, epoch, step)
-        kept = {plan.slot: self._send(epoch, step, plan) for plan in plans if plan.keeps}
+        kept = {plan.slot: self._send(epoch, step, plan, ready) for plan in plans if plan.keeps}
         for assembly in assemblies:
             plan = assembly.plan
             if plan.reads:
@@ -379,17 +380,19 @@ class BatchAssembler:
 
         def attempt(sample: int) -> None:
             plan = plans[sample]
+            if sample in ready:
+                return
             if plan.keeps:
-                self._keep(sample)
-            elif plan.reads and sample not in ready:
+                ready[sample] = self._keep(sample)
+            elif plan.reads:
                 ready[sample] = self._read(plan)
 
         return _failures(list(plans), attempt)
 
     def _keep(self, sample: int) -> SampleBox:
-        """This rank's own box of a sample that its replica keeps; read if it is not here yet."""
-        own = self.planner.boxes.maps[sample].own
-        return self.store.keep(sample, functools.partial(self.reader.read, sample, own))
+        """What this rank keeps of a sample; read if it is not here."""
+        box = self.planner.kept_box(sample)
+        return self.store.keep(sample, functools.partial(self.reader.read, sample, box))
 
     def _read(self, plan: SlotPlan) -> SampleBox:
         assert plan.transfer.wanted is not None
@@ -431,9 +434,9 @@ class BatchAssembler:
         cut = boxes.grid.partition((count, *self.kind.shape(shape[1:])), channels=channels)
         return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
 
-    def _send(self, epoch: int, step: int, plan: SlotPlan) -> SampleBox:
+    def _send(self, epoch: int, step: int, plan: SlotPlan, ready: BoxesRead) -> SampleBox:
         """Begin to send what others want of a sample that this rank keeps; what it keeps."""
-        kept = self._keep(plan.sample)
+        kept = ready.pop(plan.sample) if plan.sample in ready else self._keep(plan.sample)
         for part in plan.transfer.sends:
             assert self.transport is not None
             assert plan.transfer.own is not None

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -36,6 +36,7 @@ from hyperslab.data.store import (
     disk_budget,
     memory_budget,
     stores_in_use,
+    whole_samples,
 )
 from hyperslab.data.transforms import LowHigh, Transform, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
@@ -44,7 +45,7 @@ from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.source import DataMap, ScanOptions, Source
 from hyperslab.formats.views import Padded, selected
 
-Mode = Literal["direct", "store", "preload"]
+Mode = Literal["direct", "store", "preload", "sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,11 @@ class StorePolicy:
 
     ``mode``: ``"direct"`` reads every box when it is its turn. ``"store"`` keeps what was read in
     memory, so that after epoch 0 nothing is read again; the ranks send each other what they keep.
-    ``"preload"`` fills the store before the first step. ``budget``: what each rank's store may
-    take of its memory [B]; by default its part of half of what is free. What does not fit is read
-    again in each epoch. ``staging``: a folder on a disk of the node for what does not fit.
+    ``"preload"`` fills the store before the first step. ``"sample"`` is for comparison, figure 5 of
+    Oyama et al. 2020: one rank of a replica reads a whole sample, keeps that, and sends all ranks
+    their boxes. ``budget``: what each rank's store may take of its memory [B]; by default its part
+    of half of what is free. What does not fit is read again in each epoch. ``staging``: a folder
+    on a disk of the node for what does not fit.
 
     Raises:
         DataError: no such mode, a negative budget, or a budget or staging without a store.
@@ -72,7 +75,7 @@ class StorePolicy:
             raise DataError(f"budget={self.budget}: needs to be >= 0")
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise DataError(
-                'budget and staging belong to the store: give mode="store" or "preload"'
+                'budget and staging belong to the store: give mode="store", "preload" or "sample"'
             )
 
     @property
@@ -159,7 +162,8 @@ def open(
             for training.
         dtype: of ``x``.
         store: which boxes are kept in memory, a `StorePolicy` or its mode: ``"direct"`` keeps
-            nothing, ``"store"`` what was read, ``"preload"`` reads all of it now.
+            nothing, ``"store"`` what was read, ``"preload"`` reads all of it now, ``"sample"``
+            keeps whole samples, for comparison.
         mode, budget, staging: of a `StorePolicy`, one by one; ``budget`` in bytes.
         prefetch: what is read ahead, a `PrefetchPolicy` or its number of mini-batches.
         prefetch_bytes: of a `PrefetchPolicy` [B].
@@ -335,26 +339,28 @@ def build_assembler(
     Raises:
         DataError: the staging folder is no good, or a file cannot be read.
     """
+    whole = policy.mode == "sample"
+    if whole and source.collective:
+        raise DataError('mode="sample" has one rank read a sample, but the driver all of a replica')
     boxes = SampleBoxes(grid, source)
-    size = sample_bytes(source, grid)
-    ownership, in_memory = _ownership(grid, schedule, policy, size)
-    mine = ownership.kept[grid.coords["data"]]
-    make = functools.partial(Store, mine, in_memory, size, policy.folder)
+    size = sample_bytes(source, grid, whole=whole)
+    kept = _kept(grid, schedule, policy, size, boxes)
+    make = functools.partial(Store, kept.mine, kept.in_memory, size, policy.folder)
     store = make() if policy.folder is None else collective_try(make)
     stores_in_use(grid).add(store)
-    travels = policy.mode != "direct" and (grid.data > 1 or augment)
+    travels = policy.mode != "direct" and (grid.data > 1 or augment or whole)
     transport = None
     if grid.size > 1 and (travels or skip):
         # Turned boxes come from other positions, and what is skipped all ranks agree on.
-        transport = HostP2P(grid, same_position=not (augment or skip))
+        transport = HostP2P(grid, same_position=not (augment or skip or whole))
     augmenter = Augmenter(schedule.seed, turns=not source.classes)
     assembler = BatchAssembler(
         schedule,
-        BatchPlanner(boxes, ownership.replica, augmenter if augment else None),
+        BatchPlanner(boxes, kept.owner, augmenter if augment else None, whole=whole),
         Reader(source, transform),
         kind=target_kind(source),
         store=store,
-        store_room=min(ownership.most, in_memory) * size,
+        store_room=min(kept.most, kept.in_memory) * size,
         transport=transport,
         skipped=Skipped(source, transport) if skip else None,
     )
@@ -399,39 +405,69 @@ def _extents(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape[1:]))
 
 
-def sample_bytes(source: Source, grid: Grid) -> int:
-    """Computes the most that a rank holds of one sample, its target included [B]."""
+def sample_bytes(source: Source, grid: Grid, *, whole: bool = False) -> int:
+    """Computes the most that a rank holds of one sample, its target included [B].
+
+    That is its box, or ``whole`` the sample.
+    """
     kind = target_kind(source)
-    box = SampleBoxes(grid, source).largest
-    values = box.size * np.dtype(source.dtype).itemsize
-    return values + math.prod(kind.shape(box.shape[1:])) * kind.dtype.itemsize
+    shape = source.shape if whole else SampleBoxes(grid, source).largest.shape
+    values = math.prod(shape) * np.dtype(source.dtype).itemsize
+    return values + math.prod(kind.shape(tuple(shape[1:]))) * kind.dtype.itemsize
 
 
-def _ownership(
-    grid: Grid, schedule: Schedule, policy: StorePolicy, size: int
-) -> tuple[Ownership, int]:
-    """Deals out who keeps what, and how many samples each rank keeps in memory at most."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Says what is kept where: the ``owner`` of a sample, as `BatchPlanner` takes it.
+
+    ``mine``: those for which this rank's store has room, the first ``in_memory`` of them there, the
+    others on disk. ``most``: the most samples that a rank keeps.
+    """
+
+    owner: Mapping[int, int]
+    mine: Sequence[int]
+    in_memory: int
+    most: int
+
+
+def _kept(
+    grid: Grid, schedule: Schedule, policy: StorePolicy, size: int, boxes: SampleBoxes
+) -> Kept:
+    """Deals out who keeps what, boxes of ``size`` [B] or whole samples."""
     if policy.mode == "direct":
-        return Ownership(((),) * grid.data), 0
+        return Kept({}, (), 0, 0)
     budget = memory_budget(grid) if policy.budget is None else policy.budget
     in_memory = budget // size
     capacity = in_memory
     if policy.folder is not None:
         capacity += disk_budget(policy.folder, grid) // (size + Store.slack)
-    ownership = Ownership.deal(schedule, grid.data, capacity)
-    all_kept = sum(map(len, ownership.kept)) == len(schedule.samples)
-    words = _words(ownership, len(schedule.samples), in_memory, size, budget)
-    log_once(grid, words, logging.INFO if all_kept else logging.WARNING)
-    return ownership, in_memory
+    count = len(schedule.samples)
+    if policy.mode == "sample":
+        # What does not fit has a rank, too, which reads it each time.
+        every = Ownership.deal(schedule, grid.data, -(-count // grid.data))
+        owner = whole_samples(every, boxes.maps[0])
+        keepers: dict[int, list[int]] = {rank: [] for rank in range(grid.size)}
+        for sample, rank in owner.items():
+            keepers[rank].append(sample)
+        parts = [part[:capacity] for part in keepers.values()]
+        mine: Sequence[int] = parts[grid.rank]
+    else:
+        ownership = Ownership.deal(schedule, grid.data, capacity)
+        owner, parts = ownership.replica, list(map(list, ownership.kept))
+        mine = parts[grid.coords["data"]]
+    lengths = list(map(len, parts))
+    words = _words(lengths, count, in_memory, size, budget)
+    log_once(grid, words, logging.INFO if sum(lengths) == count else logging.WARNING)
+    return Kept(owner, mine, in_memory, max(lengths))
 
 
-def _words(ownership: Ownership, count: int, in_memory: int, size: int, budget: int) -> str:
-    kept = sum(map(len, ownership.kept))
-    memory = sum(min(len(part), in_memory) for part in ownership.kept)
-    most = min(ownership.most, in_memory)
+def _words(lengths: Sequence[int], count: int, in_memory: int, size: int, budget: int) -> str:
+    kept = sum(lengths)
+    memory = sum(min(length, in_memory) for length in lengths)
+    most = min(max(lengths), in_memory)
     words = f"the store keeps {memory} of {count} samples in memory, {_gib(most * size)} a rank"
     if kept > memory:
-        words += f", and {kept - memory} on disk, {_gib((ownership.most - most) * size)} a rank"
+        words += f", and {kept - memory} on disk, {_gib((max(lengths) - most) * size)} a rank"
     if count > kept:
         words += (
             f"; {count - kept} do not fit into the budget of {_gib(budget)} a rank and are read "

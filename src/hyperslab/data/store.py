@@ -5,7 +5,8 @@ how much that may be: by default each rank's part of half of the free memory. `O
 which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
 says what this rank keeps, sends and receives for each slot of a mini-batch. Without augmentation
 a box only ever travels between ranks of the same position of two replicas. With it, a rank wants
-the stored box that becomes its own one, from all ranks that keep parts of that.
+the stored box that becomes its own one, from all ranks that keep parts of that. Where samples are
+kept whole, each by one rank (`whole_samples`), that rank sends every other one its box.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ class Store:
     """The most that a box in the file may take beside its own bytes [B]."""
 
     def __init__(self, samples: Sequence[int], in_memory: int, size: int, staging: Path | None):
-        """Room for these samples, of ``size`` [B] each at most.
+        """Room for these samples, of ``size`` [B] each at most; without staging for the first ones.
 
         Raises:
             DataError: the staging folder cannot be written, or has too little space.
         """
         self._kept: dict[int, SampleBox] = {}
-        self._numbers = {sample: number for number, sample in enumerate(samples[in_memory:])}
+        self._in_memory = frozenset(samples[:in_memory])
+        staged = () if staging is None else samples[in_memory:]
+        self._numbers = {sample: number for number, sample in enumerate(staged)}
         self._size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._file: mmap.mmap | None = None
         if staging is not None and self._numbers:
@@ -71,15 +74,20 @@ class Store:
         self.room = min(in_memory, len(samples)) * size  # what that may become
 
     def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
-        """Returns what is kept of a sample, first of all a copy of what ``read`` returns."""
+        """Returns what is kept of a sample, first of all a copy of what ``read`` returns.
+
+        A sample for which there is no room is read each time.
+        """
         if sample not in self._kept:
             box = read()
             if sample in self._numbers:
                 self._kept[sample] = self._write(self._numbers[sample] * self._size, box)
-            else:
+            elif sample in self._in_memory:
                 kept = SampleBox(*(np.array(part, order="C") for part in box))
                 self.bytes += sum(part.nbytes for part in kept)
                 self._kept[sample] = kept
+            else:
+                return box
         return self._kept[sample]
 
     def close(self) -> None:
@@ -224,6 +232,19 @@ class Ownership:
         return max(map(len, self.kept))
 
 
+def whole_samples(ownership: Ownership, boxes: BoxMap) -> dict[int, int]:
+    """Maps each sample to the one rank that reads and keeps it whole: by turns those of a replica.
+
+    So a mini-batch is read by as many ranks as it has samples, whatever the cut of a sample
+    (Oyama et al. 2020, figure 5).
+    """
+    return {
+        sample: rank
+        for replica, part in enumerate(ownership.kept)
+        for sample, rank in zip(part, itertools.cycle(boxes.ranks(replica)))
+    }
+
+
 PLANS_KEPT = 4096
 """Transfers that are remembered, of pairs of replicas and of symmetries."""
 
@@ -241,12 +262,17 @@ class BoxMap:
         return self.of(self.grid.rank)
 
     @functools.cached_property
-    def _whole(self) -> Partition:
+    def whole(self) -> Box:
+        """Returns the box of all of a sample."""
+        return Box.whole(self.shape)
+
+    @functools.cached_property
+    def _partition(self) -> Partition:
         return self.grid.partition((self.grid.data, *self.shape))
 
     def of(self, rank: int) -> Box:
         """The box of a rank, which is that of the ranks of the same position in other replicas."""
-        box = self._whole.box(self.grid.coords_of(rank))
+        box = self._partition.box(self.grid.coords_of(rank))
         return Box(box.lo[1:], box.hi[1:])
 
     def ranks(self, replica: int) -> Iterator[int]:
@@ -283,8 +309,9 @@ class SlotPlan:
     """Plans what this rank does for one slot of a mini-batch.
 
     The boxes of the ``transfer`` are those of the stored sample; its wanted one is `None` where
-    another replica computes the sample. ``keeps``: this rank keeps its own box, which it reads
-    once. ``reads``: nobody keeps the sample, so that the wanted box is read now.
+    another replica computes the sample. ``keeps``: this rank keeps its own box, or the whole
+    sample, which it reads once. ``reads``: nobody keeps the sample, so that the wanted box is read
+    now.
     """
 
     slot: int
@@ -298,21 +325,34 @@ class SlotPlan:
 class BatchPlanner:
     """Plans mini-batches for one rank; ``owner`` is the replica that keeps a sample, if one does.
 
-    Every rank plans its own part of the same exchange, without a message.
+    With ``whole`` it is the rank that keeps all of it. Every rank plans its own part of the same
+    exchange, without a message.
     """
 
     def __init__(
-        self, boxes: SampleBoxes, owner: Mapping[int, int], augmenter: Augmenter | None
+        self,
+        boxes: SampleBoxes,
+        owner: Mapping[int, int],
+        augmenter: Augmenter | None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.boxes = boxes
         self.owner = owner
         self.augmenter = augmenter
+        self.whole = whole
         self._replica = boxes.grid.coords["data"]
+        self._me = boxes.grid.rank if whole else self._replica
         self._transfer = functools.lru_cache(PLANS_KEPT)(self._plan)
 
     def keeps(self, sample: int) -> bool:
-        """Tells if this rank keeps its box of a sample."""
-        return self.owner.get(sample) == self._replica
+        """Tells if this rank keeps its box of a sample, or all of it."""
+        return self.owner.get(sample) == self._me
+
+    def kept_box(self, sample: int) -> Box:
+        """Returns what this rank keeps of a sample that it keeps."""
+        boxes = self.boxes.maps[sample]
+        return boxes.whole if self.whole else boxes.own
 
     def plan(self, turn: int, samples: Sequence[int]) -> list[SlotPlan]:
         """The slots of a mini-batch, of the pass ``turn``, for which this rank has things to do."""
@@ -320,7 +360,7 @@ class BatchPlanner:
         computed = consumers(len(samples), self.boxes.grid.data)
         for slot, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):
             owner = self.owner.get(sample)
-            keeps = owner == self._replica
+            keeps = owner == self._me
             if not keeps and self._replica not in replicas:
                 continue
             shape = self.boxes.maps[sample].shape
@@ -347,16 +387,19 @@ class BatchPlanner:
         rank = boxes.grid.rank
         computes = self._replica in replicas
         asking = [rank] if computes else []
-        if owner == self._replica:
-            asking += [r for other in replicas for r in self._holders(boxes, other, augmentation)]
+        if owner == self._me:
+            asking += [r for other in replicas for r in self._partners(boxes, other, augmentation)]
         wanted = {peer: boxes.of(peer) for peer in asking}
         if augmentation != IDENTITY:
             wanted = {peer: augmentation.stored(box, shape) for peer, box in wanted.items()}
-        owners: Iterable[int] = ()
-        if owner is not None:
-            owners = self._holders(boxes, owner, augmentation) if computes else [rank]
+        if owner is None:
+            return plan_transfers(rank, {}, wanted)
+        if self.whole:
+            return plan_transfers(rank, {owner: boxes.whole}, wanted)
+        owners = self._partners(boxes, owner, augmentation) if computes else [rank]
         return plan_transfers(rank, {peer: boxes.of(peer) for peer in owners}, wanted)
 
-    def _holders(self, boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterable[int]:
-        """List the ranks of a replica that may have, or want, a part of this rank's box."""
-        return [boxes.peer(replica)] if augmentation == IDENTITY else boxes.ranks(replica)
+    def _partners(self, boxes: BoxMap, replica: int, augmentation: Symmetry) -> Iterable[int]:
+        """List the ranks of a replica that may have, or want, a part of what this rank keeps."""
+        straight = augmentation == IDENTITY and not self.whole
+        return [boxes.peer(replica)] if straight else boxes.ranks(replica)

@@ -86,8 +86,26 @@ class GridJob:
         boxes = self.accumulated * self.samples_each(grid)
         return boxes * self.box_bytes(self.box_extents(grid))
 
+    def whole_each(self, grid: GridSection) -> int:
+        """Counts the samples of a mini-batch that the busiest rank reads whole; none if boxes."""
+        if self.recipe.data.mode != "sample":
+            return 0
+        return -(-self.samples_each(grid) // (grid.size // grid.data))
+
+    def read_bytes(self, grid: GridSection) -> int:
+        """Computes what the busiest rank reads for a step, where that is not kept already [B]."""
+        if whole := self.whole_each(grid):
+            return self.accumulated * whole * self.box_bytes(self.about.shape[1:])
+        return self.step_bytes(grid)
+
     def travelling(self, grid: GridSection) -> float:
-        """Computes the share of the boxes of a step that other replicas' stores send."""
+        """Computes the boxes that the busiest store sends in a step, over those a rank takes in.
+
+        They go to other replicas alone; of a whole sample they go to all other ranks.
+        """
+        if whole := self.whole_each(grid):
+            sent = whole * (grid.size // grid.data - 1 / grid.data)
+            return sent / self.samples_each(grid)
         kept = self.recipe.data.mode != "direct"
         return 1 - 1 / grid.data if kept else 0.0
 

@@ -438,7 +438,8 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
     seconds = _accumulated(slowest.seconds, job.accumulated)
     host = host_memory(job, grid, bounds)
     memories = [costs.rank_memory(trace, machine, grid.size, host) for trace in traces]
-    reading = machine.read_seconds(job.step_bytes(grid), grid.size)
+    readers = min(job.batch, grid.size) if job.whole_each(grid) else grid.size
+    reading = machine.read_seconds(job.read_bytes(grid), readers)
     seconds = replace(seconds, input=_exposed_input(job, grid, machine, seconds.total))
     return Candidate(
         grid,
@@ -456,18 +457,24 @@ def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> costs.Ra
     """Computes a rank's memory beside its step: mini-batches, and what the store keeps.
 
     The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
-    memory that a rank may have.
+    memory that a rank may have. A rank that reads whole samples also has the one that it reads, and
+    the boxes of two steps that it sends.
     """
     data = job.recipe.data
     box = job.box_bytes(job.box_extents(grid))
     batch = job.samples_each(grid) * box
     policy = PrefetchPolicy(data.prefetch, data.prefetch_bytes)
     depth = policy.batches(batch, planned_device(job.recipe))
-    kept = 0
+    ahead = (1 + depth) * batch
+    kept, holders = box, grid.data
+    if whole := job.whole_each(grid):
+        kept, holders = job.box_bytes(job.about.shape[1:]), grid.size
+        ahead += kept + 2 * whole * (grid.size // grid.data - 1) * box
+    store = 0
     if data.mode != "direct":
         budget = int(MEMORY_SHARE * bounds.nbytes) if data.budget is None else data.budget
-        kept = min(budget // box, -(-job.shown // grid.data)) * box
-    return costs.RankMemory(ahead=(1 + depth) * batch, store=kept, process=bounds.process)
+        store = min(budget // kept, -(-job.shown // holders)) * kept
+    return costs.RankMemory(ahead=ahead, store=store, process=bounds.process)
 
 
 def _accumulated(seconds: costs.Breakdown, count: int) -> costs.Breakdown:

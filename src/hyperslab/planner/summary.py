@@ -250,11 +250,12 @@ def _input(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     job = plan.job
     if job.recipe.data.synthetic is not None:
         return
-    nbytes = job.step_bytes(best.grid)
+    nbytes = job.read_bytes(best.grid)
     needed = least_bandwidth(nbytes, best.seconds.total)
     took = f", which take {time_text(best.reading)} here" if best.reading else ""
+    whose = "of whole samples on the busiest rank" if job.whole_each(best.grid) else "a rank"
     yield (
-        f"input      {bytes_text(nbytes)} a rank and step{took}; {needed / 1e6:.3g} MB/s "
+        f"input      {bytes_text(nbytes)} {whose} and step{took}; {needed / 1e6:.3g} MB/s "
         "hide it in the first epoch, later ones read nothing that is kept"
     )
 

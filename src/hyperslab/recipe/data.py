@@ -293,7 +293,8 @@ class DataSection(TargetSection):
     repeat: PositiveInt = 1  # how often an epoch shows every sample to train on
     seed: NonNegativeInt = 0  # of the split and of the order
     driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
-    mode: Literal["direct", "store", "preload"] = "store"  # whether boxes are kept, see `open`
+    # whether boxes are kept, see `open`; sample: one rank reads and sends, for comparison
+    mode: Literal["direct", "store", "preload", "sample"] = "store"
     budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
     staging: Path | None = None  # a folder of the node for what does not fit into the budget
     outside_files: bool = False  # HDF5 files may take values from files outside of the folder

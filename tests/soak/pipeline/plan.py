@@ -79,7 +79,9 @@ class Plan:
             return False
         before = self.visits[: self.damage]
         whole = any((v.part, v.start, v.stop) == (0, 0, first.steps) for v in before)
-        return first.how["mode"] == "preload" or (first.how["mode"] == "store" and whole)
+        return first.how["mode"] == "preload" or (
+            first.how["mode"] in ("store", "sample") and whole
+        )
 
     @property
     def ranks(self) -> int:
@@ -148,7 +150,7 @@ def _part(rng: random.Random, extents: dict[str, int]) -> Part:
     if rng.random() < 0.4:
         spatial = [max(spatial)] * 3
     kind = rng.choice(["hdf5", "npy", "own"])
-    mode = rng.choice(["direct", "store", "store", "preload"])
+    mode = rng.choice(["direct", "store", "store", "preload", "sample"])
     how: dict[str, Any] = {
         "batch_size": rng.randint(1, 7),
         "seed": rng.randrange(100),

@@ -141,7 +141,10 @@ def budget(part: Part, grid: hs.Grid) -> int | None:
     if part.kept < 0:
         return None
     mine = -(-part.count // grid.data)
-    return int(part.kept * mine * sample_bytes(_shape(part), grid))
+    whole = part.how["mode"] == "sample"
+    if whole:
+        mine = -(-mine // (grid.size // grid.data))
+    return int(part.kept * mine * sample_bytes(_shape(part), grid, whole=whole))
 
 
 def _shape(part: Part) -> Made:
