@@ -12,11 +12,13 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from typer.models import OptionInfo, ParameterInfo
 
 from hyperslab.cli import COMMANDS
@@ -25,7 +27,8 @@ from hyperslab.recipe import load
 from hyperslab.recipe.network import NetworkSection
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schedule import ScheduleSection
-from hyperslab.recipe.section import NamedSection, declared_names
+from hyperslab.recipe.schema import Recipe
+from hyperslab.recipe.section import NamedSection, Section, declared_names
 
 SAID = ("help", "metavar", "min", "max")
 """What an option or argument says besides its words; the file has no others."""
@@ -100,9 +103,43 @@ def own_names() -> dict[str, list[str]]:
     return found
 
 
+def values(section: type[BaseModel], key: str = "") -> dict[str, Any]:
+    """The schemas of a section's numbers and words by its name, and those of sections below."""
+    field = section.model_fields.get("name")
+    (name,) = get_args(field.annotation) if issubclass(section, NamedSection) and field else ("",)
+    mine: dict[str, Any] = {}
+    found = {key: {name: mine}}
+    for word, one in section.model_fields.items():
+        for kind in load._alternatives(one.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                for below, schemas in values(kind, f"{key}.{word}".lstrip(".")).items():
+                    found.setdefault(below, {}).update(schemas)
+        with suppress(PydanticUserError):  # a section
+            type_of = Annotated[one.annotation, None, *one.metadata]
+            schema = plain(TypeAdapter(type_of, config=Section.model_config).core_schema)
+            mine |= {word: schema} if schema else {}
+    return found
+
+
+def plain(schema: Any) -> dict[str, Any] | None:
+    """Pydantic's own schema, if it takes one number or one word and runs no Python."""
+    inner = schema.get("schema")
+    if inner is not None and (schema["type"] != "nullable" or plain(inner) is None):
+        return None
+    if inner is None and schema["type"] not in ("bool", "float", "int", "literal", "str"):
+        return None
+    found = {k: v for k, v in schema.items() if k not in ("metadata", "schema")}
+    return found if inner is None else {**found, "schema": plain(inner)}
+
+
 def text() -> str:
     """All of it, as the file has it."""
-    found = {"commands": commands(), "keys": list(load._fields()), "names": own_names()}
+    found = {
+        "commands": commands(),
+        "keys": list(load._fields()),
+        "names": own_names(),
+        "values": values(Recipe),
+    }
     return json.dumps(found, indent=1) + "\n"
 
 

@@ -28,26 +28,27 @@ HEAD = f"""\
 <!-- Written by `python docs/operators.py`; a test compares it with the op table. -->
 # Operators
 
-What a network may call on cut tensors, of torch {TORCH}. **A rule gives the serial result, on any
-grid, or raises an error that says why not**; what has no rule raises `hyperslab.UnsupportedOp`.
-Neither computes anything else. `torch.nn` modules call these functions, methods of tensors and
-in-place forms (`relu_`) follow the same rule as the function. A *block* is what one rank holds;
-*local* is without a message.
+This page lists what a network may call on cut tensors, of torch {TORCH}. **A rule gives the serial
+result on any grid, or raises an error that says why not.** An operator without a rule raises
+`hyperslab.UnsupportedOp`. No operator ever computes anything else. `torch.nn` modules call these
+functions; methods of tensors and in-place forms (`relu_`) follow the rule of the function. A
+*block* is the part of a tensor that one rank holds; *local* work needs no message.
 
-Gradients may be differentiated again (`create_graph=True`: gradient penalties, physics-informed
-losses) through every rule but `F.grid_sample` and attention over cut tokens, as in torch, and
-`hyperslab.scatter`: these refuse it by an error that names them.
+You may differentiate gradients again (`create_graph=True`: gradient penalties, physics-informed
+losses) through every rule except three. `F.grid_sample` and attention over cut tokens refuse it, as
+in torch, and so does `hyperslab.scatter`; the error names the operator.
 
-Where a rule needs whole volumes, `hyperslab.gather(x, axes)` makes them, or
-`parallelize(model, grid, until=...)`. `x.full()` leaves the cut; `hyperslab.register` adds a rule.
+If a rule needs whole volumes, make them with `hyperslab.gather(x, axes)` or with
+`parallelize(model, grid, until=...)`. `x.full()` returns the whole tensor as an ordinary one, and
+`hyperslab.register` adds a rule.
 """
 
 REFUSED = """\
 ## Refused: no rule
 
-These functions of `torch.nn.functional` raise `hyperslab.UnsupportedOp`. So does every function of
-`torch`, `torch.linalg`, `torch.fft` and `torch.special` and every method of a tensor that is in no
-table above.
+These functions of `torch.nn.functional` raise `hyperslab.UnsupportedOp`. Every function of `torch`,
+`torch.linalg`, `torch.fft` and `torch.special`, and every method of a tensor, does the same if no
+table above contains it.
 """
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperslab.tensor import RULES
 from tests.structure import SOURCE
 
 NOT_FIRST = set("Of What Whether Where Those As From By Who So Such".split())
@@ -107,25 +106,8 @@ def found() -> dict[str, list[str]]:
     return {name: offences(path.read_text()) for name, path in sorted(files.items())}
 
 
-def is_rule_row(name: str, offence: str) -> bool:
-    """Tell if a first line is a row of docs/operators.md, where the operator's name precedes it.
-
-    There "any dims, cut or not" is the cell of a table: the operators stand in the one beside it.
-    """
-    rows = {rule.doc for rule in RULES.values()}
-    return name.startswith("ops/") and offence.split(": ", 1)[1].split("\n")[0] in rows
-
-
 def test_first_lines_are_sentences(found: dict[str, list[str]]) -> None:
-    rest = {n: [o for o in lines if not is_rule_row(n, o)] for n, lines in found.items()}
-    assert {name: lines for name, lines in rest.items() if lines} == {}
-
-
-def test_only_rows_of_the_operators_are_excused(found: dict[str, list[str]]) -> None:
-    excused = [o for n, lines in found.items() for o in lines if is_rule_row(n, o)]
-    assert excused
-    assert not is_rule_row("ops/convolution.py", "1: The boxes.")
-    assert not is_rule_row("train/run.py", excused[0])
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_offences_are_found() -> None:

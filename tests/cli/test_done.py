@@ -80,6 +80,8 @@ def test_the_same_command_says_so_before_torch_is_imported(
         ["train", "./r.yaml", "epochs=1", "--resume", "--output", "run"],
         ["train", "r.yaml", "grid.depth=2", "--ranks=2", "--resume", "data.batch_size=2"],
         ["train", "run/recipe.yaml", "--resume"],
+        ["train", "run/recipe.yaml", "epochs=1", "--resume", "--ranks", "1", "--restarts", "3"],
+        ["train", "run/recipe.yaml", "grid.width=3", "--ranks", "3", "--resume"],
     ):
         assert done_words(same), same
         assert not done_words([word for word in same if word != "--resume"])
@@ -89,6 +91,7 @@ def test_the_same_command_says_so_before_torch_is_imported(
     assert done_words([*again, "--ranks", "2"]) is None
     assert done_words([*again, "grid=auto", "--ranks", "1"]) is None
     assert done_words(["train", "run/recipe.yaml", "epochs=3", "--resume"]) is None
+    assert done_words(["train", "run/recipe.yaml", "--ranks", "3", "--resume"]) is None
     for changed in ("r.yaml", "run/recipe.yaml"):
         before = Path(changed).read_text()
         Path(changed).write_text(before.replace("epochs: 1", "epochs: 3"))

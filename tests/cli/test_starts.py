@@ -10,7 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.cli import COMMANDS, load_command
-from hyperslab.cli.early import DECLARED, check_keys, early_command, read_declared
+from hyperslab.cli.early import DECLARED, check_recipe, early_command, read_declared
 from hyperslab.errors import RecipeError
 from hyperslab.formats.files import check_folder
 from hyperslab.recipe.load import load_recipe
@@ -219,9 +219,48 @@ def test_a_misspelt_key_is_refused_in_the_words_of_the_recipe(
     with pytest.raises(RecipeError) as late:
         load_recipe(recipe, [f"{key}=1"])
     with pytest.raises(RecipeError) as early:
-        check_keys(recipe, [f"{key}=1"])
+        check_recipe(recipe, [f"{key}=1"])
     assert str(early.value) in str(late.value)
     assert str(early.value).startswith(f"override {key}=: unknown key '{key}'\n")
+
+
+def refusal(look: Callable[[Path, Sequence[str]], object], path: Path, override: str) -> str:
+    """What is said of a recipe with an override; nothing if it is accepted."""
+    try:
+        look(path, [override])
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    recipe=st.sampled_from(["demo", "demo-unet"]),
+    key=st.sampled_from(read_declared()["keys"]),
+    word=st.sampled_from("x auto 1 -1 0.5 1e999 .nan true null [] {a:1}".split()),
+)
+def test_values_are_refused_in_the_words_of_the_recipe(recipe: str, key: str, word: str) -> None:
+    path = ROOT / "recipes" / f"{recipe}.yaml"
+    early = refusal(check_recipe, path, f"{key}={word}")
+    assert not early or early in refusal(load_recipe, path, f"{key}={word}")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("grid.depth=x", "'x' for 'grid.depth': it should be a valid integer, unable to parse"),
+        ("ema=1", "1 for 'ema': it should be less than 1"),
+        ("data.fold=-1", "-1 for 'data.fold': it should be greater than or equal to 0"),
+        ("optimizer.eps=.nan", "nan for 'optimizer.eps': it should be a finite number"),
+        ("optimizer.schedule.power=[]", "[] for 'optimizer.schedule.power': it should be a valid"),
+        ("model.variant=lban", "'lban' for 'model.variant': it should be one of paper2020, sc18,"),
+    ],
+)
+def test_bad_values_are_refused_early(override: str, said: str) -> None:
+    with pytest.raises(
+        RecipeError, match=re.escape(f"override {override.split('=')[0]}=: bad value {said}")
+    ):
+        check_recipe(ROOT / "recipes" / "demo.yaml", [override])
 
 
 @pytest.mark.parametrize(
@@ -238,8 +277,8 @@ def test_a_misspelt_key_is_refused_in_the_words_of_the_recipe(
 )
 def test_keys_that_a_recipe_may_have_are_left_to_it(said: list[str]) -> None:
     for recipe in (ROOT / "recipes").glob("*.yaml"):
-        check_keys(recipe, [])
-        check_keys(recipe, said)
+        check_recipe(recipe, [])
+        check_recipe(recipe, said)
 
 
 def test_a_pipe_is_read_once(tmp_path: Path) -> None:

@@ -71,13 +71,14 @@ TARGET = {"name": "target", "learning_rate": 0.1}
     ],
     ids=str,
 )
-def test_one_kernel_updates_all_weights_on_a_gpu(section, fused) -> None:  # type: ignore[no-untyped-def]
-    (group,) = section.build([OnCuda(torch.ones(3))]).param_groups
-    assert group.get("fused") is fused
-    if fused is not False:  # on the CPU, and for weights that have no such kernel
-        for weight in (
-            torch.nn.Parameter(torch.ones(3)),
+def test_one_kernel_updates_all_weights(section, fused) -> None:  # type: ignore[no-untyped-def]
+    for weight in (OnCuda(torch.ones(3)), torch.nn.Parameter(torch.ones(3))):
+        (group,) = section.build([weight]).param_groups
+        assert group.get("fused") is fused
+    if fused is not False:  # weights that have no such kernel
+        for other in (
             OnCuda(torch.ones(3, dtype=torch.cfloat)),
+            torch.nn.Parameter(torch.ones(3, device="meta")),
         ):
-            (group,) = section.build([weight]).param_groups
+            (group,) = section.build([other]).param_groups
             assert group.get("fused") is None

@@ -1,9 +1,10 @@
 """Answers before commands are imported, which takes two seconds.
 
-``early.json`` declares the commands and the keys of a recipe a second time. `docs/help.py` writes
+``early.json`` declares the commands and the keys of a recipe a second time, with the schemas of
+their numbers and words. `docs/help.py` writes
 it from the commands and the recipe's classes (`make docs`), and a test compares it with them. In
 reading order: a command as it is declared there, which prints its help and refuses options; files
-that are missing; unknown keys of a recipe; `--resume` of a run that is done.
+that are missing; wrong keys and values of a recipe; `--resume` of a run that is done.
 
 After a training of its own, `train` leaves ``done.json`` in the run's folder: a digest of what it
 was asked for, and what the run held then. Where all of that is as it was, nothing is left to
@@ -31,14 +32,7 @@ from typer.main import get_command
 
 from hyperslab.cli.terminal import say
 from hyperslab.errors import DataError, RecipeError, no_run
-from hyperslab.recipe.text import (
-    origin_of,
-    parse_override,
-    put_override,
-    read_yaml,
-    unknown_key,
-    unknown_keys,
-)
+from hyperslab.recipe.text import origin_of, parse_override, put_override, read_yaml, wrong_keys
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.documents import read_json
 
@@ -75,7 +69,7 @@ def early_command(name: str) -> Any:
 
     Raises, once it is run:
         DataError: a folder is not there, or holds no run.
-        RecipeError: a recipe cannot be read, or has an unknown key.
+        RecipeError: a recipe cannot be read, or has an unknown key or a bad value.
     """
     declared = read_declared()["commands"][name]
     if "commands" not in declared:
@@ -123,7 +117,7 @@ def _parameter(name: str, declared: Mapping[str, Any]) -> inspect.Parameter:
 
 
 def look_first(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse what is not there and unknown keys of a recipe; see `early_command`.
+    """Refuse what is not there, and wrong keys of a recipe; see `early_command`.
 
     ``given`` are the options and arguments of the command.
     """
@@ -141,34 +135,31 @@ def look_first(name: str, given: Mapping[str, Any]) -> None:
     for key in ("recipe", "sweep"):
         if key in given and not os.path.lexists(given[key]):
             read_yaml(given[key], key)
-    if "recipe" in given and os.path.isfile(given["recipe"]):  # a pipe is read once
-        check_keys(given["recipe"], given["overrides"] or ())
+    recipe = given["run"] / "recipe.yaml" if name == "evaluate" else given.get("recipe")
+    if recipe is not None and os.path.isfile(recipe):  # a pipe is read once
+        check_recipe(recipe, given["overrides"] or ())
     if name == "train" and (said := done_words(given)):
         say(said)
         raise typer.Exit
 
 
-def check_keys(path: Path, overrides: Sequence[str]) -> None:
-    """Refuse unknown keys of a recipe.
+def check_recipe(path: Path, overrides: Sequence[str]) -> None:
+    """Refuse unknown keys of a recipe, and values that are no numbers or words of their keys.
 
     Raises:
         RecipeError: names them; or the file is not a recipe, or an override not one.
     """
     values = read_yaml(path, "recipe")
     said = [parse_override(text) for text in overrides]
-    known, names = read_declared()["keys"], read_declared()["names"]
-    unknown: list[str] = []
+    wrong: list[tuple[str, str]] = []
     with suppress(TypeError, ValueError, IndexError, AttributeError):  # the command will say it
         for key, value in said:
             put_override(values, key, value)
-        unknown = list(unknown_keys(values, known, names))
+        wrong = list(wrong_keys(values, read_declared()))
     sources = {key: f"override {key}=" for key, _ in said}
-    if unknown:
+    if wrong:
         raise RecipeError(
-            "\n".join(
-                f"{origin_of(key, str(path), sources)}: {unknown_key(key, known)}"
-                for key in unknown
-            )
+            "\n".join(f"{origin_of(key, str(path), sources)}: {words}" for key, words in wrong)
         )
 
 
@@ -204,8 +195,8 @@ def done_words(given: Mapping[str, Any]) -> str | None:
         output = given["output"] or _output(recipe, values)
         note = read_json(output / NOTE)
         asked = training_digest(recipe, overrides, given["ranks"])
-        if os.path.samefile(recipe, output / "recipe.yaml") and not overrides:
-            asked = note["asked"]  # the run's own recipe, as it is
+        if asked == training_digest(output / "recipe.yaml", (), None):
+            asked = note["asked"]  # what the run's own recipe asks for
         if note == _note(asked, output, note["epochs"]):
             return nothing_left(output, int(note["epochs"]))
     return None

@@ -220,12 +220,12 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
 class _Attend(torch.autograd.Function):
     """Computes what this rank's queries see of all keys.
 
-    Distribution scheme, forward: for each block of keys and values 1. it is sent on and the next
-    one begins to arrive, 2. tiles of scores change sums, maxima and the weighted values. Or, where
-    the queries are not cut along the keys' axis: 1. the same for this rank's own block, 2. ranks
-    that share queries find the largest maxima and 3. sum what they have. Backward: blocks travel
-    once more, and behind each its gradient, to which every rank adds; or one sum of the result's
-    gradient.
+    Distribution scheme, forward: for each block of keys and values, 1. send it on and begin to
+    receive the next one, 2. update sums, maxima and weighted values tile by tile. If the keys' axis
+    does not cut the queries, 1. do the same for this rank's own block alone, 2. find the largest
+    maxima among the ranks that share queries, 3. sum their results. Backward: the blocks travel
+    once more, each followed by its gradient, to which every rank adds; in the second case one sum
+    of the result's gradient is enough.
     """
 
     @staticmethod
@@ -439,10 +439,10 @@ def _attend_over_blocks(
 ) -> torch.Tensor:
     """Brings the operands to cuts that fit, and runs `_Attend` on their blocks.
 
-    Distribution scheme: 1. batch, heads and queries are cut as in the first operand that is cut
-    there, and the others are brought to that, 2. the keys stay cut, but where their axis cuts
-    another dim than the queries, 3. if their axis cuts the queries, too, they travel; else they
-    stay.
+    Distribution scheme: 1. cut batch, heads and queries as in the first operand that is cut there,
+    and bring the others to these cuts, 2. leave the keys cut, unless their axis cuts a dim other
+    than the queries, 3. if their axis also cuts the queries, the blocks of keys travel; otherwise
+    they stay.
     """
     extents = label_extents(name, operands, inputs)
     _check_operands(name, operands, grouped)
@@ -552,8 +552,8 @@ def multi_head_attention_forward(
 def _attend_with_heads(given: dict[str, Any], dropout: float) -> torch.Tensor:
     """Runs the layer by the rules of its parts: its tokens stay cut.
 
-    Distribution scheme: 1. every rank projects its tokens, 2. heads attend as
-    scaled_dot_product_attention does, 3. every rank projects its tokens' results.
+    Distribution scheme: 1. every rank projects its tokens, 2. the heads attend like
+    scaled_dot_product_attention, 3. every rank projects the results of its tokens.
     """
     query, key, value = (given[name] for name in ("query", "key", "value"))
     batched = query.dim() == 3

@@ -160,7 +160,7 @@ def backward(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Inside a backward pass, where re-entrant checkpointing calls it with blocks' gradients."""
+    """Runs in a backward pass, where re-entrant checkpointing calls it with blocks' gradients."""
     if graph_task() == -1:
         raise refuse(torch.autograd.backward, (tensors, grad_tensors), {})
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
@@ -189,11 +189,12 @@ def grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
-    """The serial gradient, cut like its input; may be differentiated again (create_graph).
+    """Returns the serial gradient, cut like its input; create_graph differentiates it again.
 
-    Distribution scheme: 1. the one global number whose gradient it is: the sum of the outputs,
-    weighted by ``grad_outputs``, 2. the backward pass, which differentiates the sum of the ranks'
-    equal numbers, 3. a gradient is divided by the ranks, after adding up equal copies' parts.
+    Distribution scheme: 1. form the one global number that is differentiated: the sum of the
+    outputs, weighted by ``grad_outputs``, 2. run the backward pass, which differentiates the sum of
+    the ranks' equal numbers, 3. add up the parts of equal copies and divide each gradient by the
+    number of ranks.
     """
     sequence = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)

@@ -109,11 +109,12 @@ class BufferConv(torch.autograd.Function):
     """Convolution whose windows do not line up with the cut, or whose input has `HaloPaddedBuffer`.
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
-    spans what the outputs read, zeros where that is padding, 3. convolve the buffer. Where the
-    block was made with ``padded`` for its halo it lies in that buffer already, which is then kept.
-    Otherwise saved are the block (the producer's own tensor, or what ``source`` makes it of) and
-    the thin halos, not the buffer: it is filled again in the backward pass. Backward: 1. gradients
-    of buffer, weight, bias, 2. halo gradients travel home and are added; or `backward_with_graph`.
+    spans everything the outputs read, with zeros for padding, 3. convolve the buffer. A block that
+    was made with ``padded`` for its halo already lies in that buffer, which is then kept. Otherwise
+    only the block (the producer's own tensor, or what ``source`` makes of it) and the thin halos
+    are saved, and the backward pass fills the buffer again. Backward: 1. compute the gradients of
+    buffer, weight and bias, 2. send the gradients of halos to their owners, which add them; or run
+    `backward_with_graph`.
     """
 
     @staticmethod
@@ -303,10 +304,11 @@ class SlabConv(torch.autograd.Function):
     """Convolves where the windows line up with the cut.
 
     Distribution scheme, forward: 1. send boundary planes, 2. convolve the block with the layer's
-    own padding while they travel, 3. add each slab's convolution to the few output planes that
-    it touches. Backward: 1. gradients of the slabs, sent home, 2. gradients of the block, weight
-    and bias while they travel, 3. add what came home; or `backward_with_graph`. Saved: the block
-    (the producer's own tensor, or what ``source`` makes it of) and the thin slabs.
+    own padding while they travel, 3. add each slab's convolution to the few output planes that it
+    touches. Backward: 1. compute the gradients of the slabs and send them to their owners, 2.
+    compute the gradients of block, weight and bias while they travel, 3. add the gradients that
+    arrive; or run `backward_with_graph`. Only the block (the producer's own tensor, or what
+    ``source`` makes of it) and the thin slabs are saved.
     """
 
     @staticmethod
@@ -566,17 +568,17 @@ def convolve(
     dilation: PerDim = 1,
     groups: int = 1,
 ) -> Sharded:
-    """Any kernel, stride, padding, dilation, groups.
+    """Takes any kernel, stride, padding, dilation and groups.
 
     Distribution scheme:
     1. Place every output on the rank that owns the centre of its window.
-    2. Nothing cut in space: the plain local convolution, of this rank's share of the filters
-       where they are many (`filter_share`).
-    3. A block that was computed for this convolution, or a network's input that is converted for
-       it: made with room for its halo, and one convolution of both (`BufferConv`).
-    4. Windows aligned with the cut: local convolution plus slabs (`SlabConv`), the halo travels
-       meanwhile. Otherwise, or if the block is thin: halo buffer and one convolution of it
-       (`BufferConv`).
+    2. If nothing is cut in space, run the plain local convolution, with this rank's share of the
+       filters if there are many (`filter_share`).
+    3. If the block was computed for this convolution, or is a network's input that is converted for
+       it, it has room for its halo: run one convolution of both (`BufferConv`).
+    4. If the windows are aligned with the cut, run the local convolution and the slabs' ones, while
+       the halo travels (`SlabConv`). Otherwise, or if the block is thin, fill a halo buffer and run
+       one convolution of it (`BufferConv`).
     """
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
@@ -854,16 +856,16 @@ def convolve_transposed(
     groups: int = 1,
     dilation: PerDim = 1,
 ) -> Sharded:
-    """Any kernel, stride, padding, output_padding, dilation, groups.
+    """Takes any kernel, stride, padding, output_padding, dilation and groups.
 
     Distribution scheme:
-    1. Place the outputs: to every input belong the ``stride`` outputs in its middle.
-    2. Where they need the rank's own block and no more (a kernel as wide as the stride): the plain
-       local op, no message.
-    3. Otherwise halo buffer and one op on it, whose cropping yields just the rank's outputs
+    1. Place the outputs: the ``stride`` outputs in the middle of an input belong to it.
+    2. If they need only the rank's own block (a kernel as wide as the stride), run the plain local
+       op without a message.
+    3. Otherwise run one op on a halo buffer, and crop its result to the rank's outputs
        (`BufferConv`): no partial sums travel.
-    4. Where the policy has slabs and the result is wide it is deferred: if it is joined with other
-       channels, slabs compute what they need of it.
+    4. If the policy has slabs and the result is wide, defer it: if it is joined with other
+       channels, slabs compute the parts that they need.
     """
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)

@@ -85,10 +85,10 @@ def apply_pointwise(
 ) -> Any:
     """Run a pointwise operator on blocks; its operands are broadcast by their global shapes.
 
-    Distribution scheme: 1. the common partition follows from the cut operands, 2. a `Sharded`
-    that is cut otherwise is redistributed, of an ordinary tensor (equal on all ranks) this rank's
-    part is taken, 3. the operator runs on the blocks. In place, the first operand keeps its cut; an
-    ordinary one is changed by operands that are not cut, of which every rank has all.
+    Distribution scheme: 1. derive the common partition from the cut operands, 2. redistribute a
+    `Sharded` that is cut otherwise, and take this rank's part of an ordinary tensor (equal on all
+    ranks), 3. run the operator on the blocks. In place, the first operand keeps its cut; an
+    ordinary one can be changed by operands that are not cut, because every rank has all of them.
     """
     args = tuple(args)
     operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
@@ -150,7 +150,7 @@ def _pointwise_rule(function: Operator) -> Operator:
     quick = not random and not _is_in_place(function) and function.__name__ not in MAY_ALIAS
 
     def rule(*args: object, **kwargs: object) -> Sharded:
-        """Block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
         if quick and not kwargs and len(args) <= last:
             found = _applied_to_alike(function, args)
             if found is not None:
@@ -204,7 +204,7 @@ def _inplace_position(function: Operator) -> int:
 
 @register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise", merged=True)
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """To another dtype, device or memory format, or to those of another tensor."""
+    """Converts to another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     if other is not None:
         args = (other.device, other.dtype)
@@ -218,7 +218,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def to_type(
     self: Sharded, dtype: torch.dtype | str | None = None, non_blocking: bool = False
 ) -> Sharded | str:
-    """To another dtype, as ``to``; without one the name of the block's type."""
+    """Converts to another dtype, as ``to``; without one returns the name of the block's type."""
     if dtype is None:
         return self.block.type()
     return self.like(self.block.type(dtype, non_blocking))
@@ -228,7 +228,7 @@ def to_type(
 def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Sharded:
-    """Of the block; a copy where the whole is not contiguous, also if this block is."""
+    """Copies the block if the whole is not contiguous, even if the block is."""
     block = self.local
     plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
     strides = zip(self.shape, block.stride(), plain.stride(), strict=True)
@@ -258,13 +258,13 @@ _register_all()
 
 @register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
-    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     return _activated(F.relu, input, 0.0, {"inplace": inplace})
 
 
 @register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
 def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
-    """Block by block; in one pass with a normalisation before and a pooling after it."""
+    """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     options = {"negative_slope": negative_slope, "inplace": inplace}
     return _activated(F.leaky_relu, input, float(negative_slope), options)
 
@@ -313,7 +313,7 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
 
 @register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
-    """One slope or one for each channel, which become whole if they are cut."""
+    """Takes one slope, or one for each channel; channels become whole if they are cut."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
     if weight.numel() != 1 and input.dim() > 1:
@@ -323,7 +323,7 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
 
 @register(F.glu, family="elementwise", dims=["dim"])
 def glu(input: Sharded, dim: int = -1) -> Sharded:
-    """Halves of a dim, which becomes whole if it is cut."""
+    """Splits a dim in halves; the dim becomes whole if it is cut."""
     input = with_whole(input, (dim,), "glu")
     block = F.glu(input.block, dim)
     return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
@@ -337,10 +337,10 @@ def diff(
     prepend: torch.Tensor | None = None,
     append: torch.Tensor | None = None,
 ) -> Sharded:
-    """Along any dim; along a cut dim each rank fetches the neighbour's plane.
+    """Runs along any dim; along a cut dim each rank fetches the neighbour's plane.
 
-    Distribution scheme: ``n`` times 1. the elements without the last one, and without the first
-    one, as two crops that are aligned, 2. their difference, block by block.
+    Distribution scheme: ``n`` times 1. crop the tensor to all elements but the last, and to all but
+    the first, which gives two aligned tensors, 2. subtract them block by block.
     """
     if n == 0 and isinstance(input, Sharded):  # torch leaves out what would come beside it
         return input.like(input.local.clone())
@@ -364,7 +364,7 @@ def gradient(
     dim: int | Sequence[int] | None = None,
     edge_order: int = 1,
 ) -> tuple[Sharded, ...]:
-    """Along any dims, at equal distances; along a cut dim ranks exchange planes."""
+    """Runs along any dims, at equal distances; along a cut dim ranks exchange planes."""
     given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = read_dims(given, input.dim(), "gradient")
     distances = _distances(spacing, len(dims))
@@ -426,7 +426,7 @@ def _weighted_sum(terms: Sequence[tuple[float, Sharded]]) -> Sharded:
 def bucketize(
     input: Sharded, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Sharded:
-    """Block by block; the boundaries are an ordinary tensor."""
+    """Runs block by block; the boundaries are an ordinary tensor."""
     if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
         raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
     return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
@@ -549,7 +549,7 @@ def dropout(
     inplace: bool = False,
     train: bool | None = None,
 ) -> Sharded:
-    """One global mask, the same on every grid; torch's own for a contiguous matrix."""
+    """Draws one global mask, the same on every grid; torch's own for a contiguous matrix."""
     if not drops_anything(p, training if train is None else train):
         return input
     if input.dim() > 2:
@@ -559,7 +559,7 @@ def dropout(
 
 @register(torch.dropout_, family="elementwise")
 def dropout_(input: Sharded, p: float, train: bool) -> Sharded:
-    """The same in place."""
+    """Does the same in place."""
     return dropout(input, p, train, inplace=True)
 
 
@@ -579,7 +579,7 @@ def feature_dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> Sharded:
-    """Whole channels: torch's own mask, the same on every grid."""
+    """Drops whole channels by torch's own mask, the same on every grid."""
     name = operator.__name__
     active = drops_anything(p, training)
     alone = name in ("dropout1d", "dropout3d") and input.dim() == BATCHED_DIMS[name][0] - 1
@@ -614,7 +614,7 @@ def new_constant(
     requires_grad: bool = False,
     **options: object,
 ) -> torch.Tensor:
-    """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
+    """Is cut as x if the shape has x's extents in the cut dims; else an ordinary tensor."""
     shape = integers(*sizes) if size is None else integers(size)
     old = self.partition
     if len(shape) != old.ndim or any(shape[d] != old.shape[d] for d in old.cut_dims):
@@ -628,13 +628,13 @@ def new_constant(
 
 @register(torch.Tensor.new_full, family="elementwise")
 def new_full(self: Sharded, size: Sequence[int], fill_value: float, **options: Any) -> torch.Tensor:
-    """Cut as x where the shape has x's extents in the cut dims; else an ordinary tensor."""
+    """Is cut as x if the shape has x's extents in the cut dims; else an ordinary tensor."""
     return new_constant(torch.Tensor.new_full, self, size=size, fill_value=fill_value, **options)
 
 
 @register(torch.Tensor.new_tensor, family="elementwise")
 def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor:
-    """An ordinary tensor, equal on all ranks."""
+    """Makes an ordinary tensor, equal on all ranks."""
     if isinstance(data, Sharded) or not isinstance(self, Sharded):
         raise LayoutError("new_tensor of a cut tensor has no rule; use x.clone().detach()")
     return self.local.new_tensor(data, **options)
@@ -642,7 +642,7 @@ def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor
 
 @register(torch.empty_like, family="elementwise")
 def empty_like(input: Sharded, **options: object) -> Sharded:
-    """Cut as the other; its values are arbitrary."""
+    """Is cut as the other; its values are arbitrary."""
     return apply_pointwise(torch.empty_like, (input,), options)
 
 
@@ -655,7 +655,7 @@ def random_like(
     requires_grad: bool = False,
     **options: Any,
 ) -> Sharded:
-    """The same on every grid; without spatial dims equal to torch's own."""
+    """Draws the same on every grid; without spatial dims it equals torch's own."""
     check_random_state(input)
     uniform = operator is torch.rand_like
     kind = dtype or input.dtype
@@ -719,7 +719,7 @@ def _check_generator(generator: torch.Generator | None, name: str) -> None:
 def bernoulli(
     input: Sharded, p: float | None = None, *, generator: torch.Generator | None = None
 ) -> Sharded:
-    """The same on every grid; torch's own for a contiguous matrix."""
+    """Draws the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "bernoulli")
     ones = bernoulli_block(input, input if p is None else p)
     return input.like(ones, fresh=True)
@@ -733,7 +733,7 @@ def bernoulli_(
     *,
     generator: torch.Generator | None = None,
 ) -> Sharded:
-    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "bernoulli_")
     return write_block(self, bernoulli_block(self, p))
 
@@ -742,7 +742,7 @@ def bernoulli_(
 def draw_in_place(
     operator: Operator, self: Sharded, *given: float, generator: Any = None, **named: float
 ) -> Sharded:
-    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
     name = operator.__name__
     _check_generator(generator, name)
     uniform = name == "uniform_"
@@ -760,7 +760,7 @@ def draw_in_place(
 def exponential_(
     self: Sharded, lambd: float = 1.0, *, generator: torch.Generator | None = None
 ) -> Sharded:
-    """In place, the same on every grid; torch's own for a contiguous matrix."""
+    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
     _check_generator(generator, "exponential_")
     if not lambd > 0:
         raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")
@@ -805,7 +805,7 @@ def alpha_dropout(
     inplace: bool = False,
     train: bool | None = None,
 ) -> Sharded:
-    """The same on every grid; whole channels, and matrices that are contiguous, as torch's own."""
+    """Draws the same on every grid; whole channels and contiguous matrices get torch's own mask."""
     whole_channels = operator.__name__ == "feature_alpha_dropout"
     active = drops_anything(p, training if train is None else train)
     if not input.is_floating_point():

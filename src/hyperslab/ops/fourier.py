@@ -137,7 +137,7 @@ def one_dim(
     dim: int = -1,
     norm: str | None = None,
 ) -> Sharded:
-    """Any dim; one that is cut becomes whole while another one is cut, and back."""
+    """Transforms any dim; a cut one becomes whole while another one is cut, and back."""
     if input.partition.cuts[dim] is None:
         return _transform_block(input, operator(input.local, n, dim, norm))
     return transformed(_kind(operator), input, (dim,), {} if n is None else {dim: n}, norm)
@@ -155,7 +155,7 @@ def several_dims(
     dim: int | tuple[int, ...] | None = None,
     norm: str | None = None,
 ) -> Sharded:
-    """Any dims; those that are cut become whole while others are cut, and back."""
+    """Transforms any dims; cut ones become whole while others are cut, and back."""
     if dim is None and operator.__name__.endswith("2"):
         dim = read_dims((-2, -1), input.dim(), operator.__name__)
     given = dim
@@ -176,9 +176,9 @@ def transformed(
 ) -> Sharded:
     """Transforms ``dims``, padded or cropped to ``lengths`` where given.
 
-    Distribution scheme: 1. dims that are whole are transformed on the block, 2. the tensor is cut
-    along others in place of those that are left (`plan_pencils`), in one exchange, and these are
-    transformed, 3. the result is cut where the input was. Every exchange has its adjoint.
+    Distribution scheme: 1. transform the dims that are whole on the block, 2. in one exchange, cut
+    the tensor along other dims instead of the remaining ones (`plan_pencils`), and transform these,
+    3. cut the result like the input. Every exchange has its adjoint.
     """
     extents = list(x.shape)
     for dim in dims:
@@ -219,7 +219,7 @@ def _kind(operator: Operator) -> FourierKind:
 
 @register_each(torch.fft.fftshift, torch.fft.ifftshift, family="fourier", dims=["dim"])
 def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None = None) -> Sharded:
-    """Any dims; along cut dims as roll."""
+    """Shifts any dims; along cut dims as roll."""
     dims = (dim,) if isinstance(dim, int) else tuple(range(input.dim())) if dim is None else dim
     cut = [d for d in dims if input.partition.cuts[d] is not None]
     whole = tuple(d for d in dims if d not in cut)
@@ -234,14 +234,14 @@ def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None 
 
 @register(torch.view_as_real, family="fourier")
 def view_as_real(input: Sharded) -> Sharded:
-    """Real and imaginary part as a new last dim; a view."""
+    """Is a view, with real and imaginary part as a new last dim."""
     block = torch.view_as_real(input.local)
     return input.like(block, Partition((*input.shape, 2), (*input.partition.cuts, None)))
 
 
 @register(torch.view_as_complex, family="fourier")
 def view_as_complex(input: Sharded) -> Sharded:
-    """Of a last dim of 2, which is not cut; a view."""
+    """Is a view, with a last dim of 2 that is not cut."""
     check_uncut(input, (input.dim() - 1,), "view_as_complex needs all of")
     block = torch.view_as_complex(input.local)
     return input.like(block, Partition(input.partition.shape[:-1], input.partition.cuts[:-1]))
@@ -256,5 +256,5 @@ def _complex_overloads(name: str) -> tuple[Operator, Operator]:
 
 @register_each(*map(_complex_overloads, ("real", "imag", "conj", "resolve_conj")), family="fourier")
 def complex_view(operator: Operator, input: Sharded, *_: object) -> Sharded:
-    """Of the block; a view."""
+    """Is a view of the block."""
     return input.like(operator(input.local))

@@ -129,7 +129,7 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, family="indexing", merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Integers, slices, ... and None anywhere; a list of positions over a dim that is not cut."""
+    """Takes integers, slices, ... and None anywhere; a list of positions over an uncut dim."""
     if not isinstance(self, Sharded):
         return _look_up(self, index)
     found = parse_subscript(self, index)
@@ -157,7 +157,7 @@ def _look_up(table: torch.Tensor, index: object) -> Sharded:
 
 @register(torch.Tensor.__setitem__, family="indexing")
 def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
-    """In place, each rank its own part; an ordinary tensor that gets cut values becomes cut."""
+    """Writes in place, each rank its own part; an ordinary tensor with cut values becomes cut."""
     if not isinstance(self, Sharded):
         if not isinstance(value, Sharded) or _has_cut(index):
             raise refused_subscript(
@@ -293,7 +293,7 @@ def cropped_to_index(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) 
 def gather_along(
     input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
 ) -> Sharded:
-    """Along a dim that is not cut; the index is cut as the input, or ordinary."""
+    """Runs along a dim that is not cut; the index is cut as the input, or ordinary."""
     if sparse_grad:
         raise UnsupportedOp("gather(sparse_grad=True) has no rule for a cut tensor")
     x = cropped_to_index(input, index, dim, "torch.gather")
@@ -303,7 +303,7 @@ def gather_along(
 
 @register(torch.take_along_dim, torch.Tensor.take_along_dim, family="indexing", dims=["dim"])
 def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sharded:
-    """Along a dim that is not cut; the other dims are broadcast."""
+    """Runs along a dim that is not cut; the other dims are broadcast."""
     if dim is None or input.dim() != indices.dim():
         raise UnsupportedOp(
             "take_along_dim of a cut tensor needs a dim, and as many dims on both sides\n"
@@ -316,7 +316,7 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 
 @register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
-    """By an ordinary tensor of positions along a dim, which becomes whole if it is cut."""
+    """Takes an ordinary tensor of positions along a dim, which becomes whole if it is cut."""
     if not isinstance(input, Sharded) or isinstance(index, Sharded):
         raise UnsupportedOp(
             "index_select has a rule for a cut input and ordinary positions\n"
@@ -337,7 +337,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Sharded:
-    """Rows of an ordinary table for a cut tensor of indices; the new dim is not cut."""
+    """Takes rows of an ordinary table at cut indices; the new dim is not cut."""
     special = max_norm is not None or scale_grad_by_freq or sparse
     if not isinstance(input, Sharded) or isinstance(weight, Sharded) or special:
         raise UnsupportedOp(
@@ -350,7 +350,7 @@ def embedding(
 
 @register(F.one_hot, family="indexing")
 def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
-    """A new last dim that is not cut; the number of classes must be given."""
+    """Adds a last dim that is not cut; the number of classes must be given."""
     if num_classes < 1:
         raise UnsupportedOp(
             f"one_hot of {input.partition} counts the classes of one rank only\n"
@@ -385,7 +385,7 @@ def write_along(
     *args: object,
     **options: object,
 ) -> Sharded:
-    """Along a dim that is not cut; the operands are aligned with the input."""
+    """Runs along a dim that is not cut; the operands are aligned with the input."""
     name = operator.__name__.removesuffix("_")
     values = {**dict(zip(SCATTER_ARGUMENTS[name], args, strict=False)), **options}
     if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
@@ -403,9 +403,9 @@ def _scatter(
 ) -> Sharded:
     """Write at positions along a dim.
 
-    Distribution scheme: 1. index and source are brought to the cut of the input (of an ordinary
-    tensor this rank takes its part), 2. every rank writes into its block. An ordinary tensor that
-    is to be changed in place turns into the cut result.
+    Distribution scheme: 1. bring index and source to the cut of the input (of an ordinary tensor
+    take this rank's part), 2. every rank writes into its block. An ordinary tensor that is changed
+    in place becomes the cut result.
     """
     flat = name.startswith("index_")
     alone = not isinstance(input, Sharded) and is_only_reference(input)

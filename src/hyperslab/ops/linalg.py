@@ -41,10 +41,10 @@ def contract(
 ) -> torch.Tensor:
     """Computes ``run(*blocks)``; contracts labels that are not in ``output``, new ones are whole.
 
-    Distribution scheme: 1. every label is cut as in the first operand that is cut there, and an
-    axis cuts one label only, 2. the operands are brought to these cuts, of ordinary ones this rank
-    takes its part, 3. every rank contracts its blocks, 4. partial results are summed over the
-    ranks that share a contracted label.
+    Distribution scheme: 1. cut every label as in the first operand that is cut there; an axis cuts
+    one label only, 2. bring the operands to these cuts, and take this rank's part of ordinary ones,
+    3. contract the blocks on every rank, 4. sum partial results over the ranks that share a
+    contracted label.
 
     Args:
         linear: whether the result is a sum over the contracted labels; if not, they must be whole.
@@ -170,7 +170,7 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     merged=True,
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    """Takes any cut dims; over a contracted cut dim the partial products are summed."""
     return matrix_product("matmul", input, other)
 
 
@@ -181,7 +181,7 @@ DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 def fixed_product(
     operator: Operator, input: torch.Tensor, other: torch.Tensor, **options: object
 ) -> torch.Tensor:
-    """Any dims cut; over a contracted dim that is cut the partial products are summed."""
+    """Takes any cut dims; over a contracted cut dim the partial products are summed."""
     name = operator.__name__
     dims = DIMS_OF_PRODUCT[name]
     if options:
@@ -205,7 +205,7 @@ def add_product(
     alpha: float = 1,
     **named: torch.Tensor,
 ) -> torch.Tensor:
-    """As the product; then the sum, whose first part is broadcast by global shape."""
+    """Multiplies as the product, then adds the first part, broadcast by global shape."""
     name = operator.__name__
     factor = "mat" if name == "addmm" else "batch"
     a, b = named.pop(f"{factor}1", a), named.pop(f"{factor}2", b)
@@ -240,7 +240,7 @@ def _add_in_product_type(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 @register(torch.einsum, family="linalg", merged=True)
 def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
-    """Any dims cut; over contracted dims that are cut the partial sums are summed."""
+    """Takes any cut dims; over contracted cut dims the partial sums are summed."""
     tensors: list[torch.Tensor] = []
     for operand in operands:
         tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
@@ -297,7 +297,7 @@ def tensordot(
     b: torch.Tensor,
     dims: int | Sequence[Sequence[int]] | torch.Tensor = 2,
 ) -> torch.Tensor:
-    """Any dims cut; over contracted dims that are cut the partial sums are summed."""
+    """Takes any cut dims; over contracted cut dims the partial sums are summed."""
     given = dims.tolist() if isinstance(dims, torch.Tensor) else dims
     last, front = (range(-given, 0), range(given)) if isinstance(given, int) else given
     first = [d % a.dim() for d in last]
@@ -319,7 +319,7 @@ def bilinear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Over the last dims of both inputs; weight and bias are ordinary."""
+    """Runs over the last dims of both inputs; weight and bias are ordinary."""
     batch = batch_labels(input1.dim() - 1)
     y = contract(
         "bilinear",
@@ -335,7 +335,7 @@ def bilinear(
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
-    """Over the last dim, made whole if it is cut; of many filters each rank computes its share."""
+    """Makes the last dim whole if it is cut; of many filters each rank computes its share."""
     if not isinstance(input, Sharded) or isinstance(weight, Sharded):
         raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
     last = input.dim() - 1
@@ -398,10 +398,10 @@ def recurrent_layer(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """The batch may be cut; if it is not, it takes over a cut of steps or features, else gathered.
+    """Keeps a cut batch; if it is whole, it takes over a cut of steps or features, else gathers.
 
-    Distribution scheme: 1. every rank gets whole sequences of its part of the batch, in one
-    exchange, 2. it runs the layer on them.
+    Distribution scheme: 1. give every rank whole sequences of its part of the batch, in one
+    exchange, 2. run the layer on them.
     """
     name = operator.__name__
     if not isinstance(has_biases, bool):  # the other signature: data, sizes, states, parameters

@@ -120,7 +120,7 @@ _LOSS_TRAITS: Mapping[Operator, LossTraits] = {
 
 @register_each(*_LOSS_TRAITS, family="losses")
 def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> torch.Tensor:
-    """Elementwise; mean and sum are global, one ordinary number equal on all ranks."""
+    """Runs elementwise; mean and sum are global, one ordinary number equal on all ranks."""
     traits = _LOSS_TRAITS[function]
     signature = _signature(function)
     options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
@@ -168,7 +168,7 @@ def multilabel_soft_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Averaged over the last dim, as torch does, and over the rest globally."""
+    """Averages over the last dim, as torch does, and over the rest globally."""
     check_reduction(reduction, size_average, reduce)
     weights = {} if weight is None else {"weight": weight}
     _check_loss_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
@@ -191,7 +191,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Elementwise; the variance is a number or a tensor, cut or not; mean and sum are global."""
+    """Runs elementwise; the variance is a number or a tensor, cut or not; mean, sum are global."""
     check_reduction(reduction)
     if isinstance(var, torch.Tensor):
         var = _variance(input, var)
@@ -216,10 +216,9 @@ def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
 
 @register_each(
     {
-        "cross_entropy": "Classes or probabilities cut like the volume; "
-        "the mean is over the counted voxels of all.",
-        "nll_loss": "Classes cut like the volume; "
-        "the mean is over the counted voxels of all ranks.",
+        "cross_entropy": "Takes classes or probabilities cut like the volume; "
+        "averages over all counted voxels.",
+        "nll_loss": "Takes classes cut like the volume; averages over all counted voxels.",
     },
     family="losses",
 )
@@ -236,9 +235,9 @@ def label_loss(
 ) -> torch.Tensor:
     """Computes a loss of logits and labels, of which at least one is cut, by ``function``.
 
-    Distribution scheme: 1. a `Sharded` that is cut otherwise is redistributed, of an ordinary
-    tensor (equal on all ranks) this rank's part is taken, 2. torch's own loss on the block: its
-    sum, and the sum of the weights of the labels that count, 3. one all-reduce of the two.
+    Distribution scheme: 1. redistribute a `Sharded` that is cut otherwise, and take this rank's
+    part of an ordinary tensor (equal on all ranks), 2. run torch's own loss on the block, for its
+    sum and for the sum of the weights of the labels that count, 3. all-reduce both in one message.
 
     Raises:
         IndexError: on the CPU, on all ranks: some rank holds a label that is no class.

@@ -56,9 +56,9 @@ class Normalise(torch.autograd.Function):
     The statistics are those of ``over.pool`` neighbouring channels each, over N, space and the
     ranks of ``over.group``. Returns the block, and mean and biased variance (K).
 
-    Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
-    normalise the block. Backward: 1. the sums of dy and of dy * xhat per channel, 2. one
-    all-reduce of both, 3. the block's gradient.
+    Distribution scheme: 1. compute local mean and variance, 2. all-reduce both in one message (two
+    in float64), 3. normalise the block. Backward: 1. compute the sums of dy and of dy * xhat per
+    channel, 2. all-reduce both in one message, 3. compute the block's gradient.
     """
 
     @staticmethod
@@ -158,11 +158,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Training and evaluation, with running statistics; over the grid or per replica.
+    """Trains and evaluates, with running statistics; over the grid or per replica.
 
-    Distribution scheme: 1. local mean and variance per channel, 2. one all-reduce of both (two
-    in float64), 3. normalise the block. Backward: 1. the two per-channel sums, 2. one
-    all-reduce of both, 3. the block's gradient.
+    Distribution scheme: 1. compute local mean and variance per channel, 2. all-reduce both in one
+    message (two in float64), 3. normalise the block. Backward: 1. compute the two sums per channel,
+    2. all-reduce both in one message, 3. compute the block's gradient.
     """
     x = with_whole(input, (1,), "batch_norm")
     alone = not training and not torch.is_grad_enabled() and _is_deferred_conv(x)
@@ -243,7 +243,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Statistics of each sample and channel over cut space; running ones over the global batch.
+    """Takes statistics of each sample and channel over cut space; running ones of the global batch.
 
     Distribution scheme: as `Normalise`, over the axes that cut space; then one all-reduce over
     the data axis where there are running statistics.
@@ -283,7 +283,7 @@ def group_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Statistics of each sample and group of channels over cut space.
+    """Takes statistics of each sample and group of channels over cut space.
 
     Distribution scheme: as `Normalise`, over the axes that cut space.
     """
@@ -370,7 +370,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> Sharded:
-    """Over the last dims, cut or not; of elementwise parameters each rank takes its part."""
+    """Runs over the last dims, cut or not; each rank takes its part of elementwise parameters."""
     return _normalise_last_dims(F.layer_norm, input, normalized_shape, (weight, bias), eps)
 
 
@@ -381,7 +381,7 @@ def rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Sharded:
-    """Over the last dims, cut or not; of elementwise weights each rank takes its part."""
+    """Runs over the last dims, cut or not; each rank takes its part of elementwise weights."""
     return _normalise_last_dims(F.rms_norm, input, normalized_shape, (weight,), eps)
 
 
@@ -435,9 +435,9 @@ class _LayerNorm(torch.autograd.Function):
 
     ``centred`` is layer norm: around the mean; otherwise RMS norm.
 
-    Distribution scheme: 1. local mean and variance, 2. one all-reduce of both (two in float64), 3.
-    normalise the block. Backward: 1. the sums of g = dy * weight and of g * xhat, 2. one
-    all-reduce of both, 3. the block's gradient.
+    Distribution scheme: 1. compute local mean and variance, 2. all-reduce both in one message (two
+    in float64), 3. normalise the block. Backward: 1. compute the sums of g = dy * weight and of g *
+    xhat, 2. all-reduce both in one message, 3. compute the block's gradient.
     """
 
     @staticmethod
@@ -517,14 +517,14 @@ def _sum_over(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
 def local_response_norm(
     input: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Sharded:
-    """Across neighbouring channels, which are not cut: block by block."""
+    """Runs block by block, across neighbouring channels, which are not cut."""
     x = with_whole(input, (1,), "local_response_norm")
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))
 
 
 @register(F.normalize, family="normalization", dims=["dim"])
 def normalize(input: Sharded, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Sharded:
-    """By the norm over any dims, cut or not."""
+    """Divides by the norm over any dims, cut or not."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     return x.like(x.local / norm_block(x, float(p), dims, True, None).clamp_min(eps))

@@ -110,9 +110,9 @@ BlockMap = Callable[[torch.Tensor], torch.Tensor]
 class PoolingInput:
     """A pooling's input with its halo, and where its output lies.
 
-    Distribution scheme: 1. place every output on the rank that owns the centre of its window,
-    2. fetch the halo; beyond the volume's edge is ``fill``, 3. pool without padding along the cut
-    dims, with the op's own padding along the others.
+    Distribution scheme: 1. place every output on the rank that owns the centre of its window, 2.
+    fetch the halo, with ``fill`` beyond the volume's edge, 3. pool without padding along the cut
+    dims, and with the op's own padding along the others.
     """
 
     def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
@@ -374,7 +374,7 @@ def _outer_product(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
 )
 @register_each(
     {
-        (run, torch.max_pool1d_with_indices) if n == 1 else run: "Any window; "
+        (run, torch.max_pool1d_with_indices) if n == 1 else run: "Takes any window; "
         "the indices are the maxima's flat positions in the whole volume."
         for n, run in MAX_WITH_INDICES.items()
     },
@@ -391,7 +391,7 @@ def maximum(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Sharded | tuple[Sharded, Sharded]:
-    """Any window, with overlap, padding, dilation and ceil_mode."""
+    """Takes any window, with overlap, padding, dilation and ceil_mode."""
     n = spatial_dims(operator)
     run = max_pool_with_indices if operator is MAX_WITH_INDICES[n] else max_pool
     return run(input, pool_windows(n, kernel_size, stride, padding, dilation), ceil_mode)
@@ -409,7 +409,7 @@ def average(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Sharded:
-    """Any window, with overlap, padding, ceil_mode, count_include_pad and divisor_override."""
+    """Takes any window, overlap, padding, ceil_mode, count_include_pad and divisor_override."""
     return avg_pool(
         input,
         pool_windows(spatial_dims(operator), kernel_size, stride, padding),
@@ -429,11 +429,11 @@ def lp_pool(
     stride: PerDim | None = None,
     ceil_mode: bool = False,
 ) -> Sharded:
-    """Any window, any power, infinity included: the norm of every window.
+    """Takes the norm of every window, for any window and any power, infinity included.
 
-    Distribution scheme: 1. the power, block by block, 2. average pooling, 3. its root, block by
-    block, as torch composes it. An infinite power is the maximum of the absolute values (or the
-    minimum).
+    Distribution scheme: 1. raise the block to the power, 2. average windows, 3. take the root of
+    the block, as torch composes it. With an infinite power the result is the maximum of the
+    absolute values (or the minimum).
     """
     n = spatial_dims(operator)
     input = batched_input(input, n, f"lp_pool{n}d")
@@ -607,7 +607,7 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
 def adaptive_average(
     operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
 ) -> Sharded:
-    """To any extents; to fewer than ranks by partial sums, without gathering the volume."""
+    """Pools to any extents; to fewer than ranks by partial sums, without gathering the volume."""
     n = spatial_dims(operator)
     name = operator.__name__
     input = batched_input(input, n, name)
@@ -624,11 +624,11 @@ def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Shar
     """The maxima of a cut tensor (batch, channel, *spatial) and where in the volume they are.
 
     Distribution scheme:
-    1. Cut the output in proportion to the input and fetch the windows of this rank's outputs;
-       where an axis has more ranks than outputs, every rank keeps its part of every window.
-    2. Repeat elements so that along the cut dims all windows are of one extent and lie side by
-       side, as torch's own pooling of that block takes them. A repetition changes no maximum.
-    3. Of the maxima of the ranks that share windows take the largest, of equals the first.
+    1. Cut the output in proportion to the input and fetch the windows of this rank's outputs; where
+       an axis has more ranks than outputs, every rank keeps its part of every window.
+    2. Repeat elements so that along the cut dims all windows have the same extent and lie side by
+       side, as torch's own pooling of the block needs them. A repetition changes no maximum.
+    3. Take the largest of the maxima of ranks that share windows, and of equal ones the first.
     """
     n = len(sizes)
     name = f"adaptive_max_pool{n}d"
@@ -708,7 +708,7 @@ def adaptive_maximum_with_indices(
     output_size: int | Sequence[int | None] | None,
     return_indices: bool = True,
 ) -> tuple[Sharded, Sharded]:
-    """To any extents, with the maxima's flat positions in the whole volume."""
+    """Pools to any extents, with the maxima's flat positions in the whole volume."""
     n = spatial_dims(operator)
     name = f"adaptive_max_pool{n}d"
     input = batched_input(input, n, name)
@@ -722,7 +722,7 @@ def adaptive_maximum(
     output_size: int | Sequence[int | None] | None,
     return_indices: bool = False,
 ) -> Sharded:
-    """To any extents; to fewer than ranks by partial maxima, without gathering the volume."""
+    """Pools to any extents; to fewer than ranks by partial maxima, without gathering the volume."""
     values, _ = adaptive_maximum_with_indices(operator, input, output_size)
     return values
 
@@ -775,11 +775,11 @@ def max_unpool(
     """Put values at their ``indices``, flat positions in a volume of ``sizes``, and 0 elsewhere.
 
     Distribution scheme:
-    1. Place the outputs of every window on the rank that owns it; fetch values and indices that
-       may come into this rank's outputs from windows that reach over the cut.
-    2. All ranks make sure together that no index lies outside its window.
-    3. Torch's own unpooling into all that the fetched windows span, of which this rank's outputs
-       are kept.
+    1. Place the outputs of every window on the rank that owns it; fetch the values and indices of
+       windows that reach over the cut and may write into this rank's outputs.
+    2. All ranks check together that no index lies outside its window.
+    3. Run torch's own unpooling into everything that the fetched windows span, and keep this rank's
+       outputs.
     """
     n = len(sizes)
     name = f"max_unpool{n}d"
@@ -851,7 +851,7 @@ def maximum_unpool(
     padding: PerDim = 0,
     output_size: Sequence[int] | None = None,
 ) -> Sharded:
-    """Any window and output_size; every index has to lie in its own window."""
+    """Takes any window and output_size; every index has to lie in its own window."""
     n = spatial_dims(operator)
     if isinstance(input, Sharded) and input.dim() == n + 1:
         check_unbatched(input, operator.__name__)

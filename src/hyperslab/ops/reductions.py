@@ -89,9 +89,9 @@ def sum_over_ranks(
 
 @register_each(
     {
-        "sum": "Over any dims; "
-        "an ordinary tensor when the batch is summed too and nothing stays cut.",
-        "nansum": "Over any dims, NaN counting as zero.",
+        "sum": "Sums any dims; "
+        "is an ordinary tensor if they include the batch and nothing stays cut.",
+        "nansum": "Runs over any dims; NaN counts as zero.",
     },
     family="reductions",
     dims=["dim"],
@@ -121,7 +121,7 @@ def sum(input: Sharded) -> torch.Tensor:
 def mean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Over any dims; an ordinary tensor when the batch is averaged too and nothing stays cut."""
+    """Averages any dims; is an ordinary tensor if they include the batch and nothing stays cut."""
     dims = reduced_dims(input, dim)
     whole = dtype or input.dtype
     x = without_empty_shards(input, dims)
@@ -136,7 +136,7 @@ def mean(
 def nanmean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Over any dims, of what is not NaN."""
+    """Runs over any dims; NaN does not count."""
     dims = reduced_dims(input, dim)
     whole = dtype or input.dtype
     block = torch.nansum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
@@ -155,7 +155,7 @@ def prod(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Over one dim or all: the product of all ranks' products."""
+    """Runs over one dim or all: multiplies all ranks' products."""
     dims = reduced_dims(input, dim)
     whole = torch.prod(input.block.new_ones(1), dtype=dtype).dtype
     block = as_float32(input.block.to(whole))
@@ -166,15 +166,15 @@ def prod(
 
 @register(torch.count_nonzero, torch.Tensor.count_nonzero, family="reductions", dims=["dim"])
 def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
-    """Over any dims."""
+    """Runs over any dims."""
     dims = reduced_dims(input, dim)
     return sum_over_ranks(input, torch.count_nonzero(input.block, dims), dims, False, torch.int64)
 
 
 @register_each(
     {
-        name: f"Over any dims; ``bool(x.{name}())`` "
-        "is the same on all ranks where all dims are reduced."
+        name: f"Runs over any dims; ``bool(x.{name}())`` "
+        "is the same on all ranks if all dims are reduced."
         for name in ("any", "all")
     },
     family="reductions",
@@ -204,10 +204,10 @@ def variance(
     *,
     correction: float | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Over any dims, around the global mean; true counts where shards are uneven.
+    """Runs over any dims, around the global mean; uneven shards have their true counts.
 
-    Distribution scheme: 1. local mean and variance, 2. they are stacked from all ranks in one
-    message, 3. each rank combines them (Chan et al. 1979), differentiably.
+    Distribution scheme: 1. compute local mean and variance, 2. stack them from all ranks in one
+    message, 3. combine them on each rank (Chan et al. 1979), differentiably.
     """
     if isinstance(dim, bool):  # var(x, unbiased)
         unbiased = dim
@@ -272,9 +272,9 @@ _ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
 class _Extremum(torch.autograd.Function):
     """Finds the largest or smallest elements; equal ones share the gradient equally.
 
-    Distribution scheme: 1. the local extremum, 2. the extremum of all ranks' ones. Backward: 1.
-    how many elements of the block are equal to it, 2. one all-reduce of the number and of the
-    gradient, 3. the block's gradient.
+    Distribution scheme: 1. find the local extremum, 2. find the extremum over all ranks. Backward:
+    1. count the elements of the block that are equal to it, 2. all-reduce the count and the
+    gradient in one message, 3. compute the block's gradient.
     """
 
     @staticmethod
@@ -330,7 +330,7 @@ def extremum(
 def values_only(
     operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
 ) -> torch.Tensor:
-    """Over any dims; equal ones share the gradient, on whatever rank they are."""
+    """Runs over any dims; equal elements on all ranks share the gradient."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     return wrap_reduced(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
@@ -338,7 +338,7 @@ def values_only(
 
 @register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
 def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
-    """Over one dim or all; as amin and amax."""
+    """Runs over one dim or all, as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     smallest = extremum(x, x.local, dims, keepdim, torch.amin)
@@ -358,7 +358,7 @@ def values_with_indices(
     dim: SupportsIndex | None = None,
     other: torch.Tensor | None = None,
 ) -> torch.Tensor | _ValuesAndIndices:
-    """Over all dims, or over one with global indices, or of two tensors.
+    """Runs over all dims, or over one with global indices, or of two tensors.
 
     The second argument is a dim or the other tensor; by its name a dim may be a tensor, too.
     """
@@ -391,8 +391,8 @@ def values_with_indices(
 def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _ValuesAndIndices:
     """Finds extrema and global indices along ``dim``; the first of equal ones has the gradient.
 
-    Distribution scheme: 1. the local values and indices, 2. both are stacked from all ranks, in
-    the order of their shards, 3. the same operator chooses among them.
+    Distribution scheme: 1. find the local values and indices, 2. stack both from all ranks, in the
+    order of their shards, 3. choose among them with the same operator.
     """
     values, indices = operator(x.local, dim, keepdim)
     group = group_over(x, [dim])
@@ -409,7 +409,7 @@ def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _V
 def indices_only(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> torch.Tensor:
-    """Over one dim or all; global indices, of equal elements the first."""
+    """Returns global indices over one dim or all, of equal elements the first."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     if dim is not None:
@@ -439,10 +439,10 @@ def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> t
 
 @register(torch.histc, torch.Tensor.histc, family="reductions")
 def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
-    """Of all elements: an ordinary tensor of counts.
+    """Counts all elements, into an ordinary tensor.
 
-    Distribution scheme: 1. without limits the smallest and the largest element of all ranks, 2. the
-    counts of the block, 3. their sum.
+    Distribution scheme: 1. without limits, find the smallest and the largest element of all ranks,
+    2. count the elements of the block, 3. sum the counts.
     """
     with torch.no_grad():
         if min == max and input.numel():
@@ -461,8 +461,8 @@ def norm_block(
 ) -> torch.Tensor:
     """Computes the block of a vector norm over ``dims``.
 
-    Distribution scheme: 1. the norm of the block, 2. the norms of all ranks are stacked, 3. their
-    norm; for infinite orders the extremum of the absolute values.
+    Distribution scheme: 1. compute the norm of the block, 2. stack the norms of all ranks, 3.
+    compute their norm; for infinite orders, find the extremum of the absolute values.
     """
     group = group_over(x, dims)
     if group is None:
@@ -490,7 +490,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Of any order over any dims."""
+    """Takes any order over any dims."""
     dims = reduced_dims(x, dim)
     x = without_empty_shards(x, dims)
     return wrap_reduced(x, norm_block(x, float(ord), dims, keepdim, dtype), dims, keepdim)
@@ -504,7 +504,7 @@ def norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Vector norms of any order over any dims, Frobenius norms; not nuclear ones."""
+    """Takes vector norms of any order over any dims and Frobenius norms; refuses nuclear ones."""
     if isinstance(p, str) and p != "fro":
         raise _matrix_norm("norm", p, input)
     return vector_norm(input, _read_order(p), dim, keepdim, dtype=dtype)
@@ -519,7 +519,7 @@ def linalg_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Vector norms over any dims, Frobenius norms; not other matrix norms."""
+    """Takes vector norms over any dims and Frobenius norms; refuses other matrix norms."""
     vector = isinstance(dim, int) or (dim is not None and len(dim) == 1)
     if ord is not None and ord != "fro" and not vector and (dim is not None or input.dim() != 1):
         raise _matrix_norm("linalg.norm", ord, input)
@@ -550,7 +550,7 @@ def _broadcast_operands(function: Operator, *operands: torch.Tensor) -> list[Sha
 def cosine_similarity(
     x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8
 ) -> torch.Tensor:
-    """Over one dim, cut or not: the sum of products of what is normalised."""
+    """Sums the products of normalised inputs over one dim, cut or not."""
     a, b = _broadcast_operands(F.cosine_similarity, x1, x2)
     dims = (read_dim(dim, a.dim(), "cosine_similarity"),)
     a = without_empty_shards(a, dims)
@@ -579,14 +579,14 @@ def pairwise_distance(
     eps: float = 1e-6,
     keepdim: bool = False,
 ) -> torch.Tensor:
-    """Over the last dim, cut or not."""
+    """Runs over the last dim, cut or not."""
     a, b = _broadcast_operands(F.pairwise_distance, x1, x2)
     return vector_norm(a.like(a.local - b.local + eps), p, a.dim() - 1, keepdim)
 
 
 @register(torch.dist, torch.Tensor.dist, family="reductions")
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
-    """Over all dims, cut or not."""
+    """Runs over all dims, cut or not."""
     a, b = _broadcast_operands(torch.dist, input, other)
     return vector_norm(a.like(a.local - b.local), p)
 
@@ -594,9 +594,9 @@ def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor
 class _Softmax(torch.autograd.Function):
     """Computes softmax over a cut dim, or its logarithm; saves its output, as torch does.
 
-    Distribution scheme: 1. the local maximum and the sum of exponentials below it, 2. they are
-    stacked from all ranks, 3. the block. Backward: 1. the local sum, 2. its all-reduce, 3. the
-    block's gradient.
+    Distribution scheme: 1. find the local maximum, and the local sum of exponentials relative to
+    it, 2. stack both from all ranks, 3. compute the block. Backward: 1. compute the local sum, 2.
+    all-reduce it, 3. compute the block's gradient.
     """
 
     @staticmethod
@@ -645,7 +645,7 @@ def softmax(
     dtype: torch.dtype | None = None,
     **_: object,
 ) -> Sharded:
-    """Over one dim, cut or not."""
+    """Runs over one dim, cut or not."""
     # The third argument is a type, or a ``_stacklevel`` in torch.nn.functional.
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
     if dim is None:
@@ -667,7 +667,7 @@ def softmin(
     _stacklevel: int = 3,
     dtype: torch.dtype | None = None,
 ) -> Sharded:
-    """Over one dim, cut or not."""
+    """Runs over one dim, cut or not."""
     return softmax(torch.softmax, input.like(-input.local), dim, dtype=dtype)
 
 
@@ -675,7 +675,7 @@ def softmin(
 def gumbel_softmax(
     logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Sharded:
-    """Over one dim, which becomes whole if it is cut; the same on every grid, as rand_like."""
+    """Makes one dim whole if it is cut; draws the same on every grid, as rand_like."""
     dim = read_dim(dim, logits.dim(), "gumbel_softmax")
     logits = with_whole(logits, (dim,), "gumbel_softmax")
     noise = exponential_block(logits).log_().neg_()
@@ -688,7 +688,7 @@ def gumbel_softmax(
 
 @register_each("logsumexp", family="reductions", dims=["dim"])
 def logsumexp(_: Operator, input: Sharded, dim: Dims, keepdim: bool = False) -> torch.Tensor:
-    """Over any dims: the log-sum-exp of all ranks' log-sum-exps."""
+    """Runs over any dims: takes the log-sum-exp of all ranks' log-sum-exps."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     group = group_over(x, dims)

@@ -132,9 +132,10 @@ class Sampler:
 class _Sample(torch.autograd.Function):
     """Samples a cut volume at this rank's coordinates.
 
-    Distribution scheme, forward: for each plan 1. fetch a piece of what this rank reads, 2. add
-    what the taps in it weigh. Backward: for each plan 1. fetch the piece again, 2. the gradients of
-    its voxels and of the coordinates, 3. the former travel to their owners and are added there.
+    Distribution scheme, forward: for each plan 1. fetch a piece of the voxels that this rank reads,
+    2. add the weighted taps in it. Backward: for each plan 1. fetch the piece again, 2. compute the
+    gradients of its voxels and of the coordinates, 3. send the former to their owners, which add
+    them.
     """
 
     @staticmethod
@@ -307,10 +308,11 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> torch.Tensor:
-    """Of a volume at coordinates, cut or not: each rank fetches what its own coordinates read.
+    """Samples at coordinates, cut or not: each rank fetches what its own coordinates read.
 
-    Distribution scheme: 1. the coordinates are cut as they are, or as the volume, 2. one small
-    message tells all ranks what each reads along every cut dim, 3. pieces are fetched and sampled.
+    Distribution scheme: 1. leave the coordinates cut as they are, or cut them like the volume, 2.
+    tell all ranks in one small message what each rank reads along every cut dim, 3. fetch pieces
+    and sample them.
     """
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
@@ -385,9 +387,9 @@ def _read_intervals(
 
 @register(F.affine_grid, family="sampling")
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
-    """Coordinates for every sample by its own matrix, cut in space as a volume would be.
+    """Computes each sample's coordinates by its own matrix, cut in space as a volume would be.
 
-    Distribution scheme: every rank computes those of its own box.
+    Distribution scheme: every rank computes the coordinates of its own box.
     """
     batch, *matrix = theta.partition.cuts
     if any(matrix) or size[0] != theta.shape[0]:

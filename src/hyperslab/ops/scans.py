@@ -32,9 +32,9 @@ def along_lines(
 ) -> Results:
     """Runs an operator on blocks that are whole in ``dims``.
 
-    Distribution scheme: 1. each axis that cuts one of the dims cuts another one (`cut_elsewhere`),
-    in one exchange, 2. the operator runs on the block, 3. the result is cut where the input was, as
-    far as it has that dim, in a second exchange. An axis that no other dim can take over cuts
+    Distribution scheme: 1. in one exchange, each axis that cuts one of the dims cuts another dim
+    instead (`cut_elsewhere`), 2. run the operator on the block, 3. in a second exchange, cut the
+    result like the input, as far as it has that dim. An axis that no other dim can take over cuts
     nothing meanwhile: its ranks repeat the work.
 
     Args:
@@ -80,7 +80,7 @@ def sort(
     descending: bool = False,
     stable: bool = False,
 ) -> Results:
-    """Along any dim; one that is cut becomes whole while another one is cut, and back."""
+    """Runs along any dim; a cut one becomes whole while another one is cut, and back."""
 
     def run(block: torch.Tensor) -> Results:
         found: Results = operator(block, dim=dim, descending=descending, stable=stable)
@@ -91,7 +91,7 @@ def sort(
 
 @register(torch.msort, torch.Tensor.msort, family="scans")
 def msort(input: Sharded) -> Results:
-    """Along dim 0; if it is cut, it becomes whole while another one is cut, and back."""
+    """Runs along dim 0; if it is cut, it becomes whole while another one is cut, and back."""
     return along_lines("msort", input, (0,), torch.msort)
 
 
@@ -99,7 +99,7 @@ def msort(input: Sharded) -> Results:
 def middle_value(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> Results:
-    """Along any dim, as sort; of all elements only if nothing is cut."""
+    """Runs along any dim, as sort; over all elements only if nothing is cut."""
     name = operator.__name__
     if dim is None and name == "mode":
         dim = input.dim() - 1
@@ -113,7 +113,7 @@ def middle_value(
 def ranked(
     operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
 ) -> Results:
-    """Along any dim, as sort."""
+    """Runs along any dim, as sort."""
     return along_lines(
         operator.__name__, input, (dim,), lambda block: operator(block, k, dim, *args, **options)
     )
@@ -128,7 +128,7 @@ def quantile(
     keepdim: bool = False,
     **options: object,
 ) -> torch.Tensor:
-    """One quantile along any dim, as sort; of all elements only if nothing is cut."""
+    """Takes one quantile along any dim, as sort; over all elements only if nothing is cut."""
     name = operator.__name__
     if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
         raise LayoutError(
@@ -150,11 +150,11 @@ def quantile(
 def running_total(
     operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Along any dim; if it is cut, the ranks' totals travel.
+    """Runs along any dim; if it is cut, the ranks' totals travel.
 
-    Distribution scheme: 1. the running total of the block, 2. all ranks' last ones, in one small
-    message, 3. those of the ranks before are added, multiplied or combined, and this to every
-    element of the block.
+    Distribution scheme: 1. compute the running total of the block, 2. send the last ones of all
+    ranks, in one small message, 3. add, multiply or combine those of the previous ranks, and apply
+    the result to every element of the block.
     """
     options = {} if operator is torch.logcumsumexp else {"dtype": dtype}
     if input.partition.cuts[dim] is None:
@@ -181,11 +181,12 @@ _TOTALS: dict[str, tuple[float, Operator, Operator]] = {
 
 @register_each("cummax", "cummin", family="scans", dims=["dim"])
 def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
-    """Along any dim; if it is cut, the ranks' extrema and their indices travel.
+    """Runs along any dim; if it is cut, the ranks' extrema and their indices travel.
 
-    Distribution scheme: 1. the running extremum of the block, 2. all ranks' last ones with their
-    global indices, in two small messages, 3. the extremum of the ranks before takes the place of
-    what it exceeds. As serially, the last one of equal ones counts, and NaN exceeds all numbers.
+    Distribution scheme: 1. compute the running extremum of the block, 2. send the last ones of all
+    ranks with their global indices, in two small messages, 3. replace the elements that the
+    extremum of the previous ranks exceeds. As in a serial run, the last one of equal elements
+    counts, and NaN exceeds all numbers.
     """
     if input.partition.cuts[dim] is None:
         found = operator(input.local, dim)

@@ -70,7 +70,7 @@ from hyperslab.tensor.dispatch import read_dims
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
     """Mirrors along some dims; the result is cut as the input.
 
-    Distribution scheme: 1. every rank fetches the mirror image of its box, 2. it flips that.
+    Distribution scheme: 1. every rank fetches the mirror image of its box, 2. and flips it.
     """
     cover = x.partition.cover
     intervals = list(cover.intervals)
@@ -84,8 +84,8 @@ def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
 def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     """Rolls along one dim; the result is cut as the input.
 
-    Distribution scheme: 1. not cut: the local roll; 2. cut: every rank fetches what comes to lie
-    in its box from the end and from the beginning, and joins the two.
+    Distribution scheme: 1. if the dim is not cut, roll the block; 2. if it is cut, every rank
+    fetches the parts of its box from the end and from the beginning, and joins them.
     """
     extent = x.shape[dim]
     turn = extent - shift % extent if extent else 0
@@ -97,7 +97,7 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
 
 @register(torch.flip, torch.Tensor.flip, family="spatial")
 def flip(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
-    """Any dims; along cut dims every rank fetches the mirror image of its box."""
+    """Flips any dims; along cut dims every rank fetches the mirror image of its box."""
     return flipped(input, _distinct_dims(input, integers(*dims, *named.values()), "flip"))
 
 
@@ -108,9 +108,7 @@ def _distinct_dims(x: Sharded, dims: Sequence[int], name: str) -> tuple[int, ...
     return found
 
 
-@register_each(
-    {"fliplr": "Along dim 1, as flip.", "flipud": "Along dim 0, as flip."}, family="spatial"
-)
+@register_each({"fliplr": "Flips dim 1.", "flipud": "Flips dim 0."}, family="spatial")
 def flip_rows_or_columns(operator: Operator, input: Sharded) -> Sharded:
     """Flips one dim."""
     name = operator.__name__
@@ -119,7 +117,7 @@ def flip_rows_or_columns(operator: Operator, input: Sharded) -> Sharded:
 
 @register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"], merged=True)
 def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Sharded:
-    """Any dims; along a cut dim every rank fetches the two parts that come to lie in its box."""
+    """Rolls any dims; along a cut dim every rank fetches the two parts of its box."""
     turns = integers(shifts)
     along = () if dims is None else integers(dims)
     if not along:
@@ -134,7 +132,7 @@ def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Shar
 
 @register(torch.rot90, torch.Tensor.rot90, family="spatial", dims=["dims"])
 def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
-    """In the plane of any two dims; each cut goes with its dim, across the cut as flip."""
+    """Turns the plane of any two dims; each cut goes with its dim, across the cut as flip."""
     a, b = _distinct_dims(input, dims, "rot90")
     if k % 4 == 0:
         return input.like(input.local.clone())
@@ -145,7 +143,7 @@ def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
 
 @register(torch.pixel_shuffle, family="spatial")
 def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
-    """Block by block: every pixel becomes a square of them."""
+    """Runs block by block: every pixel becomes a square of pixels."""
     input = batched_input(input, 2, "pixel_shuffle")
     r = upscale_factor
     local = F.pixel_shuffle(input.local, r)
@@ -156,7 +154,7 @@ def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
 
 @register(torch.pixel_unshuffle, family="spatial")
 def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
-    """Any cut: it is moved so that it goes through no square of pixels."""
+    """Takes any cut and moves it so that it goes through no square of pixels."""
     input = batched_input(input, 2, "pixel_unshuffle")
     r = downscale_factor
     if any(extent % r for extent in input.shape[2:]):
@@ -181,22 +179,22 @@ WHAT = "the exchange of pad"
 def pad(
     input: Sharded, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Sharded:
-    """Constant, reflect, replicate and circular, also negative; the cut stays where it is.
+    """Pads constant, reflect, replicate and circular, also negative; the cut stays where it is.
 
     Distribution scheme:
-    1. The planes that padding adds join the first and the last shard.
-    2. constant: one exchange that asks for the source, outside of which is the value.
-    3. reflect, replicate: the same for the sources inside (mostly the own block, no message),
-       and the local op on the ranks at the edge of the volume.
+    1. Give the planes that padding adds to the first and the last shard.
+    2. constant: one exchange asks for the source, with the value outside it.
+    3. reflect, replicate: the same exchange asks for the sources inside (mostly the own block,
+       without a message), and the ranks at the edge of the volume run the local op.
     4. circular: dim by dim, so that corners need no message of their own, the first and the last
-       rank fetch what is wrapped around.
+       rank fetch the planes that are wrapped around.
     """
     return _padded(input, [int(p) for p in pad], mode, 0 if value is None else value)
 
 
 @register(torch.constant_pad_nd, family="spatial")
 def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
-    """As ``F.pad`` with a constant."""
+    """Pads as ``F.pad`` with a constant."""
     return _padded(input, [int(p) for p in pad], "constant", value)
 
 
@@ -208,7 +206,7 @@ def image_columns(
     padding: PerDim = 0,
     stride: PerDim = 1,
 ) -> Sharded:
-    """Windows of images as columns: padding, windows along either dim, and a reshape of them.
+    """Makes windows of images columns: pads, takes windows along either dim, and reshapes them.
 
     Distribution scheme: as `F.pad` and `Tensor.unfold`; columns stay cut where rows of windows are.
     """
@@ -237,7 +235,7 @@ def fold_columns(
     padding: PerDim = 0,
     stride: PerDim = 1,
 ) -> Sharded:
-    """Sums of windows that overlap, from columns: a transposed convolution with filters of ones.
+    """Sums overlapping windows from columns, as a transposed convolution with filters of ones.
 
     Distribution scheme: as `F.conv_transpose2d`; columns stay cut where `F.unfold` leaves them so.
     """
@@ -645,10 +643,10 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     Distribution scheme:
     1. Cut the output in proportion to the input.
     2. Fetch the inputs that this rank's outputs read, by the weights of the whole extents.
-    3. Apply the weights along all dims in one pass, where there is a kernel. Otherwise along the
-       cut dims; where torch's own operator on the block alone copies the same inputs (nearest
-       neighbours, a whole factor), leave the dim to it.
-    4. Along the other dims torch's own operator.
+    3. If there is a kernel, apply the weights along all dims in one pass. Otherwise apply them
+       along the cut dims; if torch's own operator on the block alone copies the same inputs
+       (nearest neighbours, a whole factor), leave the dim to it.
+    4. Along the other dims, run torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
     kind = BlockKind.of(x.block)
@@ -770,7 +768,7 @@ def interpolate_rule(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Sharded:
-    """Every mode, by size or by any factor, with either alignment of the corners."""
+    """Takes every mode, by size or by any factor, with either alignment of the corners."""
     input = batched_input(input, input.dim() - 2, "interpolate")
     options = (mode, align_corners, recompute_scale_factor, antialias)
     sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)

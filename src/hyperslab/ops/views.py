@@ -114,12 +114,12 @@ def _not_one(shape: Sequence[int]) -> list[int]:
 def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     """Reshape by global shape.
 
-    Distribution scheme: 1. spatial dims that merge with others are gathered along their axes
-    (leaving space), but for the first one of several: its shards are those of the merged dim, which
-    stays cut until a rule asks for all of it; if another one is cut in its place, the first one
-    takes the cut over, in one exchange; a dim that is split stays cut, likewise, between those of
-    its parts that lie next to a bound; a batch that comes first stays cut for every rule, 2. the
-    local reshape.
+    Distribution scheme: 1. gather spatial dims that merge with others along their axes (leaving
+    space). The first one of several stays cut: its shards are those of the merged dim, which stays
+    cut until a rule asks for all of it. If another one is cut instead, the first one takes over the
+    cut, in one exchange. A dim that is split stays cut in the same way, between those of its parts
+    that lie next to a bound. A batch that comes first stays cut for every rule. 2. reshape the
+    block.
     """
     plan = _lay_out_reshape(x.partition, tuple(shape))
     whole = x.redistribute(plan.first, "the cut before a reshape")
@@ -234,7 +234,7 @@ def _kept_cut(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
 def reshape(
     input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
 ) -> Sharded:
-    """By global shape; of cut dims that merge the first one may stay cut, the batch say."""
+    """Takes the global shape; of cut dims that merge the first may stay cut, such as the batch."""
     given = (*shape, *named.values())
     if any(isinstance(value, torch.dtype) for value in given):
         raise LayoutError("view(dtype) of a cut tensor has no rule; use x.to(dtype)")
@@ -243,7 +243,7 @@ def reshape(
 
 @register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views", merged=True)
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """By the global shape of the other tensor."""
+    """Takes the global shape of the other tensor."""
     if not isinstance(input, Sharded):
         return input.reshape(other.shape)
     return reshape_to(input, tuple(other.shape))
@@ -251,7 +251,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 @register_each("flatten", family="views", dims=["start_dim", "end_dim"], merged=True)
 def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
-    """Leaves space: gathered along the cut dims that merge; the batch dim stays cut."""
+    """Gathers along the cut dims that merge; the batch dim stays cut."""
     shape = input.partition.shape
     end = end_dim + 1
     return reshape_to(input, (*shape[:start_dim], math.prod(shape[start_dim:end]), *shape[end:]))
@@ -259,7 +259,7 @@ def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) 
 
 @register(torch.ravel, torch.Tensor.ravel, family="views")
 def ravel(input: Sharded) -> Sharded:
-    """As flatten."""
+    """Gathers as flatten."""
     return reshape_to(input, (input.numel(),))
 
 
@@ -273,7 +273,7 @@ def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
 
 @register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views", merged=True)
 def unsqueeze(input: Sharded, dim: int) -> Sharded:
-    """Anywhere; each cut goes with its dim."""
+    """Adds a dim anywhere; each cut goes with its dim."""
     d = read_dim(dim, input.dim() + 1, "unsqueeze")
     shape = list(input.partition.shape)
     shape.insert(d, 1)
@@ -331,13 +331,13 @@ def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Shar
 
 @register(torch.permute, torch.Tensor.permute, family="views", merged=True)
 def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
-    """Any order of the dims; each cut goes with its dim."""
+    """Takes any order of the dims; each cut goes with its dim."""
     return permuted(input, integers(*dims, *named.values()))
 
 
 @register(torch.channel_shuffle, torch.native_channel_shuffle, family="views")
 def channel_shuffle(input: Sharded, groups: int) -> Sharded:
-    """Of channels that are not cut: block by block."""
+    """Runs block by block; the channels are not cut."""
     if input.dim() < 3 or input.shape[1] % groups or input.partition.cuts[1] is not None:
         raise LayoutError(
             f"channel_shuffle in {groups} groups: {input.partition} has to have channels in dim 1 "
@@ -348,14 +348,14 @@ def channel_shuffle(input: Sharded, groups: int) -> Sharded:
 
 @register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)
 def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
-    """Two dims exchanged; each cut goes with its dim."""
+    """Exchanges two dims; each cut goes with its dim."""
     a, b = (*dims, *named.values())
     return exchanged(input, a, b)
 
 
 @register_each("movedim", "moveaxis", family="views", dims=["source", "destination"], merged=True)
 def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
-    """Some dims moved; each cut goes with its dim."""
+    """Moves some dims; each cut goes with its dim."""
     return moved(input, integers(source), integers(destination))
 
 
@@ -371,7 +371,7 @@ _T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", 
     merged=True,
 )
 def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
-    """The last two dims exchanged; each cut goes with its dim."""
+    """Exchanges the last two dims; each cut goes with its dim."""
     matrix = operator in (torch.t, _H)
     if input.dim() < 2 or (matrix and input.dim() > 2):
         raise UnsupportedOp(
@@ -417,9 +417,9 @@ class Span:
 def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     """Crops some dims to the elements ``spans[dim]``.
 
-    Distribution scheme: 1. chosen elements stay on the ranks that own them, and the result is a
-    view; 2. where that leaves a rank without any, that dim is cut in balanced shards, or not at
-    all if there are fewer elements than ranks, and every rank fetches its own.
+    Distribution scheme: 1. leave chosen elements on the ranks that own them, so that the result is
+    a view; 2. if a rank would have none, cut that dim in balanced shards, or not at all if there
+    are fewer elements than ranks, and every rank fetches its own.
     """
     chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
     stay, target, cover = _lay_out_slices(x.partition, chosen)
@@ -473,7 +473,7 @@ def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]
 
 @register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
 def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
-    """Any dim; elements stay on their ranks unless that leaves a rank without any."""
+    """Takes any dim; elements stay on their ranks unless that leaves a rank without any."""
     first = int(start)
     extent = input.shape[dim]
     if not (-extent <= first <= extent and 0 <= length <= extent - first % (extent + 1)):
@@ -483,7 +483,7 @@ def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded
 
 @register(torch.select, torch.Tensor.select, family="views", dims=["dim"], merged=True)
 def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
-    """Any dim, the batch too; along a cut dim every rank fetches the slice."""
+    """Takes any dim, the batch too; along a cut dim every rank fetches the slice."""
     position = int(index)
     extent = input.shape[dim]
     if not -extent <= position < extent:
@@ -493,7 +493,7 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
 
 @register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
-    """Every slice of a dim, as select."""
+    """Returns every slice of a dim, as select."""
     return tuple(select(input, dim, index) for index in range(input.shape[dim]))
 
 
@@ -505,7 +505,7 @@ def split(
     *,
     split_size: int | Sequence[int] | None = None,
 ) -> tuple[Sharded, ...]:
-    """Any dim; each part as narrow."""
+    """Splits any dim; each part is as of narrow."""
     size = split_size_or_sections if split_size is None else split_size
     extent = tensor.shape[dim]
     if not isinstance(size, int):
@@ -521,7 +521,7 @@ def split(
 def split_with_sizes(
     input: Sharded, split_sizes: Sequence[int], dim: int = 0
 ) -> tuple[Sharded, ...]:
-    """Any dim; each part as narrow."""
+    """Splits any dim; each part is as of narrow."""
     sizes = list(split_sizes)
     if sum(sizes) != input.shape[dim] or any(size < 0 for size in sizes):
         raise LayoutError(f"split: sizes {sizes} do not fill dim {dim} of {input.partition}")
@@ -530,7 +530,7 @@ def split_with_sizes(
 
 @register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"], merged=True)
 def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
-    """Any dim; each part as narrow."""
+    """Splits any dim; each part is as of narrow."""
     if chunks <= 0:
         raise ValueError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     if input.shape[dim] == 0:
@@ -547,7 +547,7 @@ def tensor_split(
     indices: Sequence[int] | None = None,
     sections: int | None = None,
 ) -> tuple[Sharded, ...]:
-    """Any dim; each part as narrow."""
+    """Splits any dim; each part is as of narrow."""
     extent = input.shape[dim]
     given = next((v for v in (indices, sections) if v is not None), indices_or_sections)
     if isinstance(given, Sharded):
@@ -572,7 +572,7 @@ def split_along(
     *,
     indices: Sequence[int] | None = None,
 ) -> tuple[Sharded, ...]:
-    """As tensor_split along its dim."""
+    """Splits as tensor_split along its dim."""
     name = operator.__name__
     dim = DIM_OF_SPLIT[name]
     if input.dim() <= dim:
@@ -582,11 +582,11 @@ def split_along(
 
 @register(torch.Tensor.unfold, family="views")
 def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
-    """Any dim; windows that lie within their rank's block are views of it.
+    """Takes any dim; windows that lie within their rank's block are views of it.
 
-    Distribution scheme: 1. every window lies on the rank that owns its centre; where that leaves a
-    rank without any, that dim is cut in balanced shards, or not at all if there are fewer windows
-    than ranks, 2. every rank fetches what its windows read, 3. they are views of that.
+    Distribution scheme: 1. place every window on the rank that owns its centre; if a rank would
+    have none, cut that dim in balanced shards, or not at all if there are fewer windows than ranks,
+    2. every rank fetches the inputs of its windows, 3. and returns views of them.
     """
     dim = read_dim(dimension, self.dim(), "unfold")
     if not 1 <= size <= self.shape[dim]:
@@ -645,8 +645,8 @@ def join(
 ) -> Sharded:
     """Concatenate sections along ``dim``, into a tensor that is cut as ``target``.
 
-    Distribution scheme: 1. of every section this rank fetches what lies in its box of the target
-    (nothing travels where the section is cut like the target), 2. it concatenates them.
+    Distribution scheme: 1. fetch the part of every section that lies in this rank's box of the
+    target (nothing travels if the section is cut like the target), 2. concatenate the parts.
     """
     parts = []
     offset = 0
@@ -788,7 +788,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
 
 @register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
-    """Any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
+    """Joins any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
     joined = join_channels(tensors, dim, functools.partial(_cat, dim=1))
     if joined is not None:
         return joined
@@ -800,7 +800,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
 
 @register(torch.stack, family="views")
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
-    """A new dim, anywhere, that is not cut; operands are aligned as by cat."""
+    """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
     n = next(t for t in tensors if isinstance(t, Sharded)).dim()
     new = read_dim(dim, n + 1, "stack")
     return concatenate([add_dim(t, new) for t in tensors], new, "stack")
@@ -811,7 +811,7 @@ DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
 
 @register_each(*DIM_OF_STACK, family="views")
 def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
-    """As cat along its dim, for tensors that have that dim already."""
+    """Joins as cat along its dim, if the tensors have that dim already."""
     name = operator.__name__
     dim = DIM_OF_STACK[name]
     least = max(2, dim + 1)  # torch gives a dim more to tensors that have fewer
@@ -842,8 +842,8 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
     """Repeats a tensor along every dim; new dims stand in front.
 
-    Distribution scheme: 1. the local repetition along dims that are not cut, 2. along each cut
-    dim the tensor is joined with itself, as cat does it.
+    Distribution scheme: 1. repeat the block along dims that are not cut, 2. along each cut dim,
+    join the tensor with itself, like cat.
     """
     front = len(counts) - x.dim()
     if front < 0:
@@ -862,38 +862,38 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
 
 @register(torch.Tensor.expand, family="views")
 def expand_to_sizes(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
-    """Dims of extent 1 and new ones in front, by global shape; a view."""
+    """Expands dims of extent 1 and new ones in front, by global shape, as a view."""
     return expanded(self, integers(*sizes) if size is None else integers(size))
 
 
 @register(torch.Tensor.expand_as, family="views")
 def expand_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """To the global shape of the other tensor; a view."""
+    """Expands to the global shape of the other tensor, as a view."""
     return expanded(self, tuple(other.shape))
 
 
 @register(torch.broadcast_to, torch.Tensor.broadcast_to, family="views")
 def broadcast_to(input: Sharded, size: Sequence[int]) -> torch.Tensor:
-    """As expand."""
+    """Expands as expand."""
     return expanded(input, tuple(size))
 
 
 @register(torch.broadcast_tensors, family="views")
 def broadcast_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As expand, each cut as it is; ordinary ones stay whole."""
+    """Expands each tensor and keeps its cut; ordinary ones stay whole."""
     shape = torch.broadcast_shapes(*(tuple(t.shape) for t in tensors))
     return tuple(expanded(t, shape) for t in tensors)
 
 
 @register(torch.Tensor.repeat, family="views")
 def repeat(self: Sharded, *repeats: Integers, **named: Integers) -> Sharded:
-    """Any dims; along a cut dim as cat of the tensor with itself."""
+    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
     return repeated(self, integers(*repeats, *named.values()), "repeat")
 
 
 @register(torch.tile, torch.Tensor.tile, family="views")
 def tile(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
-    """Any dims; along a cut dim as cat of the tensor with itself."""
+    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
     counts = integers(*dims, *named.values())
     return repeated(input, (*[1] * (input.dim() - len(counts)), *counts), "tile")
 
@@ -906,9 +906,10 @@ def repeat_interleave(
     *,
     output_size: int | None = None,
 ) -> Sharded:
-    """Any dim, by a number or one for each element; copies stay on the rank of their element.
+    """Repeats by a number, or one for each element; copies stay on the rank of their element.
 
-    Distribution scheme: 1. the local repetition, 2. a new cut if a rank is left without elements.
+    Distribution scheme: 1. repeat the block, 2. cut the result anew if a rank is left without
+    elements.
     """
     if not isinstance(input, Sharded) or isinstance(repeats, Sharded) or dim is None:
         raise UnsupportedOp(

@@ -29,7 +29,7 @@ from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.text import (
     UNWRITTEN,
-    nearest_key,
+    bad_value,
     origin_of,
     parse_override,
     put_override,
@@ -124,12 +124,7 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
         return f"bad value {value!r} for {key!r}: it is a section of keys{inner}"
     if kind == "union_tag_invalid":
         value = value["name"]
-    choices = _choices(key)
-    if choices:
-        valid = f"it should be one of {', '.join(choices)}\n    nearest: "
-        return f"bad value {value!r} for {key!r}: {valid}{nearest_key(str(value), choices)!r}"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"bad value {value!r} for {key!r}: {message}"
+    return bad_value(key, value, problem["msg"], _choices(key))
 
 
 def _dotted(loc: Sequence[int | str], values: Any) -> str:
@@ -178,7 +173,7 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _choices(key: str) -> list[str] | None:
+def _choices(key: str) -> list[str]:
     """Return the words that a key takes, if it takes words."""
     choices: list[str] = []
     for kind in _alternatives(_fields().get(key.rstrip(".0123456789"))):
@@ -189,7 +184,7 @@ def _choices(key: str) -> list[str] | None:
     if key.endswith(".name"):
         choices = [name for name in choices if name not in (A_TARGET, "python")]
         choices += TORCH_CLASSES.get(key.rpartition(".")[0], ())
-    return list(dict.fromkeys(choices)) or None
+    return list(dict.fromkeys(choices))
 
 
 def load_recipe(

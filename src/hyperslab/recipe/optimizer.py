@@ -54,13 +54,13 @@ _WAYS = {"fused", "foreach", "capturable", "differentiable"}
 """Names arguments of torch's optimizers that choose how a step is computed."""
 
 
-def fused_on_cuda(kind: Any, weights: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
+def fused_update(kind: Any, weights: Sequence[torch.nn.Parameter]) -> dict[str, Any]:
     """Return the argument by which one kernel updates all weights, where torch has one.
 
-    Its default on a CUDA device is a dozen kernels, each of which reads and writes all of them.
+    Its default is a dozen kernels, each of which reads and writes all of them.
     """
     has_one = kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-    fits = all(weight.is_cuda and weight.is_floating_point() for weight in weights)
+    fits = all((w.is_cuda or w.is_cpu) and w.is_floating_point() for w in weights)
     return {"fused": True} if has_one and fits and weights else {}
 
 
@@ -74,7 +74,7 @@ class AdamSection(OptimizerSection):
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         given = [*weights]
         numbers: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
-        return torch.optim.Adam(given, **numbers, **fused_on_cuda(torch.optim.Adam, given))
+        return torch.optim.Adam(given, **numbers, **fused_update(torch.optim.Adam, given))
 
 
 class SGDSection(OptimizerSection):
@@ -86,7 +86,7 @@ class SGDSection(OptimizerSection):
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         given = [*weights]
         numbers: dict[str, Any] = {"lr": self.learning_rate, "momentum": self.momentum}
-        return torch.optim.SGD(given, **numbers, **fused_on_cuda(torch.optim.SGD, given))
+        return torch.optim.SGD(given, **numbers, **fused_update(torch.optim.SGD, given))
 
 
 class TargetOptimizer(TargetSection, OptimizerSection):
@@ -120,7 +120,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
         kind = imported(str(self.target), "optimizer.target", self.trust)
         section = self._with_rate()
         if not _WAYS & section.arguments.keys():
-            more = fused_on_cuda(kind, given)
+            more = fused_update(kind, given)
             section = section.model_copy(update={"arguments": {**section.arguments, **more}})
         made: torch.optim.Optimizer = Maker("optimizer", AN_OPTIMIZER, (given,))(section)
         return made

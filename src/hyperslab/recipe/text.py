@@ -1,7 +1,7 @@
-"""Reads the text of a recipe, and says which of its keys nobody knows: all of that without torch.
+"""Reads the text of a recipe, and says which of its keys and values are wrong: without torch.
 
-`hyperslab.recipe.load` does the rest. Commands ask here first, so that a misspelt key is an error
-at once.
+`hyperslab.recipe.load` does the rest. Commands ask here first, so that a misspelt key or a word in
+place of a number is an error at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import CoreConfig, SchemaValidator, ValidationError
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.shipped import shipped_recipes
@@ -71,6 +72,15 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     return f"unknown key {key!r}\n    nearest: {nearest_key(key, known)!r}{siblings(key, known)}"
 
 
+def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str:
+    """Say what a key takes: one of ``choices``, or what pydantic's ``problem`` says."""
+    if choices:
+        valid = f"one of {', '.join(choices)}\n    nearest: {nearest_key(str(value), choices)!r}"
+        return f"bad value {value!r} for {key!r}: it should be {valid}"
+    message = problem.removeprefix("Value error, ").replace("Input should", "it should")
+    return f"bad value {value!r} for {key!r}: {message}"
+
+
 def nearest_key(word: str, valid: Sequence[str]) -> str:
     """The valid word that looks most like this one; of a dotted key the last part counts too."""
     last = word.rpartition(".")[2]
@@ -107,22 +117,47 @@ UNWRITTEN = ("handed_in", "python_class")
 """Keys that `hyperslab.fit` writes and nobody else."""
 
 
-def unknown_keys(
-    values: Any, known: Sequence[str], names: Mapping[str, Sequence[str]], section: str = ""
-) -> Iterator[str]:
-    """List keys that are unknown whatever the others say, in pydantic's order.
+def wrong_keys(
+    values: Any, declared: Mapping[str, Any], section: str = ""
+) -> Iterator[tuple[str, str]]:
+    """List keys that are wrong whatever the others say, in pydantic's order, and what is wrong.
 
-    ``names`` has every section that may name a class, with hyperslab's own names for it, the
-    default first: any key of it may be an argument of another class.
+    ``declared`` has the recipe's ``keys``. Its ``names`` are those of every section that may name
+    a class, hyperslab's own, the default first: any key there may be an argument of another class.
+    Its ``values`` are pydantic's own schemas of numbers and words, by section, name and key.
     """
-    if not isinstance(values, dict) or _names_a_class(values, names.get(section)):
+    known, own = declared["keys"], declared["names"].get(section)
+    if not isinstance(values, dict) or _names_a_class(values, own):
         return
     prefix = f"{section}." if section else ""
+    name = values.get("name", own[0]) if own else ""
+    schemas = declared["values"].get(section, {}).get(name, {})
     mine = [key for key in known if key.rpartition(".")[0] == section]
     for key in mine:
+        word = key.removeprefix(prefix)
         if any(other.startswith(f"{key}.") for other in known):
-            yield from unknown_keys(values.get(key.removeprefix(prefix)), known, names, key)
-    yield from (f"{prefix}{k}" for k in values if f"{prefix}{k}" not in mine and k not in UNWRITTEN)
+            yield from wrong_keys(values.get(word), declared, key)
+        elif word in values and word in schemas:
+            problem = _problem_of(values[word], schemas[word])
+            if problem:
+                yield key, bad_value(key, values[word], problem, _words_of(schemas[word]))
+    for word in values:
+        if f"{prefix}{word}" not in mine and word not in UNWRITTEN:
+            yield f"{prefix}{word}", unknown_key(f"{prefix}{word}", known)
+
+
+def _problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
+    """Return what pydantic says of a value in a section, None if it takes it."""
+    try:
+        SchemaValidator(schema, CoreConfig(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as error:
+        return error.errors()[0]["msg"]
+    return None
+
+
+def _words_of(schema: Mapping[str, Any]) -> list[str]:
+    """Return the words that a value has to be one of; none if it is no word."""
+    return list(map(str, schema.get("schema", schema).get("expected", ())))
 
 
 def _names_a_class(section: Mapping[str, Any], own: Sequence[str] | None) -> bool:

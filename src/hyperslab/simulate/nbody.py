@@ -120,15 +120,19 @@ class Nbody:
         Painting is the adjoint of reading: cells and weights of a particle are the same.
         """
         P = self.particles
-        low = x.T.floor()
-        part = x.T - low
+        x = x.T.contiguous()
+        low = x.floor()
         first = low.int() % P
         cells = first, torch.where(first + 1 == P, 0, first + 1)
-        weights = 1 - part, part
-        corners = list(itertools.product((0, 1), repeat=3))
-        flat = [(cells[i][0] * P + cells[j][1]) * P + cells[k][2] for i, j, k in corners]
-        weight = [weights[i][0] * weights[j][1] * weights[k][2] for i, j, k in corners]
-        taps, parts = torch.stack(flat, -1), torch.stack(weight, -1)
+        weights = 1 - (x - low), x - low
+        taps = torch.empty(P**3, 8, dtype=torch.int32)
+        parts = torch.empty(P**3, 8)
+        for a, (i, j) in enumerate(itertools.product((0, 1), repeat=2)):
+            row = (cells[i][0] * P + cells[j][1]) * P
+            weight = weights[i][0] * weights[j][1]
+            for k in (0, 1):
+                torch.add(row, cells[k][2], out=taps[:, 2 * a + k])
+                torch.mul(weight, weights[k][2], out=parts[:, 2 * a + k])
         density = torch.bincount(taps.ravel(), parts.ravel(), minlength=P**3)
         pull = self.falls(torch.fft.rfftn(density.view(P, P, P)))
         return F.embedding_bag(taps, pull, mode="sum", per_sample_weights=parts)

@@ -67,7 +67,7 @@ def retain_grad(self: Sharded) -> None:
 def is_contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> bool:
-    """Asks the block, in a memory format."""
+    """Asks the block about a memory format."""
     return self.local.is_contiguous(memory_format=memory_format)
 
 

@@ -82,6 +82,18 @@ def test_a_child_that_crashes_once_is_no_sign_of_damage(tmp_path: Path) -> None:
     assert (tmp_path / "crashed").exists()
 
 
+@pytest.mark.parametrize("gone", ["good", "evil"])
+def test_the_child_is_a_file_ahead(gone: str) -> None:
+    """Each answer is that of its file, also where the file ahead is left out: it has gone, say."""
+    files = ["first", gone, "better", "evil 2", "best"]
+    with HeaderChild(crash, 100.0, files=files) as child:
+        for file in ("first", "better"):
+            assert child(file) == file
+        with pytest.raises(DataError, match=r"evil 2: HDF5 crashes .*signal 11"):
+            child("evil 2")
+        assert child("best") == "best"
+
+
 class Note:
     """In a circle, writes down which process clears it away."""
 

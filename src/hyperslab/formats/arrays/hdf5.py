@@ -6,7 +6,7 @@ it follows links and virtual data sets to any file; and it holds whole chunks in
 Bytes that are damaged, or made so, can have HDF5 walk in circles for ever, or crash. Nothing
 ends a call of a library within a process, and nothing cheap tells beforehand. So a
 `HeaderChild`, a child process, goes through the header of each file of a scan first, and says no
-more than that it came back: a fork a scan, and a byte and a second look a file.
+more than that it came back: a fork a scan, and a byte and a second look a file. It is a file ahead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -121,7 +121,7 @@ def check_attributes(path: Path, found: Any) -> None:
         attribute = h5py.h5a.open(place, index=number)
         with suppress(TypeError):  # of a type that numpy has not, so that nobody reads it
             if attribute.dtype.hasobject:
-                _ = found.attrs[attribute.name]
+                attribute.read(np.empty(attribute.shape, attribute.dtype))
 
 
 def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
@@ -197,7 +197,8 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
 
     Those of files since HDF5 1.10 have checksums themselves.
     """
-    if dataset.file.id.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
+    file = h5py.h5i.get_file_id(dataset.id)
+    if file.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
         return
     codes = hdf5_chunks.filters_of(dataset)
     sums = hdf5_chunks.FLETCHER32
@@ -291,14 +292,22 @@ NO_MEMORY = "memory allocation failed"
 
 
 class HeaderChild(Generic[T]):
-    """Calls ``read`` of a file's name, after a child process has come back from that."""
+    """Calls ``read`` of a file's name, after a child process has come back from that.
 
-    def __init__(self, read: Callable[[str], T], limit: float = HEADER_LIMIT) -> None:
+    ``files`` are the names in the order of the calls: while this process reads one, the child goes
+    through the next.
+    """
+
+    def __init__(
+        self, read: Callable[[str], T], limit: float = HEADER_LIMIT, *, files: Sequence[str] = ()
+    ) -> None:
         self.read = read
         self.limit = limit
+        self._next = dict(itertools.pairwise(files))
         self._child = 0
         self._asked = -1
         self._answers = -1
+        self._going_through: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -314,14 +323,24 @@ class HeaderChild(Generic[T]):
         """
         if "mpi4py.MPI" not in sys.modules:  # whose transports do not all bear a fork
             self._try(file)
+            if file in self._next:
+                self._ask(self._next[file])
         return self.read(file)
 
-    def _try(self, file: str, *, again: bool = True) -> None:
+    def _ask(self, file: str) -> None:
         if not self._child:
             self._start()
         with suppress(BrokenPipeError):  # then there will be no answer
             os.write(self._asked, json.dumps(file).encode() + b"\n")
+        self._going_through = file
+
+    def _try(self, file: str, *, again: bool = True) -> None:
+        if self._going_through != file:
+            if self._going_through is not None:  # its answer is not this file's
+                self._end()
+            self._ask(file)
         ready, _, _ = select.select([self._answers], [], [], self.limit)
+        self._going_through = None
         if not ready:
             self._end()
             raise DataError(

@@ -130,7 +130,7 @@ def read_header(
             last = array.shape != like and DHWC.volume_shape(array.shape) == like
             seeming: Channels = "last" if last else "first"
             order = storage_order(path, key, "first" if scan else channels or seeming, lbann)
-            redshifts = _redshifts(file, order.volume_shape(array.shape)[0])
+            redshifts = _redshifts(file.small("redshifts"), order.volume_shape(array.shape)[0])
             affine = file.attrs.get("affine") if scan else None
             return FileHeader(array, order, redshifts=redshifts, affine=affine)
         if scan:
@@ -150,7 +150,7 @@ def read_header(
             _names(file, target, len(unit)),
             unit,
             _physical(file, len(unit)),
-            _redshifts(file, order.volume_shape(array.shape)[0]),
+            _redshifts(redshift, order.volume_shape(array.shape)[0]),
             str(file.attrs.get("ranges", "")),
         )
 
@@ -270,9 +270,8 @@ def _names(file: KeyedFile, target: str, count: int) -> tuple[str, ...]:
     return universe_names(count) if target == "unitPar" else numbered_names(count)
 
 
-def _redshifts(file: KeyedFile, channels: int) -> tuple[float, ...]:
-    """Reads the redshifts of the channels; none where it has none."""
-    stored = file.small("redshifts")
+def _redshifts(stored: Any, channels: int) -> tuple[float, ...]:
+    """Reads the redshifts of the channels; none where a file has none."""
     if stored is None or stored.shape != (channels,) or stored.dtype.kind not in "fiu":
         return ()
     values = np.asarray(stored[()], np.float64)

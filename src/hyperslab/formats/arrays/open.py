@@ -8,6 +8,7 @@ does so for the ranks of a replica together.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
@@ -128,7 +129,7 @@ class KeyedFile:
         self.reach = reach
         self.zarr = kind_of_file(path) == "Zarr"
 
-    @property
+    @functools.cached_property
     def attrs(self) -> Any:
         """Returns the attributes of the file or group.
 
@@ -519,8 +520,9 @@ def scan_headers(
     are stored otherwise than the first one.
     """
     stamps: dict[str, Stamp] = {}
+    in_hdf5 = [str(folder / file) for file in files if kind_of_file(folder / file) == "HDF5"]
 
-    with HeaderChild(read) as child:
+    with HeaderChild(read, files=in_hdf5) as child:
 
         def stamped(file: str) -> Header:
             path = folder / file
