@@ -117,6 +117,9 @@ science-small: $(call has,report dev)
 	$(bin)/hyperslab report $(SCIENCE)/sweep --control ridge=$(SCIENCE)/ridge/whole \
 		--json $(SCIENCE)/comparison.json
 
+# Threads of sessions side by side wait asleep: by default each takes a core from the others for it.
+test test-long: export OMP_WAIT_POLICY = passive
+
 # The gate: what is marked `long` is left to test-all.
 test: $(call has,$(tested))
 	$(bin)/python -m pytest --durations=25 --junitxml=build/junit.xml

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import logging
 import os
 import shutil
@@ -135,12 +134,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     For tests of what pages say; what figures show, tests of figures look at.
     """
+    from hyperslab.studies.report import canvas
 
-    def save(figure: object, file: IO[Any], **options: object) -> None:
-        nothing = '<svg viewBox="0 0 1 1"></svg>'
-        file.write(nothing if isinstance(file, io.TextIOBase) else nothing.encode())
+    nothing = '<svg viewBox="0 0 1 1"></svg>'
+
+    def save(figure: object, file: IO[bytes], **options: object) -> None:
+        file.write(nothing.encode())
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr(canvas.Canvas, "_draw", lambda self, alt: canvas._inline(nothing, alt))
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def in_gate(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
     ]
 
 
-def by_rotation(names: Iterable[str], grids: Iterable[str]) -> list[Any]:
+def by_rotation(names: Iterable[Any], grids: Iterable[Any]) -> list[Any]:
     """Every name with every grid; the first name has its first grid in the gate, the second its
     second, and so on in turn."""
     grids = list(grids)

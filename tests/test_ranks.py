@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.forked import forked_commands
 from tests.ranks import RankError, fresh_groups, rest_idle_ranks, run_ranks
 
 
@@ -204,9 +205,9 @@ def test_workers_end_with_a_killed_session(stop: str) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, stdout=subprocess.PIPE, text=True, timeout=100
-    )
+    command = [sys.executable, "-c", program]
+    with forked_commands():
+        done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, timeout=100)
     pids = [int(p) for p in done.stdout.split()]
     assert len(pids) == 2
     wait_until(

@@ -122,9 +122,10 @@ def exists(name: str) -> bool:
 
 
 def test_modules_that_are_named_exist() -> None:
-    named = {(name_of(path), name) for path in TEXT for name in MODULE.findall(prose(path))}
-    missing = {name for name in {name for _, name in named} if not exists(name)}
-    assert sorted((path, name) for path, name in named if name in missing) == []
+    """Most files name nothing that is missing, not even in their code: they need no parser."""
+    suspects = [path for path in TEXT if not all(map(exists, MODULE.findall(path.read_text())))]
+    named = {(name_of(path), name) for path in suspects for name in MODULE.findall(prose(path))}
+    assert sorted((path, name) for path, name in named if not exists(name)) == []
 
 
 def test_links_lead_somewhere() -> None:

@@ -19,6 +19,13 @@ from tests.checkpoint.test_save_load import network, read, same, tensors
 from tests.selection import in_gate
 
 WAYS = ("exchange", "two renames")
+EVERY = in_gate([1, 2], kept=[2])
+"""Before which changes a process is killed."""
+
+
+def first_of(way: str, every: int) -> int:
+    """Where one way is killed before every other change, so that the other way has the others."""
+    return WAYS.index(way) % every
 
 
 @pytest.fixture(params=WAYS)
@@ -30,10 +37,11 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_saving_over_a_name_always_leaves_one(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("every", EVERY)
+def test_saving_over_a_name_always_leaves_one(tmp_path: Path, way: str, every: int) -> None:
     old = network(2)
     new = network(3)
-    change = 0
+    change = first_of(way, every)
     while True:
         shutil.rmtree(tmp_path, ignore_errors=True)
         tmp_path.mkdir()
@@ -44,16 +52,17 @@ def test_saving_over_a_name_always_leaves_one(tmp_path: Path, way: str) -> None:
         if ended == DONE:
             break
         assert ended == KILLED
-        if change % 3 == 0:  # killed twice
+        if change % (3 * every) < every:  # killed twice
             assert ends_before(change, lambda: save(tmp_path / "a", *new)) in (DONE, KILLED)
             read(tmp_path / "a")
         save(tmp_path / "a", *new)
         assert same(read(tmp_path / "a")[0], tensors(*new))
         assert os.listdir(tmp_path) == ["a"]
-        change += 1
+        change += every
     assert change > 10  # folder, four files, names, the old one's files
 
 
+@pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize(
     ("way", "step", "best"),
     in_gate(
@@ -63,11 +72,11 @@ def test_saving_over_a_name_always_leaves_one(tmp_path: Path, way: str) -> None:
     indirect=["way"],
 )
 def test_a_run_always_has_its_newest_and_its_best(
-    tmp_path: Path, way: str, step: int, best: bool
+    tmp_path: Path, way: str, step: int, best: bool, every: int
 ) -> None:
     old = network(2)
     new = network(3)
-    change = 0
+    change = first_of(way, every)
     while True:
         shutil.rmtree(tmp_path, ignore_errors=True)
         for earlier, is_best in ((1, True), (2, False)):
@@ -81,14 +90,14 @@ def test_a_run_always_has_its_newest_and_its_best(
         if ended == DONE:
             break
         assert ended == KILLED
-        if change % 3 == 0:
+        if change % (3 * every) < every:
             ends_before(change // 2, act)
             check(tmp_path, at_least=2)
         save_step(tmp_path, step, *new, best=best, keep=1)
         names = sorted(os.listdir(folder_of(tmp_path)))
         kept = [step] if best else [1, step]
         assert names == ["best", *(f"step-{number:08d}" for number in kept)]
-        change += 1
+        change += every
     assert change > 10
 
 

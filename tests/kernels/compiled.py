@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from hyperslab.kernels import registry
+from hyperslab.kernels.built_in import processor_flags
 from hyperslab.kernels.compile import (
     CannotCompile,
     Library,
@@ -22,17 +23,21 @@ from hyperslab.kernels.compile import (
 )
 
 WITHOUT_WIDE_REGISTERS = "-U__AVX512F__"
-BOTH_WIDTHS = ["this processor's", WITHOUT_WIDE_REGISTERS]
+HAS_WIDE_REGISTERS = "avx512f" in processor_flags()
+BOTH_WIDTHS = ["this processor's", *[WITHOUT_WIDE_REGISTERS] * HAS_WIDE_REGISTERS]
 
 
 def compiled(*flags: str) -> Path:
     """The library as the compiler makes it with these flags, kept where hyperslab keeps its own.
 
-    So all sessions share it, and it is compiled again only after its sources have changed.
+    So all sessions share it, and it is compiled again only after its sources have changed. What
+    says that there are no wide registers changes nothing where there are none.
 
     Raises:
         CannotCompile: there is no compiler.
     """
+    if flags == (WITHOUT_WIDE_REGISTERS,) and not HAS_WIDE_REGISTERS:
+        flags = ()
     command = shlex.join([*find_compiler().command, *flags])
     with patch.dict(os.environ, CC=command):
         return cached_library()

@@ -16,6 +16,7 @@ from hyperslab.kernels.registry import choose_as_if_on
 from tests.gpus import needs_a_gpu, share_devices
 from tests.parallel.waiting import NETWORKS, NothingIsRead, waiting_is
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 from tests.structure import SOURCE
 
 TYPES = [torch.float32, torch.bfloat16]
@@ -43,8 +44,7 @@ def steps(network: str, precision: torch.dtype) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("precision", TYPES, ids=str)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("network", "precision"), by_rotation(NETWORKS, TYPES), ids=str)
 def test_a_step_reads_no_value(network: str, precision: torch.dtype) -> None:
     first, second = run_ranks(2, steps, network, precision)
     assert first == second

@@ -55,8 +55,8 @@ def cosmoflow(grid: hs.Grid, precision: torch.dtype) -> Step:
 def unet(grid: hs.Grid, precision: torch.dtype) -> Step:
     """The same of the U-Net, with cross-entropy."""
     model = hs.parallelize(hs.models.UNet3D(channels=4), grid)
-    x = hs.shard(torch.randn(1, 1, 32, 32, 32, device=grid.device), grid)
-    y = hs.shard(torch.randint(3, (1, 32, 32, 32), device=grid.device), grid, channels=False)
+    x = hs.shard(torch.randn(1, 1, 32, 16, 16, device=grid.device), grid)
+    y = hs.shard(torch.randint(3, (1, 32, 16, 16), device=grid.device), grid, channels=False)
     return _step(model, x, y, F.cross_entropy, precision)
 
 

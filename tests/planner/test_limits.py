@@ -1,4 +1,4 @@
-"""How much memory a rank may have (tier: one process of its own)."""
+"""How much memory a rank may have (tier: a fork)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from hyperslab.planner.search import host_bounds, process_bytes
+from tests.forked import forked_commands
 
 ADDRESSES = """
 import resource
@@ -26,7 +27,8 @@ def test_ranks_share_what_is_free() -> None:
 
 
 def test_a_limit_of_addresses_counts() -> None:
-    run = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True)
+    with forked_commands():
+        run = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     left, _, reason = run.stdout.partition(" ")
     assert 55 <= int(left) <= 65

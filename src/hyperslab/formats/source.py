@@ -127,7 +127,8 @@ class ScanOptions:
     ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
     of the format, if the user has said it. ``refuse``: told of files that are not what they should
     be, which are then left out; without it the first is an error. ``allowed``: what files
-    may do. ``mapping``: where volumes and targets are, of formats that can be told.
+    may do. ``mapping``: where volumes and targets are, of formats that can be told. ``own``: this
+    process has just written them, so that no child has to try their headers first.
     """
 
     channels: Channels | None = None
@@ -135,6 +136,7 @@ class ScanOptions:
     refuse: Refuse | None = None
     allowed: AccessPolicy = STRICT
     mapping: DataMap | None = None
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

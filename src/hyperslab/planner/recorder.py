@@ -12,7 +12,7 @@ import bisect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -264,6 +264,10 @@ class TraceMode(TorchDispatchMode):
     Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
     """
 
+    # What equal calls return: forms. Of all traces, as those of a plan's grids have many in common.
+    _results: ClassVar[dict[Call, Any]] = {}
+    _without_meta: ClassVar[set[Call]] = set()
+
     def __init__(self, memory: UnbackedMemory, journal: Journal, *, scratch: bool) -> None:
         """Counts, with ``scratch``, also what the CPU's convolutions take while they run."""
         super().__init__()
@@ -271,8 +275,6 @@ class TraceMode(TorchDispatchMode):
         self.journal = journal
         self.scratch = scratch
         self._for_onednn: torch.Tensor | None = None  # the last one in its format
-        self._results: dict[Call, Any] = {}  # what equal calls return: forms
-        self._without_meta: set[Call] = set()
         self._overwritten: list[torch.UntypedStorage] = []  # with values, which are wrong now
 
     def __torch_dispatch__(

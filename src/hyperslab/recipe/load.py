@@ -48,7 +48,6 @@ from hyperslab.recipe.trust import (
     with_memory,
 )
 from hyperslab.util.atomic_files import write_text
-from hyperslab.util.documents import parse_yaml
 
 log = logging.getLogger("hyperslab")
 
@@ -256,13 +255,13 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
     It is there whole, or what was there before still is.
     """
-    write_text(path, _written(recipe))
+    write_text(path, yaml.safe_dump(_values(recipe), sort_keys=False))
 
 
-def _written(recipe: Recipe) -> str:
+def _values(recipe: Recipe) -> dict[str, Any]:
     values = recipe.model_dump(mode="json")
     values["data"] |= recipe.data.absolute_paths()
-    return yaml.safe_dump(values, sort_keys=False)
+    return values
 
 
 def options_of_trust(recipe: Recipe) -> list[str]:
@@ -281,7 +280,7 @@ def remember_code(recipe: Recipe) -> None:
     Where it cannot be noted, a log line says so: commands on the run will ask.
     """
     try:
-        remember(parse_yaml(_written(recipe)), recipe.trust)
+        remember(_values(recipe), recipe.trust)
     except OSError as error:
         log.warning(
             "cannot note that you trained this run, so commands on it will ask whose code it "

@@ -20,6 +20,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -228,8 +229,9 @@ def bootstrap_means(
     if len(counts) != 1 or 0 in counts or any(len(array) == 0 for array in errors):
         shapes = ", ".join(str(array.shape) for array in errors)
         raise ValueError(f"errors of {shapes}: need (seeds, volumes), all of the same volumes")
-    random = np.random.default_rng(seed)
-    of_volumes = _replicate_shares(random, counts.pop(), replicates)
+    of_volumes, state = _first_shares(seed, counts.pop(), replicates)
+    random = np.random.default_rng()
+    random.bit_generator.state = state
     means = []
     for array in errors:
         of_seeds = _replicate_shares(random, len(array), replicates)
@@ -246,6 +248,16 @@ def ratio_interval(
         value = float(np.divide(above.mean(), below.mean()))
         ends = np.quantile(first / second, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return ConfidenceInterval(value, float(ends[0]), float(ends[1]))
+
+
+@lru_cache(maxsize=1)
+def _first_shares(seed: int, count: int, replicates: int) -> tuple[FloatArray, Mapping[str, Any]]:
+    """Return the shares that a fresh generator draws first, and its state after them.
+
+    A page compares many errors on the same volumes, and to draw those takes most of the time.
+    """
+    random = np.random.default_rng(seed)
+    return _replicate_shares(random, count, replicates), random.bit_generator.state
 
 
 def _replicate_shares(random: np.random.Generator, count: int, replicates: int) -> FloatArray:

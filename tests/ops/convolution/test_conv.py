@@ -85,19 +85,22 @@ def test_larger_boxes(ranks: int) -> None:
 
 
 def test_windows_that_line_up_with_the_cut() -> None:
-    """The path of slabs, on every cut of eight ranks, with several halo planes."""
+    """The path of slabs, on every cut of eight ranks, with several halo planes.
+
+    Each cut and each layer is in both memory formats, in turn.
+    """
     cuts = [(2, 1, 1), (1, 4, 1), (1, 2, 2), (2, 2, 2), (2, 1, 4)]
+    layers = [(3, 1, 1), (3, 2, 1), (5, 1, 1), (3, 1, 2), (1, 1, 1), (1, 2, 1)]
     cases = [
         Example(
             grid={"data": 8 // (a * b * c), "depth": a, "height": b, "width": c},
             shape=(2, 2, 8, 8, 16),
             weights=((3, 2, k, k, k), (3,)),
             options={"stride": s, "padding": d * (k - 1) // 2, "dilation": d},
-            channels_last=channels_last,
+            channels_last=(turn + place) % 2 == 1,
         )
-        for a, b, c in cuts
-        for k, s, d in [(3, 1, 1), (3, 2, 1), (5, 1, 1), (3, 1, 2), (1, 1, 1), (1, 2, 1)]
-        for channels_last in (False, True)
+        for turn, (a, b, c) in enumerate(cuts)
+        for place, (k, s, d) in enumerate(layers)
     ]
     run_ranks(8, compare, conv, cases)
 

@@ -4,6 +4,7 @@ gloo ranks).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,7 +40,9 @@ RANDOM = set[str]().union(
 """Draw random numbers, or make tensors from a shape."""
 
 
+@functools.cache
 def operands() -> dict[str, torch.Tensor]:
+    """Random ones cost more than what is done with them: they are drawn once, and copied."""
     generator = torch.Generator().manual_seed(1)
 
     def floats() -> torch.Tensor:
@@ -104,7 +107,7 @@ def call(
     args = list(names)
     for index, name in enumerate(names):
         if isinstance(name, str):
-            value = values[name]
+            value = values[name].clone()
             if value.is_floating_point() and name != "n":
                 leaves.append(value.requires_grad_())
                 value = value * 1  # not a leaf: operators in place are allowed

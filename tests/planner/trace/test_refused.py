@@ -1,4 +1,4 @@
-"""What cannot be traced, or only in part (tier: no process)."""
+"""What cannot be traced, or only in part (tiers: no process; a fork)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.planner.trace import Workload, trace_step
+from tests.forked import forked_commands
 
 CUBE = (1, 2, 8, 8, 8)
 
@@ -80,7 +81,8 @@ trace = trace_step(Workload(lambda: models.CosmoFlow(128), *shapes, loss=F.mse_l
 status = open("/proc/self/status").read()  # getrusage would count the process before exec, too
 print(trace.peak, int(status.split("VmHWM:")[1].split()[0]) << 10)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    with forked_commands():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak, resident = map(int, done.stdout.split())
     assert peak > 400 << 20

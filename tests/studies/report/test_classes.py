@@ -139,6 +139,7 @@ def test_a_scan_that_is_gone_or_has_changed_is_named(finished: Path, tmp_path: P
         scans(read_run(folder / "run"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_class_that_is_nowhere_has_dashes(run: Path) -> None:
     path = run / "evaluation" / "metrics.json"
     text = re.sub(r'"(dice|iou|precision|recall)": [^,}]*', r'"\1": null', path.read_text())

@@ -140,6 +140,7 @@ def test_levels_are_of_the_loss_that_was_trained(
         assert said == [f"{np.mean(np.abs(true - MEAN) ** power):.3f}"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_and_the_numbers(swept: Path, ridge: Path, comparison: Comparison) -> None:
     numbers = swept.parent / "numbers.json"
     options = ["--control", f"ridge={ridge}", "--json", str(numbers)]

@@ -140,6 +140,7 @@ def test_figures_can_be_seen_on_a_light_and_on_a_dark_page(page: str) -> None:
             assert (lighter + 0.05) / (darker + 0.05) >= 3, f"{colour} on {paper}"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_from_a_run_are_escaped(run: Path) -> None:
     for file in ("evaluation/predictions.csv", "evaluation/metrics.json"):
         text = (run / file).read_text()
@@ -170,6 +171,7 @@ def test_not_finished(tmp_path: Path) -> None:
     assert "--resume" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_epoch_and_one_step(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=1, wanted=1)
     (run / "steps.csv").write_text(
@@ -189,6 +191,7 @@ def test_nothing_but_a_recipe(run: Path) -> None:
     assert "0 of 30 epochs are done" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_missing_validation_and_metrics_that_are_not_defined(run: Path) -> None:
     epochs = (run / "epochs.csv").read_text().splitlines()
     blank = [",".join([*(row.split(",")[:2]), "", "", row.split(",")[4]]) for row in epochs[1:]]
@@ -222,6 +225,7 @@ def test_universes_that_moved_away(run: Path) -> None:
     assert "/gone" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_grid_with_three_cut_axes_draws_them_all(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     grid = "depth: 2, height: 3, width: 4"

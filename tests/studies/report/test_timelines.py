@@ -108,6 +108,7 @@ def test_layers_are_compared_with_a_prediction(run: Path) -> None:
     assert cells == ["350", "125", "475", "800", "0.594"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_runs_on_one_scale(run: Path, tmp_path: Path) -> None:
     other = fake_run(tmp_path / "other", epochs=1, evaluated=False)
     write_profile(profile_path(other, 0), a_profile(0, scale=2.0))
@@ -132,6 +133,7 @@ def test_a_run_that_ended_before_says_why(tmp_path: Path) -> None:
     assert "stopped by SIGTERM" in write_report(run).read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_ended_between_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=1, evaluated=False)
     write_profile(profile_path(run, 0), a_profile(0, ended="stopped by SIGTERM"))

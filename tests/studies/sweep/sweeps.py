@@ -105,7 +105,3 @@ def main() -> None:
         killed += code == -signal.SIGALRM
         assert code in (0, -signal.SIGALRM), code
     print(killed)
-
-
-if __name__ == "__main__":
-    main()

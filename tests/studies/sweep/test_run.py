@@ -111,7 +111,8 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_same_table(
     path = write_sweep(tmp_path)
     moments = random.Random(4)
     seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
-    command = [sys.executable, "-m", "tests.studies.sweep.sweeps", str(path), *seconds]
+    program = "from tests.studies.sweep.sweeps import main; main()"
+    command = [sys.executable, "-c", program, str(path), *seconds]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout.split()[-1]) >= 3, "killed too late"

@@ -314,7 +314,8 @@ def scan_layouts(
                 )
 
     files = list_files(folder, suffixes)
-    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse, alike)
+    refuse, own = options.refuse, options.own
+    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, refuse, alike, own=own)
     return catalog_of(folder, found, stamps, options.allowed)
 
 

@@ -513,11 +513,13 @@ def scan_headers(
     read: Callable[[str], Header],
     refuse: Refuse | None,
     alike: Callable[[tuple[str, Header], tuple[str, Header]], None] = lambda first, other: None,
+    *,
+    own: bool = False,
 ) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
     """Reads the header of every file; stamps are from before, so that later changes are noticed.
 
-    What HDF5 has to open, a child process has come back from before. ``alike`` refuses files that
-    are stored otherwise than the first one.
+    What HDF5 has to open, a child process has come back from before, unless it is this process's
+    ``own``. ``alike`` refuses files that are stored otherwise than the first one.
     """
     stamps: dict[str, Stamp] = {}
     in_hdf5 = [str(folder / file) for file in files if kind_of_file(folder / file) == "HDF5"]
@@ -527,7 +529,7 @@ def scan_headers(
         def stamped(file: str) -> Header:
             path = folder / file
             stamps.update(stamps_of(folder, file, keys))
-            return (child if kind_of_file(path) == "HDF5" else read)(str(path))
+            return (child if kind_of_file(path) == "HDF5" and not own else read)(str(path))
 
         found = sift(files, stamped, refuse)
     return [entry for entry, _ in sift(found, lambda other: alike(found[0], other), refuse)], stamps

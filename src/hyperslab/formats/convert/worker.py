@@ -20,8 +20,8 @@ from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
 from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
 from hyperslab.formats.manifest import Entry
-from hyperslab.formats.registry import Format, source_of
-from hyperslab.formats.source import Array, Source
+from hyperslab.formats.registry import Format, sources_of
+from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
@@ -215,7 +215,8 @@ def verify_written(
         DataError: the folder cannot be read, or what is read differs.
     """
     expected = next(iter(written.values())).source
-    found = source_of(folder, Grid(), writer.told(expected), writer.read_as)
+    options = ScanOptions(writer.told(expected), writer.read_as, own=True)
+    found = sources_of([folder], Grid(), options)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):

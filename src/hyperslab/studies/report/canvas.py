@@ -124,6 +124,9 @@ class Canvas:
 
     def picture(self, *, title: str, alt: str, caption: str = "") -> Picture:
         """Finishes the Picture; ``alt`` says in words what a reader would see."""
+        return Picture(self._draw(alt), alt, title, caption, self.name, self.figure)
+
+    def _draw(self, alt: str) -> Markup:
         # Names come from a run's files: no formulas in them, and no control characters.
         for text in self.figure.findobj(Text):
             text.set_parse_math(False)
@@ -132,8 +135,7 @@ class Canvas:
         with mpl.rc_context({**FIGURE_STYLE, "svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
             self.figure.savefig(file, format="svg", transparent=True)
-        svg = _inline(file.getvalue(), alt)
-        return Picture(svg, alt, title, caption, self.name, self.figure)
+        return _inline(file.getvalue(), alt)
 
 
 def _place_legend(
