@@ -50,7 +50,6 @@ class Example:
 def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     """The same ``count`` examples on every run, to be sent to the ranks in one call.
 
-    On eight ranks, where one takes as long as on all other numbers together, half as many.
     Hypothesis often repeats most of what it drew before, and running an example takes ten times as
     long as drawing it: of three times as many these are the ones that are least alike. Many are
     drawn at a time, which takes half as long and makes them more different.
@@ -70,10 +69,7 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         found.update((repr(example), example) for example in examples)
 
     collect()
-    examples = list(found.values())
-    if isinstance(examples[0], Example) and math.prod(examples[0].grid.values()) == 8:
-        count //= 2
-    return unlike(examples, count)
+    return unlike(list(found.values()), count)
 
 
 def unlike(examples: list[Any], count: int) -> list[Any]:
