@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import queue
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,9 +31,13 @@ from hyperslab.comm import (
     shared_buffers,
     shared_channels,
 )
+from hyperslab.comm.agreement import keeping_contact
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_buffers import GradientBuffers
-from hyperslab.util.torch_internals import version_of
+from hyperslab.util.torch_internals import at_end_of_backward, version_of
+
+Gradients = Literal["exact", "bf16"]
+"""Says how gradients travel between machines: what `parallelize` may be told."""
 
 GRADIENT_ALIGNMENT = 64  # [B] at which a gradient begins: a cache line
 MOST_NAMES_LOGGED = 3
@@ -311,7 +320,7 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 class BucketedGradients(Averaging):
     """Has DistributedDataParallel average a module's gradients, while the backward pass runs."""
 
-    def __init__(self, module: nn.Module, body: nn.Module, grid: Grid) -> None:
+    def __init__(self, module: nn.Module, body: nn.Module, grid: Grid, sent: Gradients) -> None:
         super().__init__(module, grid)
         self.ddp = DistributedDataParallel(
             body,
@@ -322,6 +331,8 @@ class BucketedGradients(Averaging):
         )
         if shared_channels() is not None and grid.device.type == "cpu":
             self.ddp.register_comm_hook(self.ddp.process_group, _average_hook)
+        elif sent == "bf16":
+            self.ddp.register_comm_hook(RoundedAverages(grid.gradients.group), _round_hook)
         self.forward = self.ddp.forward
         self.no_sync = self.ddp.no_sync
 
@@ -366,6 +377,82 @@ def _average_hook(group, bucket):  # type: ignore[no-untyped-def]
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+def average_rounded(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Average float32 gradients of the ranks of ``group``, in place, by messages of bfloat16.
+
+    Inexact, and the same bits on every rank. Half of what an exact average sends:
+
+    1. Round this rank's gradients to bfloat16 and send each rank its share of the numbers.
+    2. Add up the share that is this rank's in float32, in the order of ranks, divide the sum by
+       the number of ranks and round it to bfloat16.
+    3. Gather the shares of all.
+    """
+    ranks = dist.get_world_size(group)
+    flat = gradients.view(-1)
+    padded = flat.new_zeros(-(-len(flat) // ranks) * ranks, dtype=torch.bfloat16)
+    padded[: len(flat)] = flat
+    shares = torch.empty_like(padded)
+    # As bytes, for not every release of gloo has the type.
+    sent, received = padded.view(torch.uint8), shares.view(torch.uint8)
+    dist.all_to_all_single(received, sent, group=group)
+    first, *others = shares.view(ranks, -1)
+    total = first.float()  # not zero plus it: -0.0 says that nobody has used a parameter
+    for other in others:
+        total += other
+    mean = total.div_(ranks).bfloat16()
+    dist.all_gather_into_tensor(sent, mean.view(torch.uint8), group=group)
+    flat.copy_(padded[: len(flat)])
+
+
+class RoundedAverages:
+    """Averages buckets of gradients one after the other, on a thread, by `average_rounded`.
+
+    Those of other types than float32 are averaged exactly. The thread ends with this object.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=_work_off, args=(self._waiting,), daemon=True).start()
+        weakref.finalize(self, self._waiting.put, None)
+
+    def begin(self, gradients: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Begin to average a bucket in place; the end of the backward pass waits for it."""
+        group = self._group
+        averaged: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        outcome: Future[None] = Future()
+
+        def average() -> None:
+            try:
+                with keeping_contact("the average of the gradients"):
+                    if gradients.dtype == torch.float32 and not gradients.is_sparse:
+                        average_rounded(gradients, group)
+                    else:
+                        gradients.div_(dist.get_world_size(group))
+                        dist.all_reduce(gradients, group=group)
+                outcome.set_result(None)
+            except BaseException as error:
+                outcome.set_exception(error)
+            averaged.set_result(gradients)
+
+        self._waiting.put(average)
+        # DistributedDataParallel would not understand an error: it is raised before it looks.
+        at_end_of_backward(outcome.result)
+        return averaged
+
+
+def _work_off(waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """Run what is put into a queue, until it is None."""
+    while (work := waiting.get()) is not None:
+        work()
+        del work  # with the gradients
+
+
+def _round_hook(averages, bucket):  # type: ignore[no-untyped-def]
+    """DistributedDataParallel's hook, which must not have annotations as strings."""
+    return averages.begin(bucket.buffer())
 
 
 def _was_used(average: torch.Tensor) -> torch.Tensor:

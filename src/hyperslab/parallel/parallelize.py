@@ -22,7 +22,12 @@ from hyperslab.comm.communicator import as_sent
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv_problem import KERNELS, Kernels
 from hyperslab.ops import slabs
-from hyperslab.parallel.averaging import Averaging, BucketedGradients, SharedGradients
+from hyperslab.parallel.averaging import (
+    Averaging,
+    BucketedGradients,
+    Gradients,
+    SharedGradients,
+)
 from hyperslab.parallel.consistency import (
     ORDINARY,
     RANDOM_STATES,
@@ -132,6 +137,7 @@ def parallelize(
     find_unused_parameters: bool = False,
     ordinary_inputs: Ordinary = "check",
     random_states: RandomStates = "replica",
+    gradients: Gradients = "exact",
 ) -> Module:
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
@@ -180,18 +186,25 @@ def parallelize(
             from torch's generator; those are the same in all replicas, unless its ``generator`` is
             seeded by `grid.coords["data"]`. Generators that a data set makes for itself
             (`numpy.random.default_rng()`) it has to seed itself. ``"own"``: they stay as they are.
+        gradients: how they travel between machines without GPUs. ``"bf16"`` is inexact, for a slow
+            network: each rank's float32 gradients are rounded to bfloat16, added up in float32, and
+            their mean is rounded once more, so that half as many bytes are sent. Ranks of one
+            machine that share memory send none, and average exactly.
 
     Raises:
         LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``, ``memory``,
-            ``ordinary_inputs`` or ``random_states`` is unknown, or ``until`` names no part of it.
-            Later, from forward or backward: the module is used in a way that would leave a gradient
-            partial, or trained with ordinary tensors, or parameters, that are not equal on all
-            ranks: at the module's training forwards 1, 2, 4, 8, ... the ranks compare parameters.
+            ``ordinary_inputs``, ``random_states`` or ``gradients`` is unknown, or not for such a
+            device, or ``until`` names no part of it. Later, from forward or backward: the module is
+            used in a way that would leave a gradient partial, or trained with ordinary tensors, or
+            parameters, that are not equal on all ranks: at the module's training forwards 1, 2, 4,
+            8, ... the ranks compare parameters.
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
     _check_choice(ordinary_inputs, "ordinary_inputs", ORDINARY)
     _check_choice(random_states, "random_states", RANDOM_STATES)
+    _check_choice(gradients, "gradients", get_args(Gradients))
+    _check_rounding(gradients, grid)
     refuse_sharded_parameters(module)
     if any(map(is_compiled, module.modules())):
         log_once(
@@ -214,10 +227,13 @@ def parallelize(
     if grid.size > 1:
         options = {"batch_norm": batch_norm, "kernels": kernels, "memory": memory}
         options["find_unused_parameters"] = str(find_unused_parameters)
+        options["gradients"] = gradients
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)
     inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
-    forward, no_sync = _average_gradients_of(module, grid, find_unused_parameters, homes, inputs)
+    forward, no_sync = _average_gradients_of(
+        module, grid, find_unused_parameters, homes, inputs, gradients
+    )
     module.forward = forward
     module.no_sync = no_sync  # type: ignore[assignment]
     return module
@@ -243,6 +259,29 @@ def _check_choice(word: str, name: str, words: Sequence[str]) -> None:
     """
     if word not in words:
         raise LayoutError(f"{name}={word!r}; use one of {', '.join(words)}")
+
+
+def _check_rounding(gradients: Gradients, grid: Grid) -> None:
+    """Say in the log what becomes of gradients that may be rounded.
+
+    Raises:
+        LayoutError: they are to be, on GPUs.
+    """
+    if gradients == "exact" or grid.size == 1:
+        return
+    if grid.device.type != "cpu":
+        raise LayoutError(
+            'gradients="bf16" is for ranks of the CPU, and these compute on '
+            f'{grid.device.type} devices\n    use gradients="exact"'
+        )
+    if shared_channels() is not None:
+        log_once(grid, "gradients=bf16: these ranks share memory and send none: they are exact")
+    else:
+        log_once(
+            grid,
+            "gradients=bf16: INEXACT: gradients are rounded to bfloat16 on their way between ranks "
+            "(8 bits); this is not the serial result",
+        )
 
 
 def prepare(
@@ -283,6 +322,7 @@ def _average_gradients_of(
     freezing: bool,
     homes: GradientBuffers,
     inputs: OrdinaryInputs | None,
+    gradients: Gradients,
 ) -> tuple[GuardedForward, NoSync]:
     """Return the module's forward, whose backward averages gradients, and its ``no_sync``."""
     if grid.size == 1:
@@ -293,7 +333,7 @@ def _average_gradients_of(
         body = ForwardBody(module)
         if _can_share(module, grid):
             averaging = SharedGradients.of(module, body, grid, homes)
-        averaging = averaging or BucketedGradients(module, body, grid)
+        averaging = averaging or BucketedGradients(module, body, grid, gradients)
     guard = Guard(module, grid, averaging, freezing=freezing, inputs=inputs)
     if averaging is None:
         return GuardedForward(module.forward, guard), contextlib.nullcontext

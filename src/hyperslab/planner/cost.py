@@ -202,7 +202,9 @@ class _StepClock:
                 self._wait("halos", event.exchange, exposed)
             case Sum(purpose="gradients"):
                 # AR of section III-C for one bucket, when it is full.
-                seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+                far = len(event.ranks) > self.machine.ranks_per_node
+                nbytes = event.nbytes - far * event.rounded // 2
+                seconds = self.machine.sum_seconds(nbytes, event.ranks)
                 self.gradients.send(self.now, seconds)
                 self.reduced += seconds
             case Sum():

@@ -131,6 +131,7 @@ class GridJob:
             batch_norm=recipe.statistics,
             memory="tile" if recipe.memory == "auto" else recipe.memory,
             until=recipe.parallelize.until,
+            gradients=recipe.parallelize.gradients,
         )
 
     def with_recipe(self, **changes: object) -> GridJob:

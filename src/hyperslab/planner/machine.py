@@ -109,10 +109,15 @@ class PowerFit(MachineSection):
 
 
 class AllReduceFits(MachineSection):
-    """Holds the fits of measured all-reduces over ``ranks`` ranks of a node."""
+    """Holds the fits of measured all-reduces over ``ranks`` ranks of a node, or of whole nodes."""
 
     ranks: PositiveInt
-    pieces: tuple[PowerFit, ...]
+    pieces: tuple[PowerFit | LinearFit, ...]
+
+    def seconds(self, nbytes: float, ranks: int) -> float:
+        """Scales to another number of ranks: what each moves of a sum is 2 (n - 1) / n of it."""
+        seconds = fit_for(nbytes, self.pieces).seconds(nbytes)
+        return seconds * ((ranks - 1) / ranks) / ((self.ranks - 1) / self.ranks)
 
 
 class SumsOverNodes(MachineSection):
@@ -147,7 +152,7 @@ class HiddenShares(MachineSection):
     exchange: float = 1.0  # of the store, which reads ahead
 
 
-AnyFit = TypeVar("AnyFit", LinearFit, PowerFit)
+AnyFit = TypeVar("AnyFit", bound=LinearFit | PowerFit)
 
 
 def fit_for(nbytes: float, pieces: tuple[AnyFit, ...]) -> AnyFit:
@@ -383,7 +388,7 @@ class Machine(MachineSection):
     settings: Annotated[tuple[Setting, ...], Field(min_length=1)]
     links: dict[LinkClass, tuple[LinearFit, ...]] = Field(default_factory=dict)
     node_bandwidth: PositiveFloat | None = None  # [B/s] to the network; None: a link for each rank
-    sums: tuple[AllReduceFits, ...] = ()  # none: all-reduces follow from links
+    sums: tuple[AllReduceFits, ...] = ()  # of a node, of nodes; none: they follow from links
     node_sums: SumsOverNodes | None = None  # none: sums over nodes follow from links, too
     exchange: PositiveFloat | None = None  # [B/s] of a rank's boxes to other replicas' stores
     copying: PositiveFloat | None = None  # [B/s] from the host to its device
@@ -474,10 +479,14 @@ class Machine(MachineSection):
     def sum_seconds(self, nbytes: int, ranks: Sequence[int]) -> float:
         """Computes a sum over these ranks, while all others sum over such groups [s]; AR as well.
 
-        Over several nodes: within each, then over the nodes on the network, where every rank of a
-        node has its share of the bytes, and of `node_bandwidth`; or by `node_sums`.
+        Over several nodes: as measured over whole nodes; else within each, then over the nodes on
+        the network, where every rank of a node has its share of the bytes, and of
+        `node_bandwidth`; or by `node_sums`.
         """
         together, nodes = _spread(ranks, self.ranks_per_node)
+        wide = [sums for sums in self.sums if sums.ranks > self.ranks_per_node]
+        if nodes > 1 and together == self.ranks_per_node and wide:
+            return _nearest(wide, len(ranks)).seconds(nbytes, len(ranks))
         seconds = self._sum_in_node(nbytes, together)
         # What was published or measured of sums over nodes goes before what follows from links.
         if nodes > 1 and self.node_sums is not None:
@@ -507,13 +516,16 @@ class Machine(MachineSection):
     def _sum_in_node(self, nbytes: int, ranks: int) -> float:
         if ranks < 2:
             return 0.0
-        if not self.sums:
-            pieces = self._pieces("device" if ranks <= self.ranks_per_socket else "node")
-            return ring_or_tree(nbytes, ranks, fit_for(nbytes, pieces)) if pieces else 0.0
-        nearest = min(self.sums, key=lambda sums: abs(sums.ranks - ranks))
-        seconds = fit_for(nbytes, nearest.pieces).seconds(nbytes)
-        # What each rank moves of a sum is 2 (n - 1) / n of its bytes.
-        return seconds * ((ranks - 1) / ranks) / ((nearest.ranks - 1) / nearest.ranks)
+        within = [sums for sums in self.sums if sums.ranks <= self.ranks_per_node]
+        if within:
+            return _nearest(within, ranks).seconds(nbytes, ranks)
+        pieces = self._pieces("device" if ranks <= self.ranks_per_socket else "node")
+        return ring_or_tree(nbytes, ranks, fit_for(nbytes, pieces)) if pieces else 0.0
+
+
+def _nearest(sums: Sequence[AllReduceFits], ranks: int) -> AllReduceFits:
+    """Finds the measurement over the number of ranks that is nearest."""
+    return min(sums, key=lambda one: abs(one.ranks - ranks))
 
 
 def _spread(ranks: Sequence[int], per_node: int) -> tuple[int, int]:

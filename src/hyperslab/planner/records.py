@@ -133,7 +133,8 @@ class Wait:
 class Sum:
     """Records an all-reduce; the rank waits for it, unless it is one of gradients.
 
-    Gradients travel in buckets meanwhile, and the optimizer waits for all of them.
+    Gradients travel in buckets meanwhile, and the optimizer waits for all of them; ``rounded`` of
+    their bytes are half as many between machines.
     """
 
     layer: str
@@ -142,6 +143,7 @@ class Sum:
     purpose: Purpose
     ranks: tuple[int, ...]
     nbytes: int
+    rounded: int = 0
 
 
 Event = LocalOperator | Exchange | Wait | Sum

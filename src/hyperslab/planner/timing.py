@@ -364,15 +364,24 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
 
 
 def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[machine.AllReduceFits, ...]:
-    """Times all-reduces over 2, 4, 8 ... ranks of a node, all such groups at once."""
-    ends = [] if shared_channels() is None else [SMALL_SUM, LARGEST_SLOT]
+    """Times all-reduces over 2, 4, 8 ... ranks of a node, then of nodes, all such groups at once.
+
+    In memory that ranks share a fit by logarithms is nearer; over a network latency and bytes
+    add up.
+    """
+    shared = shared_channels() is not None
+    within = [n for n in geometric_series(2, ranks_per_node, 2) if n <= ranks_per_node]
     found = []
-    for ranks in geometric_series(2, ranks_per_node, 2):
-        if ranks <= ranks_per_node and clock.grid.size % ranks == 0:
+    for ranks in [*within, *geometric_series(2 * ranks_per_node, clock.grid.size, 2)]:
+        if clock.grid.size % ranks == 0:
             group = Grid(data=clock.grid.size // ranks, depth=ranks).group(("depth",))
             assert group is not None
             seconds = partial(clock.sum_seconds, group)
-            pieces = _fit_pieces(fit_power, seconds, ends, LARGEST_SUM)
+            pieces: tuple[PowerFit | LinearFit, ...]
+            if shared:
+                pieces = _fit_pieces(fit_power, seconds, [SMALL_SUM, LARGEST_SLOT], LARGEST_SUM)
+            else:
+                pieces = _fit_pieces(fit_line, seconds, [], LARGEST_SUM)
             found.append(machine.AllReduceFits(ranks=ranks, pieces=pieces))
     return tuple(found)
 

@@ -23,6 +23,7 @@ from hyperslab.comm import AXES, Communicator, Grid
 from hyperslab.comm.communicator import PeerTensor
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
+from hyperslab.parallel.averaging import Gradients
 from hyperslab.parallel.parallelize import Memory, prepare
 from hyperslab.planner.recorder import Journal, TraceMode
 from hyperslab.planner.records import Exchange, Sum, Trace, Wait
@@ -142,10 +143,14 @@ class GradientBuckets:
     the first step), and a full one leaves. They are always there: gradients are views of them.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], ranks: int, journal: Journal) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], ranks: int, journal: Journal, sent: Gradients
+    ) -> None:
         self.ranks = tuple(range(ranks))
         self.journal = journal
+        self.rounds = sent == "bf16"
         self.filled = 0
+        self.rounded = 0
         self.limit = FIRST_BUCKET_BYTES
         self.parameters = parameters
         self.views = {id(p): torch.empty_like(p) for p in parameters}
@@ -165,8 +170,8 @@ class GradientBuckets:
     def _leave(self) -> None:
         what = "the average of the gradients"
         place = self.journal.place
-        self.journal.add(Sum(*place, what, "gradients", self.ranks, self.filled))
-        self.filled = 0
+        self.journal.add(Sum(*place, what, "gradients", self.ranks, self.filled, self.rounded))
+        self.filled = self.rounded = 0
         self.limit = BUCKET_BYTES
 
     def _ready(self, parameter: torch.Tensor) -> None:
@@ -176,6 +181,8 @@ class GradientBuckets:
             view.copy_(parameter.grad)
             parameter.grad = view
         self.filled += parameter.nbytes
+        if self.rounds and parameter.dtype == torch.float32:
+            self.rounded += parameter.nbytes
         if self.filled >= self.limit:
             self._leave()
 
@@ -188,8 +195,8 @@ class Workload:
     mini-batch; ``loss`` takes its result and a target of the shape and type ``target``, whose dim 1
     is channels (``target_channels``) or is not; without a loss the sum is differentiated.
     ``optimizer`` takes the parameters; None: the step ends with the gradients. ``precision`` is
-    what autocast computes in, None without. ``batch_norm``, ``memory`` and ``until`` are as
-    `hyperslab.parallelize` takes them.
+    what autocast computes in, None without. ``batch_norm``, ``memory``, ``until`` and
+    ``gradients`` are as `hyperslab.parallelize` takes them.
     """
 
     build: Callable[[], nn.Module]
@@ -203,6 +210,7 @@ class Workload:
     batch_norm: str = "grid"
     memory: Memory = "none"
     until: tuple[str, ...] = ()
+    gradients: Gradients = "exact"
 
 
 def trace_step(
@@ -274,7 +282,9 @@ class _Step:
             self.optimizer = work.optimizer(self.model.parameters())
         self.buckets = None
         if self.grid.size > 1:
-            self.buckets = GradientBuckets(self.trainable, self.grid.size, self.grid.journal)
+            self.buckets = GradientBuckets(
+                self.trainable, self.grid.size, self.grid.journal, self.workload.gradients
+            )
             self.buckets.watch(stack)
         self.x = self._cut(work.inputs, torch.float32)
         self.y = None

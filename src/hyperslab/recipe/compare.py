@@ -71,6 +71,7 @@ TAKES_EFFECT = (
     "data.augment",
     "ema",
     "precision",
+    "parallelize.gradients",
 )
 """The steps after the checkpoint are done with the new value."""
 

@@ -40,6 +40,8 @@ class ParallelizeSection(Section):
     batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
     ordinary_inputs: Literal["check", "trust"] = "check"  # beside cut ones: compared, or not
     random_states: Literal["replica", "own"] = "replica"  # NumPy's and Python's: equal, or not
+    # bf16 is inexact: rounded on their way between machines without GPUs, half as many bytes
+    gradients: Literal["exact", "bf16"] = "exact"
 
     @field_validator("until", mode="before")
     @classmethod

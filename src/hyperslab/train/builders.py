@@ -254,6 +254,7 @@ def build_model(
         memory="none" if recipe.memory == "auto" else recipe.memory,
         ordinary_inputs=options.ordinary_inputs,
         random_states=options.random_states,
+        gradients=options.gradients,
     )
     if recipe.model.segments is None:
         check_first_pass(model, recipe, about)

@@ -9,6 +9,7 @@ import torch
 
 from hyperslab.planner.calls import BOTH_GRADIENTS
 from hyperslab.planner.cost import exchange_seconds, step_cost
+from hyperslab.planner.machine import LinearFit
 from hyperslab.planner.records import Call, Exchange, LocalOperator, Pass, TensorSpec, Wait
 from tests.planner.cost.made import exchange, gradients, operator, round_machine, statistics, trace
 
@@ -58,6 +59,19 @@ def test_a_bucket_that_is_full_last_hides_behind_nothing() -> None:
     step = trace(operator("backward", "backward"), gradients(4), operator("update", "optimizer"))
     cost = step_cost(step, round_machine(times=TIMES), ranks=2)
     assert cost.seconds.gradients == 4
+
+
+@pytest.mark.parametrize(("per_node", "seconds"), [(8, 8), (1, 8 - 6 / 2)])
+def test_rounded_gradients_are_half_as_many_bytes_between_machines(
+    per_node: int, seconds: float
+) -> None:
+    bucket = dataclasses.replace(gradients(8), rounded=6)
+    line = {"network": (LinearFit(latency=0, bandwidth=1),)}
+    machine = round_machine(times=TIMES).model_copy(
+        update={"ranks_per_node": per_node, "links": line, "sums": ()}
+    )
+    cost = step_cost(trace(bucket, operator("update", "optimizer")), machine, ranks=2)
+    assert cost.seconds.gradients == seconds
 
 
 def test_messages_queue_on_their_lane() -> None:

@@ -214,6 +214,18 @@ def test_measured_sums_are_a_power_of_bytes() -> None:
     assert math.isclose(measured.all_reduce_seconds(10**4, 4), 1.5e-4)
 
 
+def test_measured_sums_over_nodes_go_before_what_follows_from_links() -> None:
+    node = {"ranks": 4, "pieces": [{"scale": 1e-6, "exponent": 0.5}]}
+    nodes = {"ranks": 8, "pieces": [{"latency": 0.01, "bandwidth": 1e8}]}
+    measured = machine(sums=[node, nodes])
+    assert math.isclose(measured.all_reduce_seconds(10**6, 8), 0.02)
+    assert math.isclose(measured.all_reduce_seconds(10**4, 4), 1e-4)
+    assert math.isclose(measured.all_reduce_seconds(10**6, 16), 0.02 * (15 / 16) / (7 / 8))
+    # One rank of each node was not measured.
+    strided = range(0, 8, 4)
+    assert measured.sum_seconds(10**6, strided) == machine().sum_seconds(10**6, strided)
+
+
 def test_reads_share_the_file_system() -> None:
     reading = {"bandwidth": 1e9, "total": 2e9, "latency": 0.001}
     reads = machine(reading=reading)

@@ -113,6 +113,29 @@ def test_gradients_travel_in_the_buckets_of_torch() -> None:
     gradients = [e.nbytes for e in sums if e.purpose == "gradients"]
     assert gradients == [4_000_000, 7 * 4_000_000, 2 * 4_000_000]
     assert {e.ranks for e in sums} == {(0, 1)}
+    assert {e.rounded for e in sums} == {0}
+
+
+def test_of_rounded_gradients_those_of_float32_are_marked() -> None:
+    layers = [nn.Linear(10, 10, bias=False), nn.Linear(10, 20, bias=False).double()]
+
+    def build() -> nn.Module:
+        return nn.Sequential(layers[0], Doubled(layers[1]))
+
+    workload = Workload(build, (2, 10), gradients="bf16")
+    (found,) = [e for e in trace_step(workload, {"data": 2}).events if isinstance(e, Sum)]
+    assert (found.nbytes, found.rounded) == (400 + 1600, 400)
+
+
+class Doubled(nn.Module):
+    """Runs a layer in float64."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.double())
 
 
 def test_a_loss_and_an_optimizer_are_part_of_it() -> None:
