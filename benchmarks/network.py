@@ -22,6 +22,7 @@ import fcntl
 import itertools
 import json
 import os
+import signal
 import statistics
 import struct
 import subprocess
@@ -336,6 +337,7 @@ def main() -> None:
     if "RANK" in os.environ:
         on_rank(options)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the network would stay
     where = this_machine()
     print(", ".join(f"{key} {value}" for key, value in where.items()), flush=True)
     results = []
