@@ -83,7 +83,7 @@ $(VENV)/.has-%: pyproject.toml | $(torch)
 
 demo: $(call has,report)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
-		--box-size $(DEMO_BOX) --steps 5
+		--box-size $(DEMO_BOX)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run
