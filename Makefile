@@ -13,8 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
 torch := $(VENV)/.has-torch
-core := $(VENV)/.has-core
-has = $(core) $(addprefix $(VENV)/.has-,$(1))
+has = $(addprefix $(VENV)/.has-,$(1))
 tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning
 everything := lint $(tested)
 
@@ -71,18 +70,14 @@ setup: $(VENV)/.has-all
 
 $(VENV)/.has-all: pyproject.toml | $(torch)
 	$(bin)/python -m pip install --quiet -e ".[$(shell echo $(everything) | tr ' ' ,)]"
-	touch $(core) $(addprefix $(VENV)/.has-,$(everything)) $@
+	touch $(addprefix $(VENV)/.has-,$(everything)) $@
 
 $(torch): Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
 	$(bin)/python -m pip install --quiet "$(TORCH)"
 	touch $@
 
-$(core): pyproject.toml | $(torch)
-	$(bin)/python -m pip install --quiet -e .
-	touch $@
-
-$(VENV)/.has-%: pyproject.toml | $(core)
+$(VENV)/.has-%: pyproject.toml | $(torch)
 	$(bin)/python -m pip install --quiet -e ".[$*]"
 	touch $@
 

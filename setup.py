@@ -43,8 +43,11 @@ class BuildKernels(build_py):
         super().run()
         wanted, folder = variants(), Path(self.build_lib, "hyperslab/kernels/built")
         if self.editable_mode:
-            here = built_in()["processor_flags"]()
-            wanted, folder = [v for v in wanted if v.needs <= here][:1], BUILT_IN.parent / "built"
+            here, folder = built_in()["processor_flags"](), BUILT_IN.parent / "built"
+            wanted = [variant for variant in wanted if variant.needs <= here][:1]
+            names = [built_in()["library_name"](variant) for variant in wanted]
+            if all(built_in()["is_whole"](folder / name) for name in names):
+                return  # pip installs anew for every extra
         if not wanted:
             return
         try:
