@@ -315,7 +315,8 @@ def scan_layouts(
                 )
 
     files = list_files(folder, suffixes)
-    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse, alike)
+    kept = (reach, FileHeader, (options.channels, options.format))
+    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, options.refuse, alike, kept)
     return catalog_of(folder, found, stamps, options.allowed)
 
 
