@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import socket
+from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import hyperslab as hs
+from hyperslab.comm.grid import log_nodes
 from tests.ranks import run_ranks
 
 
@@ -143,3 +146,47 @@ def where() -> tuple[str, bool]:
 
 def test_gloo_means_the_cpu() -> None:
     assert [device for device, _ in run_ranks(2, where)] == ["cpu", "cpu"]
+
+
+def said_of_nodes(hosts: Sequence[str], extents: dict[str, int]) -> list[str]:
+    """What a rank logs of nodes, on machines of these names."""
+    said: list[str] = []
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger, handler = logging.getLogger("hyperslab"), Said(logging.INFO)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    name = socket.gethostname
+    socket.gethostname = lambda: hosts[dist.get_rank()]
+    try:
+        grid = hs.Grid(**extents)
+        for _ in range(2):
+            log_nodes(grid)
+    finally:
+        socket.gethostname = name
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("hosts", "extents", "words"),
+    [
+        ("aaaa", {"depth": 2, "width": 2}, None),
+        ("aabb", {"depth": 2, "width": 2}, "2 nodes: width inside; depth across"),
+        ("aabb", {"data": 2, "height": 2}, "2 nodes: height inside; data across"),
+        ("aabb", {"depth": 4}, "2 nodes: 2 of depth=4 inside; depth across"),
+        ("abab", {"depth": 2, "width": 2}, "2 nodes: their ranks do not follow each other"),
+        ("aaab", {"width": 4}, "2 nodes: 3 of width=4 inside; width across"),
+    ],
+)
+def test_what_lies_inside_a_node_is_logged_once(
+    hosts: str, extents: dict[str, int], words: str | None
+) -> None:
+    first, *others = run_ranks(4, said_of_nodes, hosts, extents)
+    assert first == ([] if words is None else [f"4 ranks on {words}"])
+    assert others == [[], [], []]

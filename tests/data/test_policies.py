@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,27 @@ def test_a_staging_folder_takes_what_memory_does_not(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_refused(how: dict[str, Any]) -> None:
     with pytest.raises(hs.DataError, match="|".join(how)):
         opened(**how)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 9])
+def test_staging_is_bounded_by_size(tmp_path: Path, kept: int) -> None:
+    """Of four samples one is in memory and the others on disk, as far as there is room."""
+    source = Numbered()
+    policy = StorePolicy("store", SIZE, tmp_path, kept * (SIZE + mmap.PAGESIZE))
+    how: Any = {"batch_size": 1, "split": "all", "transform": None, "store": policy}
+    with open(source, Seat(), **how) as data:
+        reads = [len(list(data.epoch(epoch))) and data.bytes_read for epoch in range(3)]
+        assert (data.store_room, data.stored_bytes) == (SIZE, SIZE)
+        assert data.staging_room == min(kept, 3) * (SIZE + mmap.PAGESIZE)
+    again = max(0, 3 - kept) * (SIZE - 8)
+    assert [after - before for before, after in pairwise(reads)] == [again, again]
+
+
+def test_a_staging_budget_needs_staging(tmp_path: Path) -> None:
+    with pytest.raises(hs.DataError, match="staging_budget belongs to a staging folder"):
+        StorePolicy("store", staging_budget=5)
+    with pytest.raises(hs.DataError, match="staging_budget=-1"):
+        StorePolicy("store", staging=tmp_path, staging_budget=-1)
 
 
 def test_one_rank_does_not_read_what_all_read_together() -> None:

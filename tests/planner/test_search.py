@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperslab.comm.grid import axes_in_nodes
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.planner import search, summary
 from hyperslab.planner.job import GridJob, job_of
@@ -232,6 +233,6 @@ def test_which_axes_lie_inside_a_node_is_said(job: GridJob) -> None:
     plan = make_plan(job, v100(), 8, bounds())
     said = "\n".join(plan_remarks(plan, [], LeastRanks(None, proven=False)))
     assert plan.best is not None
-    assert f"nodes      4 ranks each: {summary.node_text(plan.best.grid, 4)}" in said
+    assert f"nodes      4 ranks each: {axes_in_nodes(plan.best.grid.model_dump(), 4)}" in said
     within = make_plan(job, v100(), 4, bounds())
     assert "nodes " not in "\n".join(plan_remarks(within, [], LeastRanks(None, proven=False)))

@@ -10,11 +10,14 @@ import functools
 import gc
 import logging
 import math
+import os
+import socket
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -46,7 +49,7 @@ from hyperslab.comm.communicator import (
     communicator_of_part,
     communicators_of_world,
 )
-from hyperslab.comm.rendezvous import in_time
+from hyperslab.comm.rendezvous import in_time, interleaved_nodes
 from hyperslab.comm.shared_memory import connect_ranks
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cut, Partition
@@ -530,6 +533,51 @@ def _read_mesh(
         )
     found = [sizes.get(axis, 1) for axis in AXES]
     return (found[0], found[1], found[2], found[3]), ranks
+
+
+@per_grid
+def hosts_of_ranks(_grid: Grid) -> tuple[str, ...]:
+    """Return the machine of each rank; all ranks gather the names of theirs, once."""
+    path = Path("/proc/sys/kernel/random/boot_id")  # tells machines of the same name apart
+    boot = path.read_text() if path.exists() else os.getppid()
+    return tuple(all_gather(f"{socket.gethostname()} {boot}"))
+
+
+def log_nodes(grid: Grid) -> None:
+    """Log which axes lie inside a node, where there are several; all ranks call this."""
+    hosts = hosts_of_ranks(grid)
+    nodes = len({*hosts})
+    if nodes > 1:
+        words = axes_in_nodes(grid.extents, hosts.count(hosts[0]))
+        if interleaved_nodes(hosts):  # of which a warning was given at the start
+            words = "their ranks do not follow each other"
+        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
+
+
+def axes_in_nodes(extents: Mapping[str, int], per_node: int) -> str:
+    """Say which axes lie inside a node: ranks are numbered with the last axis fastest.
+
+    >>> axes_in_nodes({"data": 64, "depth": 2, "height": 4, "width": 4}, 4)
+    'width inside; depth, height and data across'
+    >>> axes_in_nodes({"depth": 8, "height": 2}, 4)
+    'height and 2 of depth=8 inside; depth across'
+    """
+    inside, across = [], []
+    room = per_node
+    for axis, extent in reversed(list(extents.items())):
+        if extent == 1:
+            continue
+        if room > 1:
+            inside.append(axis if extent <= room else f"{room} of {axis}={extent}")
+        if extent > room:
+            across.append(axis)
+        room = max(1, room // extent)
+    across.sort(key=lambda axis: SPATIAL_AXES.index(axis) if axis != "data" else 3)
+    return f"{_listed(inside) or 'no axis'} inside; {_listed(across) or 'none'} across"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 @per_grid

@@ -279,7 +279,7 @@ class BatchAssembler:
 
     What has an owner is read once and sent to where it is wanted. Everything else is read each
     time. With ``skipped``, what any rank cannot read is left out by all of them. ``store_room``:
-    the most that the store of any rank will hold in memory [B].
+    the most that the store of any rank will hold in memory [B], ``staging_room`` on disk.
     """
 
     schedule: Schedule
@@ -288,6 +288,7 @@ class BatchAssembler:
     kind: TargetKind
     store: Store
     store_room: int
+    staging_room: int
     transport: HostP2P | None
     skipped: Skipped | None
     _failed: Exception | None = None
@@ -390,7 +391,7 @@ class BatchAssembler:
         return _failures(list(plans), attempt)
 
     def _keep(self, sample: int) -> SampleBox:
-        """What this rank keeps of a sample; read if it is not here."""
+        """Returns what this rank keeps of a sample; it is read if it is not here."""
         box = self.planner.kept_box(sample)
         return self.store.keep(sample, functools.partial(self.reader.read, sample, box))
 

@@ -261,6 +261,8 @@ class Dataset:
         """The names of the voxels' classes, background first; none where there are targets."""
         self.store_room = assembler.store_room
         """The most that a rank's store will hold in memory [B]; the same on every rank."""
+        self.staging_room = assembler.staging_room
+        """The most that it takes of the staging folder [B]; the same on every rank."""
         self.steps = self.schedule.steps
         """Steps per epoch; the last one may have a smaller mini-batch."""
         self.at = 0

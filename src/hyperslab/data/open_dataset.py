@@ -58,21 +58,27 @@ class StorePolicy:
     Oyama et al. 2020: one rank of a replica reads a whole sample, keeps that, and sends all ranks
     their boxes. ``budget``: what each rank's store may take of its memory [B]; by default its part
     of half of what is free. What does not fit is read again in each epoch. ``staging``: a folder
-    on a disk of the node for what does not fit.
+    on a disk of the node for what does not fit. ``staging_budget``: what each rank may take of it
+    [B]; by default its part of nine tenths of what is free.
 
     Raises:
-        DataError: no such mode, a negative budget, or a budget or staging without a store.
+        DataError: no such mode, a negative budget, a budget or staging without a store, or a
+            staging budget without staging.
     """
 
     mode: Mode = "store"
     budget: int | None = None
     staging: str | os.PathLike[str] | None = None
+    staging_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise DataError(f"mode={self.mode!r}: choose from {', '.join(get_args(Mode))}")
-        if self.budget is not None and self.budget < 0:
-            raise DataError(f"budget={self.budget}: needs to be >= 0")
+        for name in ("budget", "staging_budget"):
+            if (getattr(self, name) or 0) < 0:
+                raise DataError(f"{name}={getattr(self, name)}: needs to be >= 0")
+        if self.staging_budget is not None and self.staging is None:
+            raise DataError("staging_budget belongs to a staging folder: give staging=, too")
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise DataError(
                 'budget and staging belong to the store: give mode="store", "preload" or "sample"'
@@ -224,7 +230,7 @@ def open(
         shuffle=shuffle,
         transform=(transform, window, dtype),
         augment=augment,
-        mode=(store_policy.mode, store_policy.budget, store_policy.staging is None, on_error),
+        mode=(replace(store_policy, staging=store_policy.staging and ""), on_error),
     )
     check_cut(source, grid, batch_size)
     if source.parameters.misfit > NONLINEAR:
@@ -361,6 +367,7 @@ def build_assembler(
         kind=target_kind(source),
         store=store,
         store_room=min(kept.most, kept.in_memory) * size,
+        staging_room=max(0, kept.most - kept.in_memory) * (size + Store.slack),
         transport=transport,
         skipped=Skipped(source, transport) if skip else None,
     )
@@ -440,7 +447,9 @@ def _kept(
     in_memory = budget // size
     capacity = in_memory
     if policy.folder is not None:
-        capacity += disk_budget(policy.folder, grid) // (size + Store.slack)
+        disk = policy.staging_budget
+        disk = disk_budget(policy.folder, grid) if disk is None else disk
+        capacity += disk // (size + Store.slack)
     count = len(schedule.samples)
     if policy.mode == "sample":
         # What does not fit has a rank, too, which reads it each time.

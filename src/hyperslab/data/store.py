@@ -16,7 +16,6 @@ import itertools
 import mmap
 import os
 import shutil
-import socket
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperslab.comm import AXES, Grid, per_grid
-from hyperslab.comm.agreement import all_gather, collective_try, least_of_ranks
+from hyperslab.comm.agreement import collective_try, least_of_ranks
+from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
@@ -161,16 +161,9 @@ def disk_budget(folder: Path, grid: Grid) -> int:
 
 def _least_share(grid: Grid, machine: int, share: float, promised: int = 0) -> int:
     """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
-    own = int(share * (machine // _ranks_of_machine(grid) - promised))
+    hosts = hosts_of_ranks(grid)
+    own = int(share * (machine // hosts.count(hosts[grid.rank]) - promised))
     return least_of_ranks(max(0, own))
-
-
-@per_grid
-def _ranks_of_machine(_grid: Grid) -> int:
-    """Counts the ranks of this one's machine; all ranks gather the names of theirs, once."""
-    path = Path("/proc/sys/kernel/random/boot_id")  # tells machines of the same name apart
-    host = f"{socket.gethostname()} {path.read_text() if path.exists() else os.getppid()}"
-    return all_gather(host).count(host)
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -253,11 +253,13 @@ class FileAccess:
 
     What a file says is its author's, and could have any file that this user can read
     taken for a volume. Links of the file system that lie in the folder itself are followed: they
-    are its owner's, and data sets are often put together of them.
+    are its owner's, and data sets are often put together of them. ``referring``: those that were
+    found to name others.
     """
 
     folder: Path
     allowed: AccessPolicy = STRICT
+    referring: set[Path] = field(default_factory=set, compare=False)
 
     def check(self, path: Path, what: str, target: Path) -> None:
         """Accepts that the file ``path`` refers to ``target``, by ``what`` of it, if it may.
@@ -265,6 +267,7 @@ class FileAccess:
         Raises:
             DataError: it may not, or there is no such file.
         """
+        self.referring.add(path)
         real = Path(os.path.realpath(target))
         inside = real.is_relative_to(os.path.realpath(self.folder))
         if not inside and not self.allowed.outside_files:

@@ -9,10 +9,11 @@ together.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -135,12 +136,25 @@ def meta_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Finds tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """Finds tensors in nested lists, tuples and dicts, in a third of the time of torch's pytree."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
+
+
+def map_only(kind: type[Any], change: Callable[[Any], Any], value: Any) -> Any:
+    """Does as torch's `tree_map_only`, but quickly where there is one value, as of most calls."""
+    return change(value) if isinstance(value, kind) else tree_map_only(kind, change, value)
 
 
 def bytes_in(forms: Any) -> int:
     """Sums the sizes of the forms in nested lists and tuples [B]."""
+    if isinstance(forms, TensorSpec):
+        return forms.nbytes
     return sum(leaf.nbytes for leaf in tree_leaves(forms) if isinstance(leaf, TensorSpec))
 
 
@@ -258,15 +272,20 @@ NO_META_IMPLEMENTATION = ("'Meta' backend", "expects CPU tensor", "no fake impl"
 """Quotes torch's errors about operators that do not run on its meta device."""
 
 
+@functools.cache
+def _results_of_calls(_default: torch.dtype) -> tuple[dict[Call, Any], set[Call]]:
+    """Holds what equal calls return, in all traces, and those without a meta form.
+
+    Results are forms, which follow from the operands' and from torch's default type alone.
+    """
+    return {}, set()
+
+
 class TraceMode(TorchDispatchMode):
     """Makes torch's operators return tensors without memory, and records them in ``journal``.
 
     Views are made; operators on small tensors with values (the counter of Adam's steps, say) run.
     """
-
-    # What equal calls return: forms. Of all traces, as those of a plan's grids have many in common.
-    _results: ClassVar[dict[Call, Any]] = {}
-    _without_meta: ClassVar[set[Call]] = set()
 
     def __init__(self, memory: UnbackedMemory, journal: Journal, *, scratch: bool) -> None:
         """Counts, with ``scratch``, also what the CPU's convolutions take while they run."""
@@ -275,6 +294,7 @@ class TraceMode(TorchDispatchMode):
         self.journal = journal
         self.scratch = scratch
         self._for_onednn: torch.Tensor | None = None  # the last one in its format
+        self._results, self._without_meta = _results_of_calls(torch.get_default_dtype())
         self._overwritten: list[torch.UntypedStorage] = []  # with values, which are wrong now
 
     def __torch_dispatch__(
@@ -309,12 +329,13 @@ class TraceMode(TorchDispatchMode):
     def _compute(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Records an operator that returns new tensors."""
         forms = self._result_of(operator, call, args, kwargs)
-        elements = sum(math.prod(v.shape) for v in tree_leaves(forms) if isinstance(v, TensorSpec))
         # A small new tensor, such as a counter, is made with its values: somebody may ask for them.
-        if elements <= MOST_WITH_VALUES and not any(call.tensors()):
-            return self._run(operator, call, args, kwargs)
+        if not any(call.tensors()):
+            made = (form for form in tree_leaves(forms) if isinstance(form, TensorSpec))
+            if sum(math.prod(form.shape) for form in made) <= MOST_WITH_VALUES:
+                return self._run(operator, call, args, kwargs)
         self._note(operator, call, forms, call.nbytes, bytes_in(forms))
-        result = tree_map_only(TensorSpec, self._new, forms)
+        result = map_only(TensorSpec, self._new, forms)
         if self.scratch:
             # What the operator needs while it runs.
             if operator.overloadpacket is _aten.to_mkldnn:
@@ -328,7 +349,7 @@ class TraceMode(TorchDispatchMode):
     def _run(self, operator: OpOverload, call: Call, args: Any, kwargs: Any) -> Any:
         """Runs an operator on small tensors with values."""
         result = operator(*args, **kwargs)
-        forms = tree_map_only(torch.Tensor, spec_of, result)
+        forms = map_only(torch.Tensor, spec_of, result)
         self._note(operator, call, forms, call.nbytes, bytes_in(forms))
         return result
 
@@ -354,7 +375,7 @@ class TraceMode(TorchDispatchMode):
         if forms is not None:
             made = forms if len(results) > 1 else [forms]
             results = [
-                tree_map_only(TensorSpec, self._new, form) if found is None else found
+                map_only(TensorSpec, self._new, form) if found is None else found
                 for found, form in zip(results, made, strict=True)
             ]
         return None if not results else results[0] if len(results) == 1 else tuple(results)

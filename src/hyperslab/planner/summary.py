@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from hyperslab.comm.grid import SPATIAL_AXES
+from hyperslab.comm.grid import axes_in_nodes
 from hyperslab.planner import search
 from hyperslab.planner.calibrate import instruction_set, processor_name
 from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
-from hyperslab.recipe.schema import GridSection
 
 PLAN_FORMAT = 1
 
@@ -182,7 +181,7 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
 def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     per_node = plan.machine.ranks_per_node
     if plan.ranks > per_node:
-        yield f"nodes      {per_node} ranks each: {node_text(best.grid, per_node)}"
+        yield f"nodes      {per_node} ranks each: {axes_in_nodes(best.grid.model_dump(), per_node)}"
     if best.cost.known:
         yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
     else:
@@ -206,32 +205,6 @@ def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
             f"{best.cost.left_out_share:.1%} of the step if they take as long as others do"
         )
     yield from (f"note       {note}" for note in best.notes)
-
-
-def node_text(grid: GridSection, per_node: int) -> str:
-    """Says which axes lie inside a node: ranks are numbered with the last axis fastest.
-
-    >>> node_text(GridSection(data=64, depth=2, height=4, width=4), 4)
-    'width inside; depth, height and data across'
-    >>> node_text(GridSection(depth=8, height=2), 4)
-    'height and 2 of depth=8 inside; depth across'
-    """
-    inside, across = [], []
-    room = per_node
-    for axis, extent in reversed(grid.model_dump().items()):
-        if extent == 1:
-            continue
-        if room > 1:
-            inside.append(axis if extent <= room else f"{room} of {axis}={extent}")
-        if extent > room:
-            across.append(axis)
-        room = max(1, room // extent)
-    across.sort(key=lambda axis: SPATIAL_AXES.index(axis) if axis != "data" else 3)
-    return f"{_listed(inside) or 'no axis'} inside; {_listed(across) or 'none'} across"
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _parts_text(

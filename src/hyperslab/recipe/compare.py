@@ -83,8 +83,9 @@ SAME_RESULT = (
     *(f"parallelize.{key}" for key in ("until", "ordinary_inputs", "random_states")),
     # where the same volumes are now, and how they are read
     *(f"data.{key}" for key in ("path", "files", "keys", "table", "plugins", "format", "channels")),
-    *(f"data.{key}" for key in ("driver", "mode", "budget", "staging", "prefetch")),
-    *(f"data.{key}" for key in ("prefetch_bytes", "on_error", "outside_files", "missing_chunks")),
+    *(f"data.{key}" for key in ("driver", "mode", "budget", "staging", "staging_budget")),
+    *(f"data.{key}" for key in ("prefetch", "prefetch_bytes", "on_error")),
+    *(f"data.{key}" for key in ("outside_files", "missing_chunks")),
 )
 """These say how, where and how long: the steps are the same, up to rounding."""
 

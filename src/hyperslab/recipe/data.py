@@ -297,6 +297,7 @@ class DataSection(TargetSection):
     mode: Literal["direct", "store", "preload", "sample"] = "store"
     budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
     staging: Path | None = None  # a folder of the node for what does not fit into the budget
+    staging_budget: ByteSize | None = None  # that a rank may take of it; None: what is free
     outside_files: bool = False  # HDF5 files may take values from files outside of the folder
     missing_chunks: bool = False  # what HDF5 and Zarr do not store is their fill value
     on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read

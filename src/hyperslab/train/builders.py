@@ -133,16 +133,19 @@ def open_training(
     data = recipe.data
     source = _scanned_once(recipe, grid, given)
     budget: int | None = None
+    disk: int | None = None if data.staging is None else data.staging_budget
     if data.mode != "direct":
         budget = memory_budget(grid) if data.budget is None else data.budget
     for split in ("train", "validation", *(["test"] if recipe.follow_test else [])):
         store = KEEP_NOTHING
         if budget is not None:
-            store = StorePolicy(data.mode, budget, data.staging)
+            store = StorePolicy(data.mode, budget, data.staging, disk)
         own = replace(given, source=copy.deepcopy(source)) if source is not None else given
         opened = open_data(recipe, grid, split=split, store=store, given=own)
         if budget is not None:
             budget -= opened.store_room
+        if disk is not None:
+            disk -= opened.staging_room
         yield opened
 
 

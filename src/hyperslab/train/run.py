@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
+from hyperslab.comm.grid import log_nodes
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
@@ -182,6 +183,7 @@ def build_trainer(
     )
     path = latest(recipe.output) if resume else None
     at = Position() if path is None else _resume(path, state, recipe)
+    log_nodes(grid)
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         _write_on_main(recipe, lambda: save_recipe(recipe, recipe.output / RECIPE))
     if grid.is_main:

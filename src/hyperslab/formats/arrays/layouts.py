@@ -315,7 +315,8 @@ def scan_layouts(
 
     files = list_files(folder, suffixes)
     refuse, own = options.refuse, options.own
-    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, refuse, alike, own=own)
+    kept = (reach, FileHeader, (options.channels, options.format))
+    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, refuse, alike, kept, own=own)
     return catalog_of(folder, found, stamps, options.allowed)
 
 

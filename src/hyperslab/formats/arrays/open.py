@@ -29,7 +29,7 @@ import numpy as np
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import collective_try
 from hyperslab.errors import DataError, HyperslabError, printable
-from hyperslab.formats import optional
+from hyperslab.formats import header_cache, optional
 from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
@@ -309,6 +309,8 @@ def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[
         OSError, EOFError, ValueError, KeyError, RuntimeError: the file is no such one.
     """
     kind = kind_of_file(path)
+    if not words:
+        return []
     if kind == "npy":
         raise DataError(f"{path}: is one array, without keys: give its targets by data.table")
     if kind == "npz":
@@ -513,25 +515,34 @@ def scan_headers(
     read: Callable[[str], Header],
     refuse: Refuse | None,
     alike: Callable[[tuple[str, Header], tuple[str, Header]], None] = lambda first, other: None,
+    kept: tuple[FileAccess, type[Header], Sequence[object]] | None = None,
     *,
     own: bool = False,
 ) -> tuple[list[tuple[str, Header]], dict[str, Stamp]]:
     """Reads the header of every file; stamps are from before, so that later changes are noticed.
 
     What HDF5 has to open, a child process has come back from before, unless it is this process's
-    ``own``. ``alike`` refuses files that are stored otherwise than the first one.
+    ``own``. ``alike`` refuses files that are stored otherwise than the first one. Of many files
+    headers may be ``kept``, see `HeaderCache`, and those that it knows are not read.
     """
     stamps: dict[str, Stamp] = {}
     in_hdf5 = [str(folder / file) for file in files if kind_of_file(folder / file) == "HDF5"]
+    many = kept is not None and len(files) >= header_cache.FEWEST
+    cache = header_cache.HeaderCache(*kept) if kept is not None and many else None
 
     with HeaderChild(read, files=in_hdf5) as child:
 
         def stamped(file: str) -> Header:
             path = folder / file
             stamps.update(stamps_of(folder, file, keys))
-            return (child if kind_of_file(path) == "HDF5" and not own else read)(str(path))
+            look = child if kind_of_file(path) == "HDF5" and not own else read
+            if cache is None:
+                return look(str(path))
+            return cache.header(file, lambda: look(str(path)))
 
         found = sift(files, stamped, refuse)
+    if cache is not None:
+        cache.save()
     return [entry for entry, _ in sift(found, lambda other: alike(found[0], other), refuse)], stamps
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,8 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
     def alike(first: tuple[str, StoredArray], entry: tuple[str, StoredArray]) -> None:
         _check_alike(folder, (first[0], entry[0]), (first[1], entry[1]))
 
-    found, stamps = scan_headers(folder, files, (), read, options.refuse, alike)
+    headers = (reach, StoredArray, ())
+    found, stamps = scan_headers(folder, files, (), read, options.refuse, alike, headers)
     first, one = found[0]
     order = order_of_volume(folder / first, one.shape, options.channels)
     volumes = dict(found)
@@ -147,7 +149,7 @@ def order_of_arrays(
         rows = len(table.values)
         counted = not table.names
     else:
-        beside = [header.numbers[0] for _, header in found if header.numbers]
+        beside = [header.targets[0] for _, header in found if header.numbers]
         rows = sum(len(numbers) for numbers in beside if numbers.ndim)
         counted = bool(beside) and beside[0].ndim > 0
     # As many rows as there are along the first dim: it counts samples.
@@ -232,7 +234,7 @@ def scan_arrays(
     arrays = [header.array for _, header in found]
     labels = [header.labels for _, header in found if header.labels is not None]
     table = None if table_path is None else read_target_table(table_path)
-    beside = [header.numbers for _, header in found]
+    beside = [header.targets for _, header in found]
     sure = known is not None and known.stacked
     if labels:
         shape = arrays[0].shape
@@ -282,11 +284,15 @@ def scan_arrays(
 
 @dataclass(frozen=True, slots=True)
 class _MappedHeader:
-    """The arrays that a `DataMap` finds in a file; the numbers are targets."""
+    """The arrays that a `DataMap` finds in a file; the numbers are targets, as nested lists."""
 
     array: StoredArray
-    numbers: list[Array]
+    numbers: list[Any]
     labels: StoredArray | None
+
+    @property
+    def targets(self) -> list[Array]:
+        return [np.asarray(numbers, np.float64) for numbers in self.numbers]
 
 
 def _headers_of_map(
@@ -301,12 +307,13 @@ def _headers_of_map(
         with naming(file, kind, ANY if kind == "npz" else OF_LIBRARIES):
             return _MappedHeader(
                 find_array(file, said.volume, reach),
-                read_numbers(file, said.targets, reach) if said.targets else [],
+                [array.tolist() for array in read_numbers(file, said.targets, reach)],
                 find_array(file, said.labels, reach) if said.labels else None,
             )
 
     keys = [key for key in (said.volume, said.labels) if key]
-    found, stamps = scan_headers(folder, files, keys, read, options.refuse)
+    kept = (reach, _MappedHeader, (said.volume, said.labels, said.targets))
+    found, stamps = scan_headers(folder, files, keys, read, options.refuse, kept=kept)
     if not said.volume:  # a Zarr group has said only now which array it is
         for file, header in found:
             stamps.update(stamps_of(folder, file, [header.array.key]))

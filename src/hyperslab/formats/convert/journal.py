@@ -10,6 +10,7 @@ what a killed run has begun, and is cut off.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -153,11 +154,17 @@ def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
 class Shards:
     """The files ``NUMBER{suffix}`` of a folder, with up to ``most`` samples each.
 
+    The samples called ``names`` are dealt to them at random (Mathuriya et al. 2018, section IV-C),
+    by a hash of each name, so that a reader which goes from file to file does not see the parts of
+    one volume together, and a run that goes on deals as the one before.
+
     Raises:
         OSError: what a killed run has begun cannot be cut off.
     """
 
-    def __init__(self, folder: Path, entries: Iterable[Entry], most: int, suffix: str) -> None:
+    def __init__(
+        self, folder: Path, entries: Iterable[Entry], names: Iterable[str], most: int, suffix: str
+    ) -> None:
         self.folder = folder
         self.most = most
         self.suffix = suffix
@@ -170,25 +177,34 @@ class Shards:
             path = folder / file
             if os.path.exists(path) and path.stat().st_size > end:
                 os.truncate(path, end)
+        dealt = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+        self._numbers = {name: place // most for place, name in enumerate(dealt)}
         # Into a file that has gone nothing is put: its samples are made again, elsewhere.
-        self._number = max((int(file.removesuffix(suffix)) for file in ends), default=0)
-        if ends and not os.path.exists(folder / self._name):
-            self._number += 1
+        self._gone = {file for file in ends if not os.path.exists(folder / file)}
+        known = (int(file.removesuffix(suffix)) for file in ends)
+        self._spare = 1 + max(known, default=-1)
 
-    @property
-    def _name(self) -> str:
-        return f"{self._number:0{SHARD_DIGITS}}{self.suffix}"
+    def _file(self, number: int) -> str:
+        return f"{number:0{SHARD_DIGITS}}{self.suffix}"
 
-    def append(self, part: Path) -> Shard:
+    def _file_of(self, name: str) -> str:
+        """Return the file to which a sample is dealt or, where that is full or gone, a spare one.
+
+        Full it is where samples have come since others were dealt.
+        """
+        number = self._numbers[name]
+        while self._held[self._file(number)] >= self.most or self._file(number) in self._gone:
+            number = max(number + 1, self._spare)
+        return self._file(number)
+
+    def append(self, name: str, part: Path) -> Shard:
         """Put the one file of a sample behind those before.
 
         Raises:
             DataError: what is then there is not what was put there.
             OSError: it cannot be written.
         """
-        if self._held[self._name] >= self.most:
-            self._number += 1
-        file = self._name
+        file = self._file_of(name)
         data = part.read_bytes()
         with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:
             start = shard.seek(0, os.SEEK_END)

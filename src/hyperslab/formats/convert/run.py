@@ -274,7 +274,9 @@ def _outcomes(
             shards = None
             if writer.per_file > 1:
                 entries = manifest.entries.values()
-                shards = journal.Shards(manifest.folder, entries, writer.per_file, writer.suffix)
+                shards = journal.Shards(
+                    manifest.folder, entries, plan.names, writer.per_file, writer.suffix
+                )
         with closing(spread(run, [(job,) for job in jobs])) as results:
             for result in results:
                 with _writing(manifest.folder):
@@ -296,7 +298,7 @@ def _finish(
     if shards is not None:
         for entry in new:
             (file,) = entry.pop("files")
-            entry["shard"] = list(shards.append(result.job.scratch / file))
+            entry["shard"] = list(shards.append(entry["name"], result.job.scratch / file))
             entry["sums"] = {entry["shard"][0]: entry["sums"][file]}
             entry["files"] = {}
     manifest.add(result.entries)
