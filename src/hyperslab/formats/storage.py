@@ -115,7 +115,8 @@ def read_whole(file: int, memory: memoryview, place: int) -> None:
     while memory:  # the system may give less than it is asked for
         got = os.preadv(file, [memory], place)
         if not got:
-            raise EOFError(f"it ends at byte {place} but needs {place + len(memory)}")
+            size = os.fstat(file).st_size
+            raise EOFError(f"it ends at byte {size} but needs {place + len(memory)}")
         memory = memory[got:]
         place = place + got
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import CoreConfig, SchemaValidator, ValidationError
+from pydantic_core import CoreConfig, SchemaError, SchemaValidator, ValidationError
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.shipped import shipped_recipes
@@ -152,6 +152,8 @@ def _problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
         SchemaValidator(schema, CoreConfig(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         return error.errors()[0]["msg"]
+    except SchemaError:  # of another release than the schema: the recipe itself will check
+        return None
     return None
 
 

@@ -95,6 +95,7 @@ class TrainedNetwork:
         Raises:
             CheckpointError: the checkpoint is corrupt or of another network.
             DataError: it does not say what the network was trained on.
+            RecipeError: the recipe's network is not for such volumes, or cannot be made.
         """
         extra = read_extra(checkpoint)
         if "about" not in extra:
@@ -103,7 +104,10 @@ class TrainedNetwork:
                 "`hyperslab train` writes ones that do"
             )
         about = DataCard.from_state(extra["about"], checkpoint)
-        model = build_model(recipe, about, grid, given)
+        try:
+            model = build_model(recipe, about, grid, given)
+        except RecipeError as error:
+            raise RecipeError(f"the network of {checkpoint}: {error}") from None
         use_averages(model, load(checkpoint, model).get("ema"), checkpoint)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)
