@@ -107,7 +107,10 @@ class TrainedNetwork:
         try:
             model = build_model(recipe, about, grid, given)
         except RecipeError as error:
-            raise RecipeError(f"the network of {checkpoint}: {error}") from None
+            if not str(error).startswith(recipe.data.where):
+                raise
+            # What the data hold was read from the checkpoint: it may be the one that is wrong.
+            raise RecipeError(f"by {checkpoint} {error}") from None
         use_averages(model, load(checkpoint, model).get("ema"), checkpoint)
         transform = transform_of(about.classes, recipe.data.transform, recipe.data.window)
         return cls(recipe, about, model.eval(), grid, checkpoint, transform)

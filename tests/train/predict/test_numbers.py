@@ -161,6 +161,16 @@ def test_a_checkpoint_of_whole_files_that_say_nonsense_is_one_error(
         predict(run, [tmp_path / "a.hdf5"], tmp_path / "out")
 
 
+def test_a_checkpoint_of_other_volumes_than_the_network_takes_is_named(tmp_path: Path) -> None:
+    run = write_regression(tmp_path / "run")
+    checkpoint = (run / "checkpoints" / "best").resolve()
+    about = {**UNIVERSES.state(), "shape": (4, 16, 10**30, 16)}
+    save(checkpoint, cosmoflow(), about=about)
+    universe(tmp_path / "a.hdf5", 1)
+    with pytest.raises(RecipeError, match=f"by {checkpoint} data.* holds volumes of"):
+        predict(run, [tmp_path / "a.hdf5"], tmp_path / "out")
+
+
 def test_the_cubes_of_a_universe_are_samples(tmp_path: Path) -> None:
     run = write_regression(tmp_path / "run", whole=32)
     counts = universe(tmp_path / "a.hdf5", 3, width=32)
