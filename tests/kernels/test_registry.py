@@ -12,7 +12,7 @@ import torch
 
 import hyperslab.kernels
 from hyperslab.kernels import registry
-from hyperslab.kernels.avg_pool import TileAverage
+from hyperslab.kernels.avg_pool import Line, WindowAverage
 from hyperslab.kernels.compile import library
 from hyperslab.kernels.conv import conv_backward, conv_forward
 from hyperslab.kernels.conv_problem import KERNELS, ConvOptions, Kernels, Problem, Task
@@ -138,11 +138,12 @@ def test_repeats_bit_by_bit(kernels: Kernels) -> None:
         assert torch.equal(a, b)
 
 
-def test_tiles_and_cached_moments_are_the_references() -> None:
+def test_averages_and_cached_moments_are_the_references() -> None:
     x = torch.randn(2, 3, 4, 6, 8)
-    assert choose("avg_pool", x, [2, 2, 2], [2, 2, 2]) == "tiles"
+    assert choose("avg_pool", x) == "separable"
     expected = torch.nn.functional.avg_pool3d(x, 2)
-    torch.testing.assert_close(TileAverage.apply(x, [2, 2, 2]), expected)
+    lines = [Line(2, 2, 0, n // 2) for n in x.shape[2:]]
+    torch.testing.assert_close(WindowAverage.apply(x, lines, 8), expected)
     for name in ("cached", "torch"):
         with force({"moments": name}):
             for a, b in zip(local_moments(x), reference(x), strict=True):

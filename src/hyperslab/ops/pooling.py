@@ -54,7 +54,7 @@ from hyperslab.geometry import (
     Window,
 )
 from hyperslab.kernels import registry
-from hyperslab.kernels.avg_pool import TileAverage
+from hyperslab.kernels.avg_pool import Line, WindowAverage
 from hyperslab.kernels.max_pool import window_maximum_backward
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
@@ -324,15 +324,19 @@ def avg_pool(
             y.mark_as_reordered()
         return y
     if full or divisor is not None:
-        return p.wrap(_average(p, ceil, divisor))
-    total = _average(p, ceil, 1)
-    return p.wrap(total / _outer_product(counts, total))
+        y = p.wrap(_average(p, ceil, divisor))
+    else:
+        total = _average(p, ceil, 1)
+        y = p.wrap(total / _outer_product(counts, total))
+    if len(windows) == 3 and memory_format_of(y.block) is not torch.contiguous_format:
+        y.mark_as_reordered()  # as above
+    return y
 
 
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
-    plain = divisor is None and not any(p.padding)
-    if plain and registry.choose("avg_pool", p.block, p.kernel, p.stride) == "tiles":
-        return TileAverage.apply(p.block, p.kernel)
+    if registry.choose("avg_pool", p.block) == "separable":
+        lines = tuple(map(Line, p.kernel, p.stride, p.padding, p.out.shape[2:]))
+        return WindowAverage.apply(p.block, lines, divisor or math.prod(p.kernel))
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(
             p.block.unsqueeze(2),

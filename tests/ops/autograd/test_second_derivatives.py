@@ -84,7 +84,7 @@ CASES: dict[str, Case] = {
     "activation, maxima": (lambda x, k: F.max_pool3d(F.leaky_relu(conv(x, k), 0.2), 2), KERNEL),
     "convolutions": (lambda x, k: conv(conv(x, k).tanh(), k), KERNEL),
     "windows": (lambda x: F.max_pool3d(x, 3, 1, 1), ()),
-    "tiles": (lambda x: F.avg_pool3d(x, 2), ()),
+    "averages": (lambda x: F.avg_pool3d(x, 3, 2, 1), ()),
     "adaptive": (lambda x: F.adaptive_avg_pool3d(x, 3), ()),
     "joined": (lambda x, k: conv(torch.cat([conv(x, k), conv(x, k).tanh()], 1)[:, 1:5], k), KERNEL),
     "rows again": (lambda x, k: conv(x, k).view(2, 2, 2, 8, 6, 4).sin(), KERNEL),

@@ -1,0 +1,94 @@
+"""Average pooling dim by dim against torch's own and the reference (tier: no process)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperslab.kernels import registry
+from hyperslab.kernels.avg_pool import Line, WindowAverage, reference
+from hyperslab.kernels.memory_format import CHANNELS_LAST
+
+AVG = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+
+
+@st.composite
+def lines_in(draw: st.DrawFn) -> tuple[list[int], list[Line], bool]:
+    """Draws extents of a block, and windows that meet it, also with gaps in between."""
+    extents, lines = [], []
+    ceil = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 3))):
+        kernel, stride = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+        padding = draw(st.integers(0, kernel // 2))
+        extent = draw(st.integers(kernel, 9))  # torch refuses some smaller ones
+        rest = extent + 2 * padding - kernel
+        outputs = (rest + (stride - 1 if ceil else 0)) // stride + 1
+        if (outputs - 1) * stride >= extent + padding:  # torch has no window in the padding alone
+            outputs -= 1
+        extents.append(extent)
+        lines.append(Line(kernel, stride, padding, outputs))
+    return extents, lines, ceil
+
+
+@given(lines_in(), st.booleans())
+def test_equals_torch(case: tuple[list[int], list[Line], bool], last: bool) -> None:
+    extents, lines, ceil = case
+    torch.manual_seed(0)
+    last &= len(lines) > 1
+    order = CHANNELS_LAST[len(lines) + 2] if last else torch.contiguous_format
+    x = torch.randn(2, 3, *extents, dtype=torch.float64).contiguous(memory_format=order)
+    x.requires_grad_()
+    kernel, stride, padding, outputs = map(list, zip(*lines, strict=True))
+    y = WindowAverage.apply(x, lines, 7)
+    assert list(y.shape[2:]) == outputs
+    assert y.is_contiguous(memory_format=order)
+    torch.testing.assert_close(y, reference(x, lines, 7))
+    if len(lines) == 1:
+        want = F.avg_pool2d(
+            x[:, :, None], [1, *kernel], [1, *stride], [0, *padding], ceil, divisor_override=7
+        )[:, :, 0]
+    else:
+        want = AVG[len(lines)](x, kernel, stride, padding, ceil, divisor_override=7)
+    torch.testing.assert_close(y, want)
+    factor = torch.randn_like(want)
+    (dx,), (want_dx,) = (torch.autograd.grad(out, x, factor) for out in (y, want))
+    assert dx.is_contiguous(memory_format=order)
+    torch.testing.assert_close(dx, want_dx)
+
+
+def test_reads_a_view_where_it_lies() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 5, 6, 9, requires_grad=True)
+    view = x[:, :, 1:, ::2, :-1]
+    y = WindowAverage.apply(view, [Line(2, 2, 0, n) for n in (2, 1, 4)], 8)
+    torch.testing.assert_close(y, F.avg_pool3d(view, 2))
+    assert y.is_contiguous()
+
+
+@pytest.mark.parametrize("line", [Line(2, 2, 0, 3), Line(3, 2, 1, 3), Line(2, 3, 0, 2)], ids=str)
+def test_the_gradient_can_be_differentiated(line: Line) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 6, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda t: WindowAverage.apply(t, [line] * 2, 4), (x,))
+
+
+def test_autocast_gives_float32_as_torch_does() -> None:
+    x = torch.randn(1, 2, 4, 4, 4).bfloat16().requires_grad_()
+    assert registry.choose("avg_pool", x) == "torch"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert registry.choose("avg_pool", x) == "separable"
+        y, want = WindowAverage.apply(x, [Line(2, 2, 0, 2)] * 3, 8), F.avg_pool3d(x, 2)
+    assert y.dtype == want.dtype == torch.float32
+    torch.testing.assert_close(y, want)
+    (dx,), (want_dx,) = (torch.autograd.grad(out.sum(), x) for out in (y, want))
+    assert dx.dtype == torch.bfloat16
+    torch.testing.assert_close(dx, want_dx)
+
+
+def test_leaves_other_blocks_to_torch() -> None:
+    x = torch.randn(1, 2, 4, 4, 5)
+    assert registry.choose("avg_pool", x) == "separable"
+    assert registry.choose("avg_pool", x.half()) == "torch"
