@@ -12,6 +12,8 @@ bin := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
+# Python compiles the few modules that are imported when they are; pip would all of them, one by one.
+install := $(bin)/python -m pip install --quiet --no-compile
 torch := $(VENV)/.has-torch
 has = $(addprefix $(VENV)/.has-,$(1))
 tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning
@@ -69,21 +71,21 @@ mpi_ready := $(MPI_VENV)/.ready
 setup: $(VENV)/.has-all
 
 $(VENV)/.has-all: pyproject.toml | $(torch)
-	$(bin)/python -m pip install --quiet -e ".[$(shell echo $(everything) | tr ' ' ,)]"
+	$(install) -e ".[$(shell echo $(everything) | tr ' ' ,)]"
 	touch $(addprefix $(VENV)/.has-,$(everything)) $@
 
 $(torch): Makefile
 	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install --quiet "$(TORCH)"
+	$(install) "$(TORCH)"
 	touch $@
 
 $(VENV)/.has-%: pyproject.toml | $(torch)
-	$(bin)/python -m pip install --quiet -e ".[$*]"
+	$(install) -e ".[$*]"
 	touch $@
 
 demo: $(call has,report)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
-		--box-size $(DEMO_BOX)
+		--box-size $(DEMO_BOX) --steps 5
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run

@@ -19,7 +19,7 @@ from tests.selection import in_gate
 
 TINY = parts.Options(tiny=True, device="cpu")
 HERE = ["equality", "formats", "thresholds", "step-unet3d-256", "profile", "host"]
-"""Parts of one process; what equality compares is in `test_ranks_agree`, too."""
+"""Parts of one process. The gate has the short ones: `.ci/run` has all where benchmarks changed."""
 
 
 def call(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> tuple[int, list[Any]]:
@@ -40,7 +40,7 @@ def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "WARM_UP", 0)
 
 
-@pytest.mark.parametrize("name", in_gate(HERE, kept=HERE[1:]))
+@pytest.mark.parametrize("name", in_gate(HERE, kept=["formats", "thresholds", "profile"]))
 def test_a_part_finds_what_holds(name: str) -> None:
     rows = list(parts.PARTS[name](TINY))
     assert rows
@@ -52,6 +52,7 @@ def on_pool(size: int, function: Callable[..., Any], *given: Any, **_: Any) -> l
     return run_ranks(size, function, *given)
 
 
+@pytest.mark.long
 def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "run_ranks", on_pool)
     monkeypatch.setattr(parts, "networks_of", lambda _: [("cosmoflow", 32)])
@@ -60,6 +61,7 @@ def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(row["ok"] for row in rows)
 
 
+@pytest.mark.long
 def test_other_numbers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = parts.results
     cut: list[bool] = []
@@ -132,6 +134,7 @@ def test_a_part_is_a_process_that_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_
     assert first_hour.run_part("formats", options)["how"] == "wrong"
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     def large(*_: object) -> gpu.Runner:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB")
