@@ -11,9 +11,10 @@ bin := $(VENV)/bin
 # containers do: each of the many processes of a run would compile all of it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-# A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
 # Python compiles the few modules that are imported when they are; pip would all of them, one by one.
 install := $(bin)/python -m pip install --quiet --no-compile
+
+# A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
 torch := $(VENV)/.has-torch
 has = $(addprefix $(VENV)/.has-,$(1))
 tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning
