@@ -109,6 +109,8 @@ def values(section: type[BaseModel], key: str = "") -> dict[str, Any]:
     (name,) = get_args(field.annotation) if issubclass(section, NamedSection) and field else ("",)
     mine: dict[str, Any] = {}
     found = {key: {name: mine}}
+    validators = section.__pydantic_decorators__.field_validators.values()
+    rewritten = {word for one in validators if one.info.mode != "after" for word in one.info.fields}
     for word, one in section.model_fields.items():
         for kind in load._alternatives(one.annotation):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -117,19 +119,29 @@ def values(section: type[BaseModel], key: str = "") -> dict[str, Any]:
         with suppress(PydanticUserError):  # a section
             type_of = Annotated[one.annotation, None, *one.metadata]
             schema = plain(TypeAdapter(type_of, config=Section.model_config).core_schema)
-            mine |= {word: schema} if schema else {}
+            mine |= {word: schema} if schema and word not in rewritten else {}
     return found
 
 
 def plain(schema: Any) -> dict[str, Any] | None:
-    """Pydantic's own schema, if it takes one number or one word and runs no Python."""
-    inner = schema.get("schema")
-    if inner is not None and (schema["type"] != "nullable" or plain(inner) is None):
+    """Pydantic's own schema, if it takes numbers and words alone and runs no Python."""
+    parts = {
+        "nullable": ("schema",),
+        "tuple": ("items_schema",),
+        "dict": ("keys_schema", "values_schema"),
+        **dict.fromkeys(("any", "bool", "float", "int", "literal", "str"), ()),
+    }.get(schema["type"])
+    if parts is None:
         return None
-    if inner is None and schema["type"] not in ("bool", "float", "int", "literal", "str"):
-        return None
-    found = {k: v for k, v in schema.items() if k not in ("metadata", "schema")}
-    return found if inner is None else {**found, "schema": plain(inner)}
+    found = {word: value for word, value in schema.items() if word not in ("metadata", *parts)}
+    for part in parts:
+        inner = schema[part]
+        several = inner if isinstance(inner, list) else [inner]
+        plains = [one for one in map(plain, several) if one is not None]
+        if len(plains) < len(several):
+            return None
+        found[part] = plains if isinstance(inner, list) else plains[0]
+    return found
 
 
 def text() -> str:

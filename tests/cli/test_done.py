@@ -16,6 +16,7 @@ from hyperslab.cli.early import early_command
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import is_done, train
 from tests.forked import forked_commands
+from tests.ports import unused_port
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -99,6 +100,27 @@ def test_the_same_command_says_so_before_torch_is_imported(
         Path(changed).write_text(before)
     os.utime("run/recipe.yaml")  # as after a copy: the command looks closer
     assert done_words(again) is None
+
+
+def test_a_run_that_torchrun_trained_is_known_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "epochs: 1\ndevice: cpu\noutput: run\ngrid: {depth: 2}\n"
+    )
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port())}
+    line = [sys.executable, "-m", "hyperslab", "train", "r.yaml"]
+    with forked_commands():
+        ranks = [
+            subprocess.Popen(line, env={**os.environ, **variables, "RANK": r, "LOCAL_RANK": r})
+            for r in "01"
+        ]
+        assert [rank.wait() for rank in ranks] == [0, 0]
+    assert done_words(["train", "r.yaml", "--ranks", "2", "--resume"])
+    assert done_words(["train", "run/recipe.yaml", "--resume"])
+    assert done_words(["train", "r.yaml", "epochs=2", "--resume"]) is None
 
 
 def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

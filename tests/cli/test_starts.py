@@ -237,7 +237,7 @@ def refusal(look: Callable[[Path, Sequence[str]], object], path: Path, override:
 @given(
     recipe=st.sampled_from(["demo", "demo-unet"]),
     key=st.sampled_from(read_declared()["keys"]),
-    word=st.sampled_from("x auto 1 -1 0.5 1e999 .nan true null [] {a:1}".split()),
+    word=st.sampled_from("x auto 1 -1 0.5 1e999 .nan true null [] [x,1] [1,-2,.nan] {a:1}".split()),
 )
 def test_values_are_refused_in_the_words_of_the_recipe(recipe: str, key: str, word: str) -> None:
     path = ROOT / "recipes" / f"{recipe}.yaml"
@@ -253,6 +253,11 @@ def test_values_are_refused_in_the_words_of_the_recipe(recipe: str, key: str, wo
         ("data.fold=-1", "-1 for 'data.fold': it should be greater than or equal to 0"),
         ("optimizer.eps=.nan", "nan for 'optimizer.eps': it should be a finite number"),
         ("optimizer.schedule.power=[]", "[] for 'optimizer.schedule.power': it should be a valid"),
+        (
+            "data.shape=[4,32,x,0]",
+            "'x' for 'data.shape.2': it should be a valid integer, unable to",
+        ),
+        ("data.window=[0,.nan]", "nan for 'data.window.1': it should be a finite number"),
         ("model.variant=lban", "'lban' for 'model.variant': it should be one of paper2020, sc18,"),
     ],
 )

@@ -51,6 +51,12 @@ def is_started_again() -> bool:
     return os.environ.get(supervisor.RESTARTS_VARIABLE, "0") != "0"
 
 
+def is_main_of_command() -> bool:
+    """Say whether this process answers for the command: it alone, or the main rank of torchrun."""
+    launched = supervisor.LAUNCHER_VARIABLE in os.environ  # by a hyperslab that answers itself
+    return not is_started() or (os.environ["RANK"] == "0" and not launched)
+
+
 def is_rank(recipe: Recipe) -> bool:
     """Say whether this process does the work itself; if not, it starts the ranks that do."""
     return is_started() or recipe.grid.size == 1

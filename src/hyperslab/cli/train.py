@@ -81,11 +81,11 @@ def train_command(
             "    torchrun has --max-restarts"
         )
     choose = partial(_choose_grid, machine)
-    alone = not rank.is_started() and recipe.is_file()  # a pipe is read once
+    notes = rank.is_main_of_command() and recipe.is_file()  # a pipe is read once
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
-        as_asked = training_digest(recipe, words, ranks) if alone else None
+        as_asked = training_digest(recipe, words, ranks) if notes else None
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         config = asked
@@ -137,7 +137,7 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
 
 
 def _note_end(as_asked: str | None, config: Recipe) -> None:
-    """Note a run that this process alone answers for, if all of its epochs are done."""
+    """Note what was asked for, where this process does so and all epochs of the run are done."""
     newest = next(iter(steps_in(folder_of(config.output))), None)
     if as_asked is None or newest is None or epochs_done(newest) != config.epochs:
         return

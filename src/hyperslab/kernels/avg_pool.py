@@ -96,6 +96,10 @@ def _spread_along(
     if line == (1, 1, 0, extent):
         return g
     dx = _empty(g, dim, extent, memory_format)
+    tiles = line == (line.stride, line.stride, 0, extent // line.stride)
+    if tiles and extent % line.stride == 0 and dx.stride(dim) > 1:  # one pass, in long rows
+        dx.unflatten(dim, (-1, line.stride)).copy_(g.unsqueeze(dim + 1))
+        return dx
     for remainder in range(min(line.stride, extent)):  # those of one are met by the same taps
         slots = dx[(*[slice(None)] * dim, slice(remainder, None, line.stride))]
         first_tap = (remainder + line.padding) % line.stride

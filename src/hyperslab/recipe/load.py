@@ -30,6 +30,7 @@ from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.text import (
     UNWRITTEN,
     bad_value,
+    missing_key,
     origin_of,
     parse_override,
     put_override,
@@ -115,7 +116,7 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
     if kind == "extra_forbidden":
         return unknown_key(key, list(_fields()))
     if kind == "missing":
-        return f"{key!r} is missing"
+        return missing_key(key)
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):

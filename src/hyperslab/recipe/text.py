@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import CoreConfig, SchemaError, SchemaValidator, ValidationError
+from pydantic_core import CoreConfig, ErrorDetails, SchemaError, SchemaValidator, ValidationError
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.shipped import shipped_recipes
@@ -72,6 +72,11 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     return f"unknown key {key!r}\n    nearest: {nearest_key(key, known)!r}{siblings(key, known)}"
 
 
+def missing_key(key: str) -> str:
+    """Say that a recipe lacks a key, or an element of a list."""
+    return f"{key!r} is missing"
+
+
 def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str:
     """Say what a key takes: one of ``choices``, or what pydantic's ``problem`` says."""
     if choices:
@@ -124,7 +129,8 @@ def wrong_keys(
 
     ``declared`` has the recipe's ``keys``. Its ``names`` are those of every section that may name
     a class, hyperslab's own, the default first: any key there may be an argument of another class.
-    Its ``values`` are pydantic's own schemas of numbers and words, by section, name and key.
+    Its ``values`` are pydantic's own schemas of numbers, words and lists of them, by section, name
+    and key.
     """
     known, own = declared["keys"], declared["names"].get(section)
     if not isinstance(values, dict) or _names_a_class(values, own):
@@ -138,23 +144,27 @@ def wrong_keys(
         if any(other.startswith(f"{key}.") for other in known):
             yield from wrong_keys(values.get(word), declared, key)
         elif word in values and word in schemas:
-            problem = _problem_of(values[word], schemas[word])
-            if problem:
-                yield key, bad_value(key, values[word], problem, _words_of(schemas[word]))
+            for problem in _problems_of(values[word], schemas[word]):
+                place = ".".join(map(str, (key, *problem["loc"])))
+                choices = _words_of(schemas[word])
+                if problem["type"] == "missing":
+                    yield place, missing_key(place)
+                else:
+                    yield place, bad_value(place, problem["input"], problem["msg"], choices)
     for word in values:
         if f"{prefix}{word}" not in mine and word not in UNWRITTEN:
             yield f"{prefix}{word}", unknown_key(f"{prefix}{word}", known)
 
 
-def _problem_of(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Return what pydantic says of a value in a section, None if it takes it."""
+def _problems_of(value: Any, schema: Mapping[str, Any]) -> list[ErrorDetails]:
+    """List what pydantic says of a value in a section."""
     try:
         SchemaValidator(schema, CoreConfig(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
-        return error.errors()[0]["msg"]
+        return error.errors(include_url=False)
     except SchemaError:  # of another release than the schema: the recipe itself will check
-        return None
-    return None
+        return []
+    return []
 
 
 def _words_of(schema: Mapping[str, Any]) -> list[str]:
