@@ -311,6 +311,8 @@ def avg_pool(
     divisor: int | None = None,
 ) -> Sharded:
     """The mean of every window, or its sum over ``divisor``."""
+    if divisor == 0:
+        raise ValueError("avg_pool: divisor_override must not be zero")
     p = PoolingInput(x, windows, ceil, 0.0, f"avg_pool{len(windows)}d")
     counts = [
         _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
@@ -336,7 +338,8 @@ def avg_pool(
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
     if registry.choose("avg_pool", p.block) == "separable":
         lines = tuple(map(Line, p.kernel, p.stride, p.padding, p.out.shape[2:]))
-        return WindowAverage.apply(p.block, lines, divisor or math.prod(p.kernel))
+        count = math.prod(p.kernel) if divisor is None else divisor
+        return WindowAverage.apply(p.block, lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(
             p.block.unsqueeze(2),

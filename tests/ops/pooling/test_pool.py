@@ -156,6 +156,8 @@ def refused(case: str) -> None:
         F.fractional_max_pool3d(x, 2, output_size=3)
     elif case == "padding":
         F.avg_pool3d(x, 2, padding=2)
+    elif case == "divisor":
+        F.avg_pool3d(x, 2, divisor_override=0)
     elif case == "unbatched":
         F.max_pool2d(x, 2)
     elif case == "large":
@@ -170,6 +172,7 @@ def refused(case: str) -> None:
     [
         ("fractional", hs.UnsupportedOp, r"fractional_max_pool3d has no rule[^$]*x\.full\(\)"),
         ("padding", ValueError, "padding 2 must be at most half of the pooling window 2"),
+        ("divisor", ValueError, "divisor_override must not be zero"),
         ("unbatched", hs.LayoutError, "max_pool2d needs a batched input of 4 dims"),
         ("large", hs.LayoutError, "the window is larger than the input"),
         ("empty", hs.LayoutError, "use a smaller dilation"),
