@@ -26,6 +26,8 @@ DEMO_COUNT ?= 2048
 DEMO_SIZE ?= 32
 # [Mpc/h]
 DEMO_BOX ?= 128
+# of the particle mesh
+DEMO_STEPS ?= 5
 DEMO_RANKS ?= 2
 DEMO_GRID ?= grid.depth=2
 
@@ -86,7 +88,7 @@ $(VENV)/.has-%: pyproject.toml | $(torch)
 
 demo: $(call has,report)
 	$(bin)/hyperslab simulate $(DEMO)/universes --count $(DEMO_COUNT) --size $(DEMO_SIZE) \
-		--box-size $(DEMO_BOX) --steps 5
+		--box-size $(DEMO_BOX) --steps $(DEMO_STEPS)
 	$(bin)/hyperslab train recipes/demo.yaml --ranks $(DEMO_RANKS) $(DEMO_GRID) \
 		data.path=$(DEMO)/universes output=$(DEMO)/run --resume
 	$(bin)/hyperslab evaluate $(DEMO)/run

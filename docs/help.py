@@ -104,7 +104,7 @@ def own_names() -> dict[str, list[str]]:
 
 
 def values(section: type[BaseModel], key: str = "") -> dict[str, Any]:
-    """The schemas of a section's numbers and words by its name, and those of sections below."""
+    """The schemas of a section's numbers, words and lists by its name, and of sections below."""
     field = section.model_fields.get("name")
     (name,) = get_args(field.annotation) if issubclass(section, NamedSection) and field else ("",)
     mine: dict[str, Any] = {}

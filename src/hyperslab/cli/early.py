@@ -1,10 +1,10 @@
 """Answers before commands are imported, which takes two seconds.
 
 ``early.json`` declares the commands and the keys of a recipe a second time, with the schemas of
-their numbers and words. `docs/help.py` writes
-it from the commands and the recipe's classes (`make docs`), and a test compares it with them. In
-reading order: a command as it is declared there, which prints its help and refuses options; files
-that are missing; wrong keys and values of a recipe; `--resume` of a run that is done.
+their numbers, words and lists. `docs/help.py` writes it from the commands and the recipe's classes
+(`make docs`), and a test compares it with them. In reading order: a command as it is declared
+there, which prints its help and refuses options; files that are missing; wrong keys and values of
+a recipe; `--resume` of a run that is done.
 
 After a training of its own, `train` leaves ``done.json`` in the run's folder: a digest of what it
 was asked for, and what the run held then. Where all of that is as it was, nothing is left to

@@ -133,8 +133,8 @@ def _windows_with(line: Line, tap: int, extent: int) -> range:
 
 def _elements(x: torch.Tensor, dim: int, line: Line, tap: int, windows: range) -> torch.Tensor:
     """Returns a view of the elements at ``tap`` of some windows."""
-    begin = max(0, windows.start * line.stride - line.padding + tap)
-    end = begin + (len(windows) - 1) * line.stride + 1 if windows else begin
+    begin = windows.start * line.stride - line.padding + tap
+    end = begin + len(windows) * line.stride
     return x[(*[slice(None)] * dim, slice(begin, end, line.stride))]
 
 
