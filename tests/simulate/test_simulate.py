@@ -200,6 +200,17 @@ def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
     assert contents(tmp_path / "other") == contents(tmp_path / "as it is")
 
 
+def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(tmp_path / "alone", count=3)
+    monkeypatch.setattr(simulate_module, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(simulate_module, "_nbody", None)  # nothing is made in this process
+    done: list[Path] = []
+    found = simulate(tmp_path / "together", count=3, done=done.append)
+    assert sorted(done) == found
+    assert contents(tmp_path / "together") == contents(tmp_path / "alone")
+
+
 def test_the_command(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(command)

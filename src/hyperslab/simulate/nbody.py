@@ -2,7 +2,7 @@
 
 Legend: P particles and mesh cells per side, S voxels per side, a scale factor. Positions are in
 mesh cells, in [0, P) up to the periodic wrap; momenta are a² dx/dt in cells times H_0. Vectors of
-particles are (P³, 3).
+particles are (3, P³).
 """
 
 from __future__ import annotations
@@ -38,23 +38,29 @@ def scale_factors(steps: int) -> list[NDArray[np.float64]]:
 
 
 class Nbody:
-    """Simulates a universe of particles³ particles counted in size³ voxels at four redshifts."""
+    """Simulates universes of particles³ particles counted in size³ voxels at four redshifts.
+
+    One after the other: what a step needs is kept for the next.
+    """
 
     def __init__(self, *, size: int, particles: int, steps: int) -> None:
         P = particles
         self.size = size
         self.particles = P
-        self.segments = scale_factors(steps)
+        segments = scale_factors(steps)
+        self.edges = np.unique(np.concatenate(segments))
+        self.shown = np.cumsum([len(one) - 1 for one in segments]).tolist()  # after which steps
         axis = torch.arange(P, dtype=torch.float32)
-        self.lattice = torch.cartesian_prod(axis, axis, axis)
+        self.lattice = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")).view(3, -1)
         sides = np.fft.fftfreq(P) * P, np.fft.fftfreq(P) * P, np.fft.rfftfreq(P) * P
         n = np.meshgrid(*sides, indexing="ij", sparse=True)
         self.squares = sum(np.rint(x**2).astype(np.int64) for x in n)  # |n|² of a mode
-        waves = [torch.from_numpy(2 * np.pi / P * x) for x in n]
         laplace = -torch.from_numpy(np.maximum(self.squares, 1)) * (2 * np.pi / P) ** 2
         self.inverse_laplace = (torch.from_numpy(self.squares > 0) / laplace).float()
-        # Of fourth order (Feng et al. 2016): 0 for the shortest waves, which have no sign.
-        self.gradient = [1j * (8 * w.sin() - (2 * w).sin()).float() / 6 for w in waves]
+        # The cells around each particle and its share in them: fresh pages at each step cost more
+        # than what is computed.
+        self.taps = torch.empty(P**3, 8, dtype=torch.int32)
+        self.parts = torch.empty(P**3, 8)
 
     def __call__(
         self, physical: NDArray[np.float64], box_size: float, noise: NDArray[np.uint32]
@@ -67,16 +73,11 @@ class Nbody:
         omega_m, sigma_8, n_s, h_0 = map(float, physical)
         cosmology = Cosmology(omega_m, OMEGA_B, sigma_8, n_s, h_0 / 100.0)
         x, p = self.start(cosmology, box_size, noise)
-        force = self.forces(x)
         channels = []
-        for segment in self.segments:
-            for kick, drift, last_kick in self.factors(cosmology, segment):
-                # Kick, drift, kick (Feng et al. 2016, section 2).
-                p += kick * force
-                x += drift * p
-                force = self.forces(x)
-                p += last_kick * force
-            channels.append(self.count(x).numpy())
+        for step, (kick, drift) in enumerate(self.factors(cosmology), start=1):
+            p.add_(self.forces(x), alpha=kick)
+            x.add_(p, alpha=drift)
+            channels += [self.count(x).numpy()] * self.shown.count(step)
         return np.stack(channels[::-1], axis=-1)
 
     def start(
@@ -86,23 +87,17 @@ class Nbody:
 
         The second order grows as in a universe of matter alone, as at FIRST_A it nearly is.
         """
-        P = self.particles
         a = np.array([FIRST_A])
         D = float(cosmology.growth(a)[0])
         momentum = float(cosmology.growth_momentum(a)[0])
-        modes = self.linear_modes(cosmology, box_size, noise)
-        first = self.falls(modes)
+        first = self.falls(self.linear_modes(cosmology, box_size, noise))
         # The determinants of all pairs of axes in the potential's second derivatives.
-        potential = modes * self.inverse_laplace
-        second = torch.zeros(P, P, P)
+        second = torch.zeros_like(first[0])
         for i, j in itertools.combinations(range(3), 2):
-            ii, jj, ij = (
-                self.inverse(self.gradient[m] * self.gradient[n] * potential)
-                for m, n in ((i, i), (j, j), (i, j))
-            )
-            second += ii * jj - ij**2
+            second += slope(first[i], i) * slope(first[j], j) - slope(first[i], j) ** 2
         shift = 3 / 7 * D**2 * self.falls(torch.fft.rfftn(second))
-        return self.lattice + D * first + shift, momentum * (first + 2 / D * shift)
+        x = self.lattice + (D * first + shift).view(3, -1)
+        return x, momentum * (first + 2 / D * shift).view(3, -1)
 
     def linear_modes(
         self, cosmology: Cosmology, box_size: float, noise: NDArray[np.uint32]
@@ -120,31 +115,28 @@ class Nbody:
         Painting is the adjoint of reading: cells and weights of a particle are the same.
         """
         P = self.particles
-        x = x.T.contiguous()
         low = x.floor()
-        first = low.int() % P
-        cells = first, torch.where(first + 1 == P, 0, first + 1)
-        weights = 1 - (x - low), x - low
-        taps = torch.empty(P**3, 8, dtype=torch.int32)
-        parts = torch.empty(P**3, 8)
+        beyond = x - low
+        first = low.int().remainder_(P)
+        second = first + 1
+        cells = first, second.masked_fill_(second == P, 0)
+        weights = 1 - beyond, beyond
+        taps, parts = self.taps, self.parts
         for a, (i, j) in enumerate(itertools.product((0, 1), repeat=2)):
-            row = (cells[i][0] * P + cells[j][1]) * P
+            row = torch.add(cells[j][1], cells[i][0], alpha=P).mul_(P)
             weight = weights[i][0] * weights[j][1]
             for k in (0, 1):
                 torch.add(row, cells[k][2], out=taps[:, 2 * a + k])
                 torch.mul(weight, weights[k][2], out=parts[:, 2 * a + k])
         density = torch.bincount(taps.ravel(), parts.ravel(), minlength=P**3)
-        pull = self.falls(torch.fft.rfftn(density.view(P, P, P)))
-        return F.embedding_bag(taps, pull, mode="sum", per_sample_weights=parts)
+        pulls = self.falls(torch.fft.rfftn(density.view(P, P, P)))
+        pulls = pulls.view(3, -1).T.contiguous()
+        return F.embedding_bag(taps, pulls, mode="sum", per_sample_weights=parts).T.contiguous()
 
     def falls(self, modes: torch.Tensor) -> torch.Tensor:
-        """Computes minus the gradient of the potential of a density's modes, at lattice points."""
-        potential = modes * self.inverse_laplace
-        pulls = [self.inverse(-gradient * potential) for gradient in self.gradient]
-        return torch.stack(pulls, -1).view(-1, 3)
-
-    def inverse(self, modes: torch.Tensor) -> torch.Tensor:
-        return torch.fft.irfftn(modes, (self.particles,) * 3)
+        """Computes minus the gradient (3, P, P, P) of the potential of a density's modes."""
+        depth = torch.fft.irfftn(modes * -self.inverse_laplace, (self.particles,) * 3)
+        return torch.stack([slope(depth, dim) for dim in range(3)])
 
     def count(self, x: torch.Tensor) -> torch.Tensor:
         """Counts the particles per voxel (S, S, S).
@@ -154,23 +146,29 @@ class Nbody:
         linear growth cancels to first order (docs/design/0003-universes.md).
         """
         S = self.size
-        i, j, k = (((x + 0.25) * (S / self.particles)).floor().long() % S).unbind(-1)
+        i, j, k = ((x + 0.25) * (S / self.particles)).floor().long().remainder_(S)
         flat = (i * S + j) * S + k
         return torch.bincount(flat, minlength=S**3).view(S, S, S).int()
 
-    def factors(
-        self, cosmology: Cosmology, edges: NDArray[np.float64]
-    ) -> list[tuple[float, float, float]]:
-        """Computes the factors of kick, drift, kick of each step (Feng et al. 2016, section 2).
+    def factors(self, cosmology: Cosmology) -> list[tuple[float, float]]:
+        """Computes the factors of kick and drift of each step (Feng et al. 2016, section 2).
 
         They make linear growth exact for any step length, which a plain leapfrog does not. The
         slope of `Cosmology.growth_momentum` is 1.5 Omega_m D / (a² E), by the growth's equation.
+        The second half of a kick is made with the first half of the next: both have one force.
         """
-        a, b = edges[:-1], edges[1:]
-        middle = np.sqrt(a * b)
-        grown, momentum = cosmology.growth, cosmology.growth_momentum
-        kick = (momentum(middle) - momentum(a)) / grown(a)
-        drift = (grown(b) - grown(a)) / momentum(middle)
-        last = (momentum(b) - momentum(middle)) / grown(b)
-        steps = zip(kick.tolist(), drift.tolist(), last.tolist(), strict=True)
-        return list(steps)
+        a = self.edges
+        middle = np.sqrt(a[:-1] * a[1:])
+        grown = cosmology.growth(a)
+        momentum = cosmology.growth_momentum(np.concatenate([a[:1], middle]))
+        kicks = np.diff(momentum) / grown[:-1]
+        drifts = np.diff(grown) / momentum[1:]
+        return list(zip(kicks.tolist(), drifts.tolist(), strict=True))
+
+
+def slope(field: torch.Tensor, dim: int) -> torch.Tensor:
+    """Computes the difference quotient of fourth order along a periodic dim (Feng et al. 2016)."""
+    P = field.shape[dim]
+    wrapped = field.index_select(dim, torch.arange(-2, P + 2).remainder_(P))
+    before2, before, _, after, after2 = (wrapped.narrow(dim, i, P) for i in range(5))
+    return (after - before).mul_(8).sub_(after2 - before2).div_(12)

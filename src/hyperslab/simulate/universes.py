@@ -5,10 +5,10 @@ Each is one HDF5 file of the public layout; a final name means a finished file.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from hyperslab.simulate.parameters import (
     parameters_in,
     words_of_ranges,
 )
+from hyperslab.util.worker_pool import map_tasks
 
 Attributes = Mapping[str, int | float | str]
 
@@ -156,7 +157,7 @@ class UniverseSettings:
         return {**asdict(self), **words, "index": index, "method": METHOD}
 
 
-METHOD = "2: torch, noise of numpy"
+METHOD = "3: torch, slopes by differences, noise of numpy"
 """Tells universes of a seed from those that an earlier version made of it."""
 
 
@@ -219,39 +220,38 @@ def _fill(
         done(paths[index])
     if len(kept) == len(paths):
         return [*paths.values()]
-    nbody = Nbody(size=settings.size, particles=settings.particles, steps=settings.steps)
-    ranges = parameters_in(settings.ranges)
-
-    def make(index: int) -> Path:
-        drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
-        h_0 = float(drawn.physical[NAMES.index("H_0")])
-        counts = as_int16(nbody(drawn.physical, settings.side(h_0), drawn.noise), index)
-        words = settings.attributes(index)
-        write_universe(paths[index], counts, drawn, REDSHIFTS, words, concurrent=concurrent)
-        return paths[index]
-
-    with _threads_apart() as threads, ThreadPoolExecutor(threads) as pool:
-        made = [pool.submit(make, index) for index in sorted(paths.keys() - set(kept))]
-        try:
-            for one in as_completed(made):
-                done(one.result())
-        finally:
-            pool.shutdown(cancel_futures=True)  # what was begun is finished
+    tasks = [(settings, index, paths[index], concurrent) for index in sorted({*paths} - {*kept})]
+    alone = len(tasks) * settings.particles**3 < WORTH_WORKERS
+    with closing(map_tasks(_make, tasks, 1 if alone else torch.get_num_threads())) as made:
+        for path in made:
+            done(path)
     return [*paths.values()]
 
 
-@contextmanager
-def _threads_apart() -> Iterator[int]:
-    """Has torch's threads work on a universe each, not all on one; gives their number.
+WORTH_WORKERS = 2**22
+"""Gives the particles of all universes from which on other processes pay: they import torch."""
 
-    So a universe is the same for any number of them, and small ones are made several times as fast.
-    """
+
+def _make(settings: UniverseSettings, index: int, path: Path, concurrent: bool) -> Path:
+    """Makes one universe on one thread: so it is the same on any number of them."""
+    ranges = parameters_in(settings.ranges)
+    drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
+    h_0 = float(drawn.physical[NAMES.index("H_0")])
+    nbody = _nbody(settings.size, settings.particles, settings.steps)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield threads
+        counts = as_int16(nbody(drawn.physical, settings.side(h_0), drawn.noise), index)
     finally:
         torch.set_num_threads(threads)
+    words = settings.attributes(index)
+    write_universe(path, counts, drawn, REDSHIFTS, words, concurrent=concurrent)
+    return path
+
+
+@functools.lru_cache(maxsize=1)
+def _nbody(size: int, particles: int, steps: int) -> Nbody:
+    return Nbody(size=size, particles=particles, steps=steps)
 
 
 def _at_least(name: str, value: int, least: int) -> None:
