@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def test_while_it_imports(tmp_path: Path) -> None:
 
 
 def test_convert_with_workers(tmp_path: Path) -> None:
-    source = write_universes(tmp_path / "universes", 60, width=48)
+    source = write_universes(tmp_path / "universes", 1, width=48)
+    for number in range(1, 60):
+        shutil.copy(source / "univ_ics_000.hdf5", source / f"univ_ics_{number:03}.hdf5")
     out = tmp_path / "out"
     process = begin("convert", source, out, "--compression", "gzip", "--workers", "2")
     interrupt(process, lambda: any(out.glob("*.hdf5")))

@@ -38,12 +38,13 @@ ROOT = DOCS.parent
 SLOW = ("torch", "numpy", "pydantic", "rich", "matplotlib", "h5py", "yaml", "tensorboard")
 
 
-def modules_after(statements: str) -> set[str]:
-    """The modules that a fresh process has imported after these statements."""
-    program = f"import sys\n{statements}\nprint(*sys.modules, file=sys.__stderr__)"
+def modules_after(*statements: str) -> list[set[str]]:
+    """The modules that a fresh process has imported after each of these statements in turn."""
+    say = "print(*sys.modules, file=sys.__stderr__)\n"
+    program = "import sys\n" + "".join(f"{statement}\n{say}" for statement in statements)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return set(done.stderr.split())
+    return [set(line.split()) for line in done.stderr.splitlines()]
 
 
 def command(words: str) -> str:
@@ -58,45 +59,57 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("overviews", "needed"),
     [
-        ("--version", set()),
-        ("--help", {"rich"}),
-        *((f"{name} --help", {"pydantic"}) for name in ("train", "convert lits", "recipes copy")),
+        (["--version"], set()),
+        (["--help"], {"rich"}),
+        (["train --help", "convert lits --help", "recipes copy --help"], {"pydantic"}),
     ],
+    ids=str,
 )
-def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) -> None:
-    found = modules_after(command(words))
-    assert found.intersection(SLOW) - needed - {"yaml"} == set()
+def test_overviews_import_neither_torch_nor_numpy(overviews: list[str], needed: set[str]) -> None:
+    for words, found in zip(overviews, modules_after(*map(command, overviews)), strict=True):
+        assert found.intersection(SLOW) - needed - {"yaml"} == set(), words
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("train nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file or directory"),
-        ("plan nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file or directory"),
-        ("inspect nowhere", "nowhere: does not exist; give the folder that holds the data"),
-        ("evaluate nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
-        ("predict nowhere a.nii --out x", "nowhere is not the folder of a run"),
-        ("scale strong nowhere.yaml", "cannot read the recipe nowhere.yaml: No such file"),
-        ("sweep nowhere.yaml", "cannot read the sweep nowhere.yaml: No such file or directory"),
-        ("report nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
-        ("convert nowhere x", "nowhere: does not exist; give the folder that holds the data"),
-    ],
-)
-def test_what_is_not_there_is_said_before_torch_is_imported(words: str, said: str) -> None:
+NOT_THERE = {
+    "train nowhere.yaml": "cannot read the recipe nowhere.yaml: No such file or directory",
+    "plan nowhere.yaml": "cannot read the recipe nowhere.yaml: No such file or directory",
+    "inspect nowhere": "nowhere: does not exist; give the folder that holds the data",
+    "evaluate nowhere": "nowhere is not the folder of a run: it has no recipe.yaml",
+    "predict nowhere a.nii --out x": "nowhere is not the folder of a run",
+    "scale strong nowhere.yaml": "cannot read the recipe nowhere.yaml: No such file",
+    "sweep nowhere.yaml": "cannot read the sweep nowhere.yaml: No such file or directory",
+    "report nowhere": "nowhere is not the folder of a run: it has no recipe.yaml",
+    "convert nowhere x": "nowhere: does not exist; give the folder that holds the data",
+}
+
+
+def test_what_is_not_there_is_said_before_torch_is_imported() -> None:
+    """All commands one after the other in one process, each with its own standard error."""
     program = f"""
-import sys
+import io, sys
+from contextlib import redirect_stderr
 import hyperslab.cli
-sys.argv[1:] = {words.split()!r}
-try:
-    hyperslab.cli.main()
-except SystemExit as end:
-    print(end.code, *({{"torch", "numpy", "h5py"}} & set(sys.modules)))
+for words in {[words.split() for words in NOT_THERE]!r}:
+    sys.argv[1:] = words
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            hyperslab.cli.main()
+        except SystemExit as end:
+            code = end.code
+    print([code, said.getvalue(), *({{"torch", "numpy", "h5py"}} & set(sys.modules))])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "1\n"
-    assert said in done.stderr
+    assert done.returncode == 0, done.stderr
+    for said, line in zip(NOT_THERE.values(), done.stdout.splitlines(), strict=True):
+        code, text, *imported = ast.literal_eval(line)
+        assert (code, imported) == (1, [])
+        assert said in text
+
+
+@pytest.mark.parametrize("words", NOT_THERE)
+def test_what_is_not_there_is_said_in_the_words_of_the_command(words: str) -> None:
     name, first, *_ = words.replace("strong ", "").split()
     own = {
         **dict.fromkeys(("train", "plan", "scale"), load_recipe),
@@ -105,7 +118,7 @@ except SystemExit as end:
         "report": read_run,
         "sweep": load_sweep,
     }
-    with pytest.raises(hs.HyperslabError, match=said):  # the command's own words
+    with pytest.raises(hs.HyperslabError, match=NOT_THERE[words]):
         own[name](Path(first))
 
 
@@ -114,21 +127,21 @@ def test_versions_are_those_of_the_libraries() -> None:
 
 
 def test_the_package_imports_nothing_until_it_is_used() -> None:
-    found = modules_after("import hyperslab")
+    (found,) = modules_after("import hyperslab")
     assert found.intersection((*SLOW, "typer", "jinja2")) == set()
 
 
-def test_the_public_names_import_nothing_of_commands_and_pages() -> None:
-    statements = "import hyperslab as hs\nhs.shard, hs.parallelize, hs.open, hs.load, hs.models"
-    found = modules_after(statements)
-    late = ("pydantic", "rich", "typer", "matplotlib", "jinja2", "tensorboard", "triton")
-    assert found.intersection(late) == set()
-
-
-def test_training_imports_neither_figures_nor_the_planner() -> None:
-    found = modules_after("from hyperslab.cli import load_command\nload_command('train')")
-    late = ("matplotlib", "jinja2", "tensorboard", "triton", "rich.progress", "hyperslab.planner")
-    assert found.intersection(late) == set()
+def test_what_imports_torch_imports_what_it_uses() -> None:
+    """One after the other in one process: cut tensors, the public names, training."""
+    rules, names, training = modules_after(
+        "import hyperslab.tensor.sharded",
+        "import hyperslab as hs\nhs.shard, hs.parallelize, hs.open, hs.load, hs.models",
+        "from hyperslab.cli import load_command\nload_command('train')",
+    )
+    assert "hyperslab.ops.convolution" in rules, "whoever cuts a tensor has the rules"
+    pages = {"matplotlib", "jinja2", "tensorboard", "triton"}
+    assert names & {*pages, "pydantic", "rich", "typer"} == set()
+    assert training & {*pages, "rich.progress", "hyperslab.planner"} == set()
 
 
 @pytest.mark.parametrize(
@@ -154,10 +167,6 @@ hyperslab.cli.main()
     assert done.returncode == 1
     assert re.search(r"error: drawing needs another library .*matplotlib", done.stderr)
     assert "Traceback" not in done.stderr
-
-
-def test_whoever_cuts_a_tensor_has_the_rules() -> None:
-    assert "hyperslab.ops.convolution" in modules_after("import hyperslab.tensor.sharded")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

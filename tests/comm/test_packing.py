@@ -12,6 +12,7 @@ from tests.comm import packed
 from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, run_module
 
 
+@pytest.mark.long
 @needs_interpreter
 def test_kernels_are_slicing_and_adding() -> None:
     assert run_module(packed.__name__, TRITON_INTERPRET="1") == "equal\n"

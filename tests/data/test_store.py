@@ -18,6 +18,7 @@ from hyperslab.data.augment import Symmetry
 from tests.formats import scans
 from tests.formats.universes import folder, unit
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 N, S, EPOCHS = 11, 7, 3
 
@@ -28,6 +29,7 @@ GRIDS = [
     {"data": 4, "depth": 2},
     {"data": 3, "width": 2},
 ]
+"""In the gate each of them meets one value of what else a test varies, in turn."""
 
 
 class Messages(logging.Handler):
@@ -91,8 +93,7 @@ def check_shown(results: list[dict[str, Any]], volumes: list[Any]) -> None:
     assert len(orders) == 1
 
 
-@pytest.mark.parametrize("mode", ["store", "preload"])
-@pytest.mark.parametrize("extents", GRIDS, ids=str)
+@pytest.mark.parametrize(("extents", "mode"), by_rotation(GRIDS, ["store", "preload"]), ids=str)
 def test_every_sample_once_and_read_once(
     tmp_path: Path, extents: dict[str, int], mode: str
 ) -> None:
@@ -115,8 +116,9 @@ def test_every_sample_once_and_read_once(
     assert sum(result["stored"] for result in results) == whole + 8 * 4 * N * len({*positions})
 
 
-@pytest.mark.parametrize("kept", [0, 2, 3])
-@pytest.mark.parametrize("extents", [{"data": 2, "depth": 2}, {"depth": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("kept", "extents"), by_rotation([0, 2, 3], [{"data": 2, "depth": 2}, {"depth": 3}]), ids=str
+)
 def test_what_does_not_fit_is_read_again(
     tmp_path: Path, extents: dict[str, int], kept: int
 ) -> None:
@@ -134,8 +136,9 @@ def test_what_does_not_fit_is_read_again(
     assert sum(result["read"][-1] for result in results) == samples_read * volumes[0].nbytes
 
 
-@pytest.mark.parametrize("kept", [0, 2, N])
-@pytest.mark.parametrize("extents", [*GRIDS, {"depth": 3}], ids=str)
+@pytest.mark.parametrize(
+    ("extents", "kept"), by_rotation([*GRIDS, {"depth": 3}], [0, 2, N]), ids=str
+)
 def test_whole_samples_are_read_and_sent_by_one_rank(
     tmp_path: Path, extents: dict[str, int], kept: int
 ) -> None:
@@ -178,8 +181,11 @@ def test_a_second_level_on_disk(tmp_path: Path, mode: str) -> None:
     assert list((tmp_path / "fast").iterdir()) == [], "the file has no name"
 
 
-@pytest.mark.parametrize("mode", ["store", "sample"])
-@pytest.mark.parametrize("extents", [{"data": 2, "depth": 3}, {"depth": 2, "width": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("extents", "mode"),
+    by_rotation([{"data": 2, "depth": 3}, {"depth": 2, "width": 2}], ["store", "sample"]),
+    ids=str,
+)
 def test_augmented_boxes_come_from_their_keepers(
     tmp_path: Path, extents: dict[str, int], mode: str
 ) -> None:
@@ -206,8 +212,7 @@ def labelled(path: Path, extents: dict[str, int], augment: bool, mode: str) -> l
         ]
 
 
-@pytest.mark.parametrize("mode", ["store", "sample"])
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize(("augment", "mode"), by_rotation([False, True], ["store", "sample"]))
 def test_labels_travel_with_their_volumes(tmp_path: Path, augment: bool, mode: str) -> None:
     shape, extents = (1, 7, 6, 5), {"data": 2, "height": 2}
     scans.folder(tmp_path, 5, shape)

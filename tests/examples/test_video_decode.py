@@ -14,7 +14,7 @@ import torch
 
 import hyperslab as hs
 from tests.ranks import run_ranks
-from tests.selection import by_rotation
+from tests.selection import by_rotation, in_gate
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "video_decode.py"
 STAYS_CUT = {"wan": True, "hunyuan": False, "cogvideox": True}
@@ -87,7 +87,10 @@ TILES = {
 }
 
 
-@pytest.mark.parametrize(("name", "grid"), by_rotation(STAYS_CUT, GRIDS))
+TILED = [(name, grid) for name in STAYS_CUT for grid in GRIDS]
+
+
+@pytest.mark.parametrize(("name", "grid"), in_gate(TILED, kept=[("hunyuan", "2x2")]))
 def test_tiles_are_equal_to_serial(name: str, grid: str) -> None:
     axes = GRIDS[grid]
     assert max(run_ranks(2 ** len(axes), tiled, name, axes)) <= 1e-5

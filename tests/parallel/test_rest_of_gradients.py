@@ -252,13 +252,19 @@ def by_replica(axes: dict[str, int], way: str, rounds: int) -> list[Gradients]:
     return [*found, [p.detach().clone() for p in model.parameters()]]
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("way", ["shared memory", "torch"])
-@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 3}, {"data": 2, "depth": 2}], ids=str)
+WAYS = [(way, rounds) for way in ("shared memory", "torch") for rounds in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("way_and_rounds", "axes"),
+    by_rotation(WAYS, [{"data": 2}, {"data": 3}, {"data": 2, "depth": 2}]),
+    ids=str,
+)
 def test_replicas_that_use_different_parameters(
-    axes: dict[str, int], way: str, rounds: int
+    axes: dict[str, int], way_and_rounds: tuple[str, int]
 ) -> None:
     """What a replica does not use has no gradient from it; None only what nobody uses."""
+    way, rounds = way_and_rounds
     expected = run_ranks(1, by_replica, axes, "serial", rounds)[0]
     for found in run_ranks(math.prod(axes.values()), by_replica, axes, way, rounds):
         for step, (got, want) in enumerate(zip(found, expected, strict=True)):

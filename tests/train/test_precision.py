@@ -21,6 +21,7 @@ from hyperslab.train.flops import measure_peak
 from hyperslab.train.step import PRECISIONS, LossScaler, arithmetic, autocast, float32_products
 from tests.ranks import run_ranks
 from tests.recipe.own_classes import Blobs, Net
+from tests.selection import by_rotation
 
 BACKENDS = torch.backends
 
@@ -195,8 +196,11 @@ def range_of_float16(kind: type[nn.Module], extents: dict[str, int]) -> list[tup
     return found
 
 
-@pytest.mark.parametrize("kind", [Net, Voxels])
-@pytest.mark.parametrize("extents", [{"depth": 2}, {"data": 2}, {"depth": 2, "height": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("extents", "kind"),
+    by_rotation([{"depth": 2}, {"data": 2}, {"depth": 2, "height": 2}], [Net, Voxels]),
+    ids=str,
+)
 def test_float16_ends_on_a_grid_where_it_does_on_one_rank(
     kind: type[nn.Module], extents: dict[str, int]
 ) -> None:

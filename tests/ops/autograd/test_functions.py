@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 COVERS = {"autograd": {"backward"}}
 
@@ -156,6 +157,6 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", in_gate([2, 3, 4, 6], kept=[2, 6]))
 def test_equal_to_serial(ranks: int) -> None:
     run_ranks(ranks, compare, applied, draw_examples(examples(ranks), 28))

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import hyperslab as hs
 from tests.ops.serial import Example, compare
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 COVERS = {
     "linalg": {
@@ -64,8 +65,7 @@ def recur(x: Any, scale: torch.Tensor, *, kind: str, options: dict[str, Any]) ->
     return torch.cat([y.sum(1 if layer.batch_first else 0), last[-1]], 1)
 
 
-@pytest.mark.parametrize("how", OPTIONS)
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("how", "kind"), by_rotation(OPTIONS, LAYERS))
 def test_layers(kind: str, how: str) -> None:
     options = {"kind": kind, "options": OPTIONS[how]}
     cases = [

@@ -22,6 +22,7 @@ from tests.ops.convolution.test_conv_transpose import transposed
 from tests.ops.serial import RANKS, Example, compare, distance, draw_examples
 from tests.ops.slabs.test_stages import LargestTensor, cut_for_slabs, slabs_of
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 MEMORY: tuple[Memory, ...] = ("tile", "recompute")
 
@@ -116,7 +117,10 @@ def unets(axes: dict[str, int], shape: tuple[int, ...]) -> float:
     return max(distance(b, a) for other in found for a, b in zip(expected, other, strict=True))
 
 
-@pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2, "height": 2}], ids=str)
+REPLICAS = {"data": 2, "height": 2}
+
+
+@pytest.mark.parametrize("axes", in_gate([{"depth": 2}, REPLICAS], kept=[REPLICAS]), ids=str)
 def test_a_unet_on_a_grid(axes: dict[str, int]) -> None:
     assert max(run_ranks(2 * len(axes), unets, axes, (2, 2, 20, 24, 17))) < 1e-4
 

@@ -16,6 +16,7 @@ from torch import nn
 import hyperslab as hs
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 COVERS = {"spatial": {"pad", "constant_pad_nd"}}
 
@@ -73,8 +74,9 @@ def convolved(x: Any, weight: torch.Tensor, bias: torch.Tensor, mode: str, **opt
     return layer(x)
 
 
-@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("mode", "ranks"), by_rotation(["circular", "reflect", "replicate"], [2, 3, 8])
+)
 def test_convolution_with_a_padding_mode(ranks: int, mode: str) -> None:
     layers = [((3, 3, 3), (1, 1, 1), 1), ((3, 1, 5), (1, 0, 2), 2), ((2, 4, 3), (1, 2, 2), 1)]
     cases = [

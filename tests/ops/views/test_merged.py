@@ -13,6 +13,7 @@ import hyperslab as hs
 from tests.ops.recut import recut
 from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 
 def mixed(x: Any, weight: Any, bias: Any, *, way: str, seed: int) -> Any:
@@ -66,7 +67,7 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", in_gate([2, 3, 4, 6], kept=[2, 6]))
 def test_equal_to_serial(ranks: int) -> None:
     run_ranks(ranks, compare, mixed, draw_examples(examples(ranks), 24))
 

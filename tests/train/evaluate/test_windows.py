@@ -40,11 +40,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def by_monai(run: Path) -> Any:
+@pytest.fixture(scope="module")
+def by_monai(trained: Path) -> tuple[Any, float]:
     """The confusion of all samples and the mean cross-entropy, by MONAI's windows in serial."""
-    recipe = load_recipe(run / "recipe.yaml", ["data.multiple=null"])
+    recipe = load_recipe(trained / "recipe.yaml", ["data.multiple=null"])
     model = UNet3D(1, 3, channels=2, levels=2)
-    load(find_checkpoint(run, "best"), model)
+    load(find_checkpoint(trained, "best"), model)
     model.eval()
     confusion = np.zeros((3, 3), int)
     losses = []
@@ -64,8 +65,8 @@ def ours(run: Path, *grid: str) -> tuple[Any, float, Any]:
     return found.confusion, found.facts["metrics"]["ce"], found.facts["windows"]
 
 
-def test_as_monai_does_it_in_serial(trained: Path) -> None:
-    confusion, loss = by_monai(trained)
+def test_as_monai_does_it_in_serial(trained: Path, by_monai: tuple[Any, float]) -> None:
+    confusion, loss = by_monai
     found, metric, facts = ours(trained)
     assert (found == confusion).all()
     assert metric == pytest.approx(loss, rel=1e-5)
@@ -81,17 +82,19 @@ def test_as_monai_does_it_in_serial(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("grid", [("grid.depth=2",), ("grid.data=2",), ("grid.width=2",)], ids=str)
-def test_windows_that_are_cut_over_ranks(trained: Path, grid: tuple[str, ...]) -> None:
-    confusion, loss = by_monai(trained)
+def test_windows_that_are_cut_over_ranks(
+    trained: Path, by_monai: tuple[Any, float], grid: tuple[str, ...]
+) -> None:
+    confusion, loss = by_monai
     for found, metric, _ in run_ranks(2, ours, trained, *grid):
         assert abs(found - confusion).sum() <= 4, "but where two classes are as likely"
         assert metric == pytest.approx(loss, rel=1e-4)
 
 
-def test_in_half_precision(trained: Path) -> None:
+def test_in_half_precision(trained: Path, by_monai: tuple[Any, float]) -> None:
     found = evaluate(trained, overrides=["precision=bf16"], windows=POLICY)
     assert isinstance(found, ClassEvaluation)
-    assert found.confusion.sum() == by_monai(trained)[0].sum()
+    assert found.confusion.sum() == by_monai[0].sum()
 
 
 def test_parameters_have_no_windows(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_nineteen_of_twenty_intervals_hold_the_true_ratio_of_two_networks() -> N
     assert 0.91 <= share_that_holds(3.0, seeds=1, spread=0.0, shape=2) <= 0.98
 
 
+@pytest.mark.long
 def test_many_seeds_of_different_luck_are_counted() -> None:
     assert 0.91 <= share_that_holds(3.0, seeds=20, spread=0.4, shape=50) <= 0.98
 
