@@ -173,7 +173,7 @@ def host_bounds(ranks: int, device: str) -> PlanBounds:
     reason = "a rank's share of this machine's free memory"
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses != resource.RLIM_INFINITY:
-        left = max(0, addresses - _status_bytes("VmSize")) + taken
+        left = max(0, addresses - status_bytes("VmSize")) + taken
         if left < free:
             free = left
             reason = "the limit of a process's address space (ulimit -v)"
@@ -196,10 +196,11 @@ def process_bytes(device: str = "cpu") -> int:
     if device != "cpu":
         return 0
     import_compiler()  # as a process's first optimizer does
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(key: str) -> int:
+def status_bytes(key: str) -> int:
+    """Returns an entry of this process's status, such as ``VmSize`` [B]."""
     lines = PROCESS_STATUS.read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[key].split()[0]) * 1024

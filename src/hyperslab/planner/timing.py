@@ -14,10 +14,12 @@ alone). `measure_overhead` finds what rules, autograd, hooks and the optimizer's
 from __future__ import annotations
 
 import math
+import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,14 +31,17 @@ from torch import nn
 
 from hyperslab.comm import Communicator, Grid
 from hyperslab.comm.agreement import all_gather, any_rank
+from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.shared_memory import LARGEST_SLOT, SMALL_SUM, shared_channels
 from hyperslab.parallel import no_sync, parallelize
 from hyperslab.planner import machine
 from hyperslab.planner.calls import measurable_passes, write_call
 from hyperslab.planner.machine import FitResidual, LinearFit, LinkClass, Placement, PowerFit
 from hyperslab.planner.records import Call, Exchange, LocalOperator, TensorSpec
+from hyperslab.planner.search import status_bytes
 from hyperslab.planner.trace import Device, Workload, trace_step
 from hyperslab.tensor import shard
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import OpOverload
 
 RankedBytes = Sequence[tuple[int, int]]
@@ -280,14 +285,37 @@ def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
     reason = ""
     try:
         write_call(call)  # or it could not be kept
-        replay = Replay(call, clock.grid.device, library=wanted.library)
-        replay()
+        with _memory_of_rank(clock.grid):
+            replay = Replay(call, clock.grid.device, library=wanted.library)
+            replay()
+            replay()  # beside what the first time has returned
+    except MemoryError:
+        reason = "a rank has too little memory here"
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
     reasons = [found for found in all_gather(reason) if found]
     if reasons:
         return 0.0, reasons[0]
     return clock.seconds(replay, before=replay.refresh), ""
+
+
+@contextmanager
+def _memory_of_rank(grid: Grid) -> Iterator[None]:
+    """Lets an allocation fail that is more than a rank's share of the host's free memory.
+
+    Else the system would end a rank without a word.
+    """
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    hosts = hosts_of_ranks(grid)
+    allowed = status_bytes("VmSize") + free_memory() // hosts.count(hosts[grid.rank])
+    limits = [limit for limit in (before, most, allowed) if limit != resource.RLIM_INFINITY]
+    # A GPU's driver reserves addresses for all of its memory.
+    if grid.device.type == "cpu":
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
 TimedBytes = tuple[int, float]
