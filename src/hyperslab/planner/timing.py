@@ -48,6 +48,7 @@ RankedBytes = Sequence[tuple[int, int]]
 """Pairs ranks with sizes [B] of messages."""
 
 REPETITIONS = (5, 100)  # at least and at most
+LONG = 10  # budgets that fewer repetitions may take
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class Clock:
         # All ranks repeat equally often, or their messages would not meet.
         longest = max(all_gather(self._once(work, before)))
         fewest, most = REPETITIONS
-        count = int(min(max(self.budget / longest, fewest), most))
+        # The longer a call is the less its times differ: one may be enough.
+        least = min(fewest, max(1, LONG * self.budget / longest))
+        count = int(min(max(self.budget / longest, least), most))
         self.grid.barrier()
         return all_gather(self.of([self._once(work, before) for _ in range(count)]))
 
@@ -162,6 +165,8 @@ class Replay:
 
     def __call__(self) -> None:
         args, kwargs = self._sets[self._turn % len(self._sets)]
+        if len(self._sets) == 1:  # large: the next result goes to the memory of this one
+            self._kept.clear()
         self._kept.append(self.operator(*args, **kwargs))
 
     def _operands(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
@@ -288,7 +293,6 @@ def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
         with _memory_of_rank(clock.grid):
             replay = Replay(call, clock.grid.device, library=wanted.library)
             replay()
-            replay()  # beside what the first time has returned
     except MemoryError:
         reason = "a rank has too little memory here"
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
