@@ -20,6 +20,7 @@ from hyperslab.planner.search import (
     make_plan,
     roofline_estimate,
     suggested_changes,
+    trace_fitting,
     trace_one,
 )
 from hyperslab.planner.summary import plan_document, plan_remarks
@@ -121,6 +122,22 @@ def test_the_least_number_of_ranks(job: GridJob) -> None:
     nothing = least_ranks(plan.first, bounds(1000))
     assert nothing.found is None
     assert nothing.proven  # the parameters alone are too large
+
+
+@pytest.mark.parametrize("name", ["lassen-v100", "laptop-2core"])
+@pytest.mark.parametrize("grid", [{"depth": 3}, {"depth": 3, "width": 2}, {"data": 2}])
+def test_what_does_not_fit_is_not_traced_to_its_end(
+    name: str, grid: dict[str, int], job: GridJob
+) -> None:
+    """To the byte: the limit at which a grid begins to fit is that of its whole trace."""
+    machine, cut = load_machine(name), GridSection(**grid)
+    whole = trace_one(job, cut, machine, bounds())
+    needed = whole.memory.total
+    found = trace_fitting(job, cut, machine, bounds(needed))
+    assert found is not None
+    assert (found.memory, found.seconds.total) == (whole.memory, whole.seconds.total)
+    for less in (needed - 1, needed // 2, 1000):
+        assert trace_fitting(job, cut, machine, bounds(less)) is None
 
 
 def test_few_ranks_that_the_rough_estimate_left_out_are_traced(job: GridJob) -> None:

@@ -244,9 +244,10 @@ def operators_of_plan(
     found: list[LocalOperator] = []
     for path in recipes:
         job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
-        for one in make_plan(job, machine, ranks, bounds).traced[:BEST_GRIDS]:
+        best = make_plan(job, machine, ranks, bounds).traced[:BEST_GRIDS]
+        for place, one in enumerate(reversed(best)):
             for trace in trace_grid(job, one.grid, machine):
-                found += trace.operators
+                found += 3**place * trace.operators  # what counts most is measured first
     return found
 
 
@@ -279,7 +280,7 @@ def calibrate(
     Every rank calls this; ``operators`` may differ, all ranks measure those of all. What the
     machine ``before`` has at this number of ranks stays, and calls that it lacks are added. Each
     measurement takes ``budget`` [s], all together about ``limit`` [s]: calls of which a trace has
-    most, by their rooflines, come first.
+    most, by their rooflines, come first, and passes alone last.
 
     Raises:
         MachineError: the machine before was measured with other versions or on another processor.
@@ -298,10 +299,12 @@ def calibrate(
     _check_threads(setting, name)
     everybody = [*itertools.chain(*all_gather(list(operators)))]  # the same on all ranks
     wanted = timing.distinct_operators(everybody, setting.measured)
+    whole = {operator.call for operator in everybody}
     shares: Counter[Call] = Counter()
     for part in itertools.chain(*map(measurable_passes, everybody)):
         shares[part.call] += round(1e9 * setting.roofline_of(part))
-    wanted.sort(key=lambda one: -shares[one.operator.call])
+    # Passes alone only divide the time of a call that does both.
+    wanted.sort(key=lambda one: (one.operator.call not in whole, -shares[one.operator.call]))
     with float32_products("float32"):  # as runs have it
         entries, failed = timing.measure_operators(wanted, clock, progress, end)
     setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})

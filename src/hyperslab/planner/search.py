@@ -36,6 +36,7 @@ from hyperslab.planner.job import GridJob, VolumeShape
 from hyperslab.planner.machine import Machine, Setting
 from hyperslab.planner.records import Exchange, LocalOperator, Trace, Wait
 from hyperslab.planner.trace import Device, VirtualGrid, Workload, trace_step
+from hyperslab.planner.unbacked_memory import TooLargeError
 from hyperslab.recipe.schema import GridSection, planned_device
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.gpu_memory import free_gpu_memory
@@ -172,7 +173,7 @@ def host_bounds(ranks: int, device: str) -> PlanBounds:
     reason = "a rank's share of this machine's free memory"
     addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
     if addresses != resource.RLIM_INFINITY:
-        left = max(0, addresses - _status_bytes("VmSize")) + taken
+        left = max(0, addresses - status_bytes("VmSize")) + taken
         if left < free:
             free = left
             reason = "the limit of a process's address space (ulimit -v)"
@@ -195,10 +196,11 @@ def process_bytes(device: str = "cpu") -> int:
     if device != "cpu":
         return 0
     import_compiler()  # as a process's first optimizer does
-    return _status_bytes("VmRSS")
+    return status_bytes("VmRSS")
 
 
-def _status_bytes(key: str) -> int:
+def status_bytes(key: str) -> int:
+    """Returns an entry of this process's status, such as ``VmSize`` [B]."""
     lines = PROCESS_STATUS.read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return int(fields[key].split()[0]) * 1024
@@ -396,13 +398,21 @@ class Candidate:
 
 
 def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
-    """Traces the steps of the ranks that decide.
+    """Traces the steps of `deciding_ranks`.
+
+    Raises what `trace_step` does.
+    """
+    work, kind = job.workload(), device_of_machine(machine)
+    ranks = deciding_ranks(job, grid, machine)
+    return [trace_step(work, grid.model_dump(), rank, kind) for rank in ranks]
+
+
+def deciding_ranks(job: GridJob, grid: GridSection, machine: Machine) -> list[int]:
+    """Lists the ranks that decide how long a step takes, and how much memory.
 
     That is the busiest, on the longest way to its neighbours; where the shards of an axis differ,
     also the first, whose are largest.
-    Raises what `trace_step` does.
     """
-    work = job.workload()
     extents = grid.model_dump()
     even = all(
         extent % extents[axis] == 0
@@ -410,8 +420,7 @@ def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]
     )
     # Where shards differ the first ranks have one element more, but perhaps fewer neighbours.
     slowest = slowest_rank(extents, job.inputs, machine)
-    ranks = sorted({slowest} if even else {0, slowest})
-    return [trace_step(work, extents, rank, device_of_machine(machine)) for rank in ranks]
+    return sorted({slowest} if even else {0, slowest})
 
 
 def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds) -> Candidate:
@@ -432,7 +441,40 @@ def trace_one(job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBou
         if fitting:
             return min(fitting, key=lambda one: one.seconds.total)
         return min(found, key=lambda one: one.memory.total)
-    traces = trace_grid(job, grid, machine)
+    return _candidate(job, grid, machine, bounds, trace_grid(job, grid, machine))
+
+
+def trace_fitting(
+    job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds
+) -> Candidate | None:
+    """Does as `trace_one`; None, as soon as a rank needs too much memory, if the grid is too large.
+
+    Raises what `trace_step` does.
+    """
+    if job.recipe.memory == "auto":
+        found = trace_one(job, grid, machine, bounds)
+        return found if found.fits(bounds.nbytes) else None
+    work, kind = job.workload(), device_of_machine(machine)
+    # What a rank needs is at least this and, at any moment, all tensors of its trace.
+    beside = costs.rank_memory(Trace(0), machine, grid.size, host_memory(job, grid, bounds)).total
+    traces: list[Trace] = []
+    for rank in deciding_ranks(job, grid, machine):
+        try:
+            most = bounds.nbytes - beside
+            traces.append(trace_step(work, grid.model_dump(), rank, kind, most))
+        except TooLargeError:
+            return None
+        found = _candidate(job, grid, machine, bounds, traces)
+        if not found.fits(bounds.nbytes):
+            return None
+    return found
+
+
+def _candidate(
+    job: GridJob, grid: GridSection, machine: Machine, bounds: PlanBounds, traces: list[Trace]
+) -> Candidate:
+    """Computes the cost of a step from the traces of the ranks that decide."""
+    assert job.recipe.memory != "auto"  # each way to save memory has its own traces
     steps = [costs.step_cost(trace, machine, grid.size) for trace in traces]
     slowest = max(steps, key=lambda step: step.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
@@ -681,8 +723,8 @@ def least_ranks(
         return LeastRanks(best, proven=False)
     for grid in fewer:
         with suppress(LayoutError, UnsupportedOp):
-            found = trace_one(job, grid, first.machine, bounds)
-            if found.fits(bounds.nbytes):
+            found = trace_fitting(job, grid, first.machine, bounds)
+            if found is not None:
                 return LeastRanks(found, proven=True)
     return LeastRanks(best, proven=True)
 
@@ -703,8 +745,8 @@ def _roughly_least(
         grid = min(possible, key=first.memory, default=None)
         if grid is None or first.memory(grid) > room:
             continue
-        found = trace_one(first.job, grid, first.machine, bounds)
-        if found.fits(bounds.nbytes):
+        found = trace_fitting(first.job, grid, first.machine, bounds)
+        if found is not None:
             return found
         tried += 1
         if tried == _MOST_TRACED:

@@ -14,10 +14,12 @@ alone). `measure_overhead` finds what rules, autograd, hooks and the optimizer's
 from __future__ import annotations
 
 import math
+import resource
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,20 +31,24 @@ from torch import nn
 
 from hyperslab.comm import Communicator, Grid
 from hyperslab.comm.agreement import all_gather, any_rank
+from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.shared_memory import LARGEST_SLOT, SMALL_SUM, shared_channels
 from hyperslab.parallel import no_sync, parallelize
 from hyperslab.planner import machine
 from hyperslab.planner.calls import measurable_passes, write_call
 from hyperslab.planner.machine import FitResidual, LinearFit, LinkClass, Placement, PowerFit
 from hyperslab.planner.records import Call, Exchange, LocalOperator, TensorSpec
+from hyperslab.planner.search import status_bytes
 from hyperslab.planner.trace import Device, Workload, trace_step
 from hyperslab.tensor import shard
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import OpOverload
 
 RankedBytes = Sequence[tuple[int, int]]
 """Pairs ranks with sizes [B] of messages."""
 
 REPETITIONS = (5, 100)  # at least and at most
+LONG = 10  # budgets that fewer repetitions may take
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ class Clock:
         # All ranks repeat equally often, or their messages would not meet.
         longest = max(all_gather(self._once(work, before)))
         fewest, most = REPETITIONS
-        count = int(min(max(self.budget / longest, fewest), most))
+        # The longer a call is the less its times differ: one may be enough.
+        least = min(fewest, max(1, LONG * self.budget / longest))
+        count = int(min(max(self.budget / longest, least), most))
         self.grid.barrier()
         return all_gather(self.of([self._once(work, before) for _ in range(count)]))
 
@@ -157,6 +165,8 @@ class Replay:
 
     def __call__(self) -> None:
         args, kwargs = self._sets[self._turn % len(self._sets)]
+        if len(self._sets) == 1:  # large: the next result goes to the memory of this one
+            self._kept.clear()
         self._kept.append(self.operator(*args, **kwargs))
 
     def _operands(self, call: Call) -> tuple[list[Any], dict[str, Any]]:
@@ -280,14 +290,36 @@ def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
     reason = ""
     try:
         write_call(call)  # or it could not be kept
-        replay = Replay(call, clock.grid.device, library=wanted.library)
-        replay()
+        with _memory_of_rank(clock.grid):
+            replay = Replay(call, clock.grid.device, library=wanted.library)
+            replay()
+    except MemoryError:
+        reason = "a rank has too little memory here"
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
     reasons = [found for found in all_gather(reason) if found]
     if reasons:
         return 0.0, reasons[0]
     return clock.seconds(replay, before=replay.refresh), ""
+
+
+@contextmanager
+def _memory_of_rank(grid: Grid) -> Iterator[None]:
+    """Lets an allocation fail that is more than a rank's share of the host's free memory.
+
+    Else the system would end a rank without a word.
+    """
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    hosts = hosts_of_ranks(grid)
+    allowed = status_bytes("VmSize") + free_memory() // hosts.count(hosts[grid.rank])
+    limits = [limit for limit in (before, most, allowed) if limit != resource.RLIM_INFINITY]
+    # A GPU's driver reserves addresses for all of its memory.
+    if grid.device.type == "cpu":
+        resource.setrlimit(resource.RLIMIT_AS, (min(limits), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
 TimedBytes = tuple[int, float]

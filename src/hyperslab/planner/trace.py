@@ -214,7 +214,11 @@ class Workload:
 
 
 def trace_step(
-    workload: Workload, extents: Extents, rank: int = 0, device: Device = "cpu"
+    workload: Workload,
+    extents: Extents,
+    rank: int = 0,
+    device: Device = "cpu",
+    most: float = math.inf,
 ) -> Trace:
     """Traces what ``rank`` does in a step on a grid with these extents.
 
@@ -226,9 +230,10 @@ def trace_step(
     Raises:
         LayoutError: the grid does not go with the shapes.
         UnsupportedOp: an operator has no rule for cut tensors, or reads values.
+        TooLargeError: at some moment all tensors take more than ``most`` [B].
     """
     journal = Journal()
-    step = _Step(workload, VirtualGrid(extents, rank, journal), UnbackedMemory())
+    step = _Step(workload, VirtualGrid(extents, rank, journal), UnbackedMemory(most))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(TraceMode(step.memory, journal, scratch=device == "cpu"))

@@ -165,14 +165,19 @@ FEWEST_ADDRESSES = 1 << 30
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has no name for it before 3.14
 
 
+class TooLargeError(Exception):
+    """Ends a trace whose tensors take more memory than they may."""
+
+
 class UnbackedMemory:
     """Makes tensors from addresses without memory, and counts their bytes.
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
-    most that it has been.
+    most that it has been, and ``most`` [B] what it may become.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = math.inf) -> None:
+        self.most = most
         self._memory, self.size = _reserve_addresses()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
@@ -199,6 +204,7 @@ class UnbackedMemory:
 
         Raises:
             HyperslabError: it is larger than all addresses.
+            TooLargeError: all together are larger than they may be.
         """
         elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         nbytes = max(1, 0 if 0 in shape else elements) * dtype.itemsize
@@ -222,6 +228,8 @@ class UnbackedMemory:
                 f"more than {self.size / 2**30:.0f} GiB of addresses\n    trace where the limit of "
                 "its address space is higher (ulimit -v)"
             )
+        if self.live + nbytes > self.most:
+            raise TooLargeError
         joined = self._joined.take(nbytes)
         apart = self._apart.take(nbytes)
         self.live += nbytes

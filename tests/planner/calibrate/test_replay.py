@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
+import hyperslab as hs
 from hyperslab.planner.records import Call, TensorSpec
 from hyperslab.planner.timing import (
     MOST_SETS,
     WRITES_BEFORE_REFILL,
+    Clock,
     Replay,
     flat_tensor,
     operator_of,
@@ -85,3 +89,17 @@ def test_gradients_run_in_the_library_that_rules_ask_for(library: bool) -> None:
 def test_operators_that_are_not_there(name: str) -> None:
     with pytest.raises(LookupError, match=name):
         operator_of(name)
+
+
+def test_a_long_call_is_repeated_less_often() -> None:
+    done: list[float] = []
+
+    def work() -> None:
+        done.append(0.0)
+        time.sleep(0.05)
+
+    Clock(hs.Grid(), budget=0.001).seconds(work)
+    assert len(done) == 3  # two to warm up and to learn how long it takes
+    done.clear()
+    Clock(hs.Grid(), budget=0.05).seconds(work)
+    assert len(done) >= 3 + 4
