@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel, TypeAdapter
@@ -57,9 +57,7 @@ def parameter(one: inspect.Parameter) -> dict[str, Any]:
     words = [*([] if info.default is ... else [info.default]), *(info.param_decls or ())]
     found = {
         "option": isinstance(info, OptionInfo),
-        "type": [str(each.value) for each in kind]
-        if issubclass(kind, enum.Enum)
-        else kind.__name__,
+        "type": type_of(kind),
         "list": several,
         "optional": optional,
         "words": words,
@@ -68,6 +66,14 @@ def parameter(one: inspect.Parameter) -> dict[str, Any]:
     if one.default is not inspect.Parameter.empty:
         found["default"] = str(one.default) if isinstance(one.default, Path) else one.default
     return found
+
+
+def type_of(kind: Any) -> str | list[str]:
+    """The name of a type, or the words that it takes."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    is_enum = issubclass(kind, enum.Enum)
+    return [str(each.value) for each in kind] if is_enum else str(kind.__name__)
 
 
 def commands() -> dict[str, Any]:

@@ -83,9 +83,15 @@ def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) 
         ("sweep nowhere.yaml", "cannot read the sweep nowhere.yaml: No such file or directory"),
         ("report nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
         ("convert nowhere x", "nowhere: does not exist; give the folder that holds the data"),
+        ("train data.yaml", "nowhere: does not exist; give the folder that holds the data"),
+        ("train .", "cannot read the recipe .: Is a directory"),
     ],
 )
-def test_what_is_not_there_is_said_before_torch_is_imported(words: str, said: str) -> None:
+def test_what_is_not_there_is_said_before_torch_is_imported(
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data.yaml").write_text("data: {path: nowhere, batch_size: 2}\ndevice: cpu\n")
     program = f"""
 import sys
 import hyperslab.cli
@@ -98,7 +104,9 @@ except SystemExit as end:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "1\n"
     assert said in done.stderr
-    name, first, *_ = words.replace("strong ", "").split()
+    name, first, *_ = (
+        words.replace("strong ", "").replace("train data.yaml", "inspect nowhere").split()
+    )
     own = {
         **dict.fromkeys(("train", "plan", "scale"), load_recipe),
         **dict.fromkeys(("inspect", "convert"), check_folder),
@@ -108,6 +116,50 @@ except SystemExit as end:
     }
     with pytest.raises(hs.HyperslabError, match=said):  # the command's own words
         own[name](Path(first))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train r.yaml --ranks 3 grid.depth=2 grid.data=2",
+        "train r.yaml grid=auto",
+        "plan r.yaml grid.auto=true",
+        "plan r.yaml --shape x",
+        "plan r.yaml --memory lots",
+        "scale strong r.yaml --ranks 0",
+        "scale strong r.yaml",
+        "convert . out --cut 1,2",
+        "convert . out --channels middle",
+        "convert lits . out --size x",
+        "convert scans . out --spacing x",
+        "simulate out --count 1 --size 8 --part 3/2",
+        "simulate out --count 0 --size 8",
+        "evaluate run --split mine",
+        "evaluate run --window x",
+        "predict run a --out b --format png",
+        "predict run a --out b --window 8 --blend linear",
+    ],
+)
+def test_what_cannot_start_is_refused_early_in_the_words_of_the_command(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "data: {synthetic: {width: 16}, batch_size: 4}\nmodel: {variant: lbann}\ndevice: cpu\n"
+    Path("r.yaml").write_text(text)
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text(text)
+    name, *rest = re.split(r" (?![^{]*})", words)
+    said = []
+    for one in (early_command(name), load_command(name)):
+        with redirect_stderr(io.StringIO()) as err:
+            try:
+                one.main(rest, prog_name=f"hyperslab {name}")
+            except SystemExit as end:
+                said.append((end.code, err.getvalue()))
+            except hs.HyperslabError as error:
+                said.append((1, str(error)))
+    assert said[0] == said[1]
+    assert said[0][0] in (1, 2)
 
 
 def test_versions_are_those_of_the_libraries() -> None:
@@ -133,7 +185,7 @@ def test_training_imports_neither_figures_nor_the_planner() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["report run", "scale strong r.yaml", "plan r.yaml --figure f.png"]
+    "words", ["report run", "scale strong r.yaml --ranks 1", "plan r.yaml --figure f.png"]
 )
 def test_what_draws_says_what_it_lacks(words: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
