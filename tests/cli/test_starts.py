@@ -84,6 +84,7 @@ def test_overviews_import_neither_torch_nor_numpy(words: str, needed: set[str]) 
         ("report nowhere", "nowhere is not the folder of a run: it has no recipe.yaml"),
         ("convert nowhere x", "nowhere: does not exist; give the folder that holds the data"),
         ("train data.yaml", "nowhere: does not exist; give the folder that holds the data"),
+        ("sweep bad.yaml", "bad.yaml is not valid YAML: "),
         ("train .", "cannot read the recipe .: Is a directory"),
     ],
 )
@@ -91,6 +92,7 @@ def test_what_is_not_there_is_said_before_torch_is_imported(
     words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("a: [1\n")
     Path("data.yaml").write_text("data: {path: nowhere, batch_size: 2}\ndevice: cpu\n")
     program = f"""
 import sys

@@ -133,8 +133,10 @@ def look_first(name: str, given: Mapping[str, Any]) -> None:
         if not os.path.lexists(folder):
             raise DataError(f"{folder}: does not exist; give the folder that holds the data")
     for key in ("recipe", "sweep"):
-        if key in given and not os.path.lexists(given[key]):
-            read_yaml(given[key], key)
+        file = given.get(key)
+        if file is None or (os.path.lexists(file) and not (key == "sweep" and file.is_file())):
+            continue  # a recipe is read below, and a pipe once
+        read_yaml(file, key)
     _read_options(name, given)
     recipe = given["run"] / "recipe.yaml" if name == "evaluate" else given.get("recipe")
     if recipe is not None and (os.path.isfile(recipe) or os.path.isdir(recipe)):  # no pipe
