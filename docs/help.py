@@ -12,23 +12,24 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from typer.models import OptionInfo, ParameterInfo
 
 from hyperslab.cli import COMMANDS
 from hyperslab.cli.early import DECLARED
+from hyperslab.formats.registry import formats
 from hyperslab.recipe import load
 from hyperslab.recipe.network import NetworkSection
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schedule import ScheduleSection
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import NamedSection, Section, declared_names
+from hyperslab.recipe.text import UNNAMED, UNWRITTEN
 
 SAID = ("help", "metavar", "min", "max")
 """What an option or argument says besides its words; the file has no others."""
@@ -56,9 +57,7 @@ def parameter(one: inspect.Parameter) -> dict[str, Any]:
     words = [*([] if info.default is ... else [info.default]), *(info.param_decls or ())]
     found = {
         "option": isinstance(info, OptionInfo),
-        "type": [str(each.value) for each in kind]
-        if issubclass(kind, enum.Enum)
-        else kind.__name__,
+        "type": type_of(kind),
         "list": several,
         "optional": optional,
         "words": words,
@@ -67,6 +66,14 @@ def parameter(one: inspect.Parameter) -> dict[str, Any]:
     if one.default is not inspect.Parameter.empty:
         found["default"] = str(one.default) if isinstance(one.default, Path) else one.default
     return found
+
+
+def type_of(kind: Any) -> str | list[str]:
+    """The name of a type, or the words that it takes."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    is_enum = issubclass(kind, enum.Enum)
+    return [str(each.value) for each in kind] if is_enum else str(kind.__name__)
 
 
 def commands() -> dict[str, Any]:
@@ -98,28 +105,51 @@ def own_names() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {"data": [], "loss": []}
     for section, base in bases.items():
         first = load.DEFAULT_NAMES[section]
-        known = [name for name in declared_names(base) if name not in (load.A_TARGET, "python")]
+        known = [name for name in declared_names(base) if name not in UNNAMED]
         found[section] = sorted(known, key=lambda name: name != first)
     return found
 
 
+NAMED = {"loss": "value", "metrics": "dict", "loggers": "list", "memory": "value"}
+"""Keys whose words stand for classes or for others, and where they are: in a list, ..."""
+
+INSTEAD: dict[str, list[Any]] = {"grid": ["auto"]}
+"""Words that a section may be in place of its keys."""
+
+
 def values(section: type[BaseModel], key: str = "") -> dict[str, Any]:
-    """The schemas of a section's numbers, words and lists by its name, and of sections below."""
+    """The keys of a section by its name, with their schemas, and sections below; those needed."""
     field = section.model_fields.get("name")
     (name,) = get_args(field.annotation) if issubclass(section, NamedSection) and field else ("",)
     mine: dict[str, Any] = {}
-    found = {key: {name: mine}}
+    required = [word for word, one in section.model_fields.items() if one.is_required()]
+    needed = [word for word in required if word not in ("name", "output")]
+    found: dict[str, Any] = {key: {name: {"keys": mine, "needed": needed}}}
     validators = section.__pydantic_decorators__.field_validators.values()
     rewritten = {word for one in validators if one.info.mode != "after" for word in one.info.fields}
     for word, one in section.model_fields.items():
-        for kind in load._alternatives(one.annotation):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                for below, schemas in values(kind, f"{key}.{word}".lstrip(".")).items():
-                    found.setdefault(below, {}).update(schemas)
-        with suppress(PydanticUserError):  # a section
+        if word in UNWRITTEN:
+            continue
+        place = f"{key}.{word}".lstrip(".")
+        kinds = list(load._alternatives(one.annotation))
+        below = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        for kind in below:
+            for inner, schemas in values(kind, place).items():
+                found.setdefault(inner, {}).update(schemas)
+        mine[word] = None
+        if place in NAMED:
+            element = {"value": place, "dict": f"{place}.x", "list": f"{place}.0"}[NAMED[place]]
+            expected = load._choices(element)
+            mine[word] = {"type": "named", "in": NAMED[place], "expected": expected}
+        elif place == "data.format":
+            known = [f.name for f in formats() if f.source.__module__.startswith("hyperslab.")]
+            mine[word] = {"type": "named", "in": "value", "expected": known}
+        elif below:
+            instead = [*INSTEAD.get(place, ()), *([None] if NoneType in kinds else ())]
+            mine[word] = {"type": "section", "instead": instead}
+        elif word not in rewritten:
             type_of = Annotated[one.annotation, None, *one.metadata]
-            schema = plain(TypeAdapter(type_of, config=Section.model_config).core_schema)
-            mine |= {word: schema} if schema and word not in rewritten else {}
+            mine[word] = plain(TypeAdapter(type_of, config=Section.model_config).core_schema)
     return found
 
 

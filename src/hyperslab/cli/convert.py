@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from hyperslab.cli.early import FOLDER, DefaultCommandGroup
-from hyperslab.cli.options import MissingChunksOption, PluginOption, channels_of_option, three
+from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, three
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
 from hyperslab.formats.convert import Outcome, Request, convert
@@ -96,10 +96,8 @@ def folder(
         str | None, typer.Option(help="Format of SRC, if it holds files of several.")
     ] = None,
     channels: Annotated[
-        str | None,
-        typer.Option(
-            help="Place of the channels in SRC, first or last, if the shapes do not tell."
-        ),
+        Channels | None,
+        typer.Option(help="Place of the channels in SRC, if the shapes do not tell."),
     ] = None,
     plugin: PluginOption = None,
     outside_files: Annotated[
@@ -109,7 +107,6 @@ def folder(
     missing_chunks: MissingChunksOption = False,
 ) -> None:
     load_plugins(plugin or [])
-    place = channels_of_option(channels)
     parts = None if cut is None else three("--cut", cut, int)
     request = Request(
         format,
@@ -132,7 +129,7 @@ def folder(
                 src,
                 out,
                 request,
-                channels=place,
+                channels=channels,
                 source_format=source_format,
                 allowed=AccessPolicy(outside_files, missing_chunks),
                 workers=_workers(workers),

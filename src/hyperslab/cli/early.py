@@ -31,7 +31,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from hyperslab.cli.terminal import say
-from hyperslab.errors import DataError, RecipeError, no_run
+from hyperslab.errors import DataError, LayoutError, RecipeError, no_run
 from hyperslab.recipe.text import origin_of, parse_override, put_override, read_yaml, wrong_keys
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.documents import read_json
@@ -133,14 +133,100 @@ def look_first(name: str, given: Mapping[str, Any]) -> None:
         if not os.path.lexists(folder):
             raise DataError(f"{folder}: does not exist; give the folder that holds the data")
     for key in ("recipe", "sweep"):
-        if key in given and not os.path.lexists(given[key]):
-            read_yaml(given[key], key)
+        file = given.get(key)
+        if file is None or (os.path.lexists(file) and not (key == "sweep" and file.is_file())):
+            continue  # a recipe is read below, and a pipe once
+        read_yaml(file, key)
+    _read_options(name, given)
     recipe = given["run"] / "recipe.yaml" if name == "evaluate" else given.get("recipe")
-    if recipe is not None and os.path.isfile(recipe):  # a pipe is read once
+    if recipe is not None and (os.path.isfile(recipe) or os.path.isdir(recipe)):  # no pipe
         check_recipe(recipe, given["overrides"] or ())
+        if name in NEEDS_RANKS:
+            _check_start(name, recipe, given)
     if name == "train" and (said := done_words(given)):
         say(said)
         raise typer.Exit
+
+
+def _read_options(name: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the command could not read; one that is not given is None or empty."""
+    from hyperslab.cli import options  # pydantic, which the help does without
+
+    readers: dict[str, Callable[[str], object]] = {
+        "window": lambda text: options.three("--window", text, int),
+        "cut": lambda text: options.three("--cut", text, int),
+        "spacing": lambda text: options.three("--spacing", text, float),
+        "shape": options.volume_shape,
+        "memory": options.memory_size,
+        "part": options.part_of_command,
+    }
+    if name == "convert lits":
+        readers["size"] = lambda text: options.three("--size", text, int)
+    if name == "scale" and (given["ranks"] or not given["grid"]):
+        options.rank_counts(given["ranks"])
+    for word, read in readers.items():
+        if given.get(word):
+            read(given[word])
+
+
+def _check_start(name: str, recipe: Path, given: Mapping[str, Any]) -> None:
+    """Refuse what `train` and `plan` cannot start with: ranks that do not fit, data not there.
+
+    Raises:
+        DataError, LayoutError, RecipeError: in the words of the commands.
+    """
+    extents: dict[str, int] | None = None
+    path: Any = None
+    others = True
+    with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+        values = _asked_values(recipe, given["overrides"] or ())
+        grid, data = values.get("grid") or {}, values["data"]
+        if grid != "auto" and not grid.get("auto"):
+            extents = {axis: int(grid.get(axis, 1)) for axis in AXES}
+        elif given["ranks"] is None:
+            extents = {}
+        path = data.get("path")
+        others = any(data.get(key) for key in ("synthetic", "target", "plugins"))
+    if extents == {}:
+        raise RecipeError(NEEDS_RANKS[name])
+    if name == "plan":
+        return
+    if extents and given["ranks"] is not None:
+        check_count("--ranks", given["ranks"], extents)
+    if others or given["resume"] or not isinstance(path, str):  # a run may be done
+        return
+    if not os.path.lexists(path):
+        raise DataError(f"{path}: does not exist; give the folder that holds the data")
+
+
+AXES = ("data", "depth", "height", "width")
+
+NEEDS_RANKS = {
+    "train": "grid=auto needs to know how many ranks to start: give --ranks",
+    "plan": "grid=auto needs to know for how many ranks to plan: give --ranks",
+}
+"""What a command says that is to choose a grid and does not know for how many ranks."""
+
+
+def check_count(name: str, count: int, grid: Mapping[str, int]) -> None:
+    """Compare a number of ranks with the extents of a grid.
+
+    ``name``: the option, or the variable of the launcher, that has the number.
+
+    Raises:
+        LayoutError: with both numbers.
+    """
+    size = math.prod(grid.values())
+    if count == size:
+        return
+    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.items())
+    remedy = f"use --ranks {size}" if name == "--ranks" else f"start {size} ranks"
+    others = [f"{axis}=1" for axis, extent in grid.items() if axis != "depth" and extent > 1]
+    overrides = " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])
+    raise LayoutError(
+        f"{name} is {count} but the grid has {size} places ({places})\n"
+        f"    {remedy}, or change the grid, such as {overrides}"
+    )
 
 
 def check_recipe(path: Path, overrides: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -61,7 +61,7 @@ def evaluate_command(
     ranks: options.RanksOption = None,
     checkpoint: options.CheckpointOption = "best",
     split: Annotated[
-        str, typer.Option(help="Split to measure: test, validation, train or all.")
+        Literal["test", "validation", "train", "all"], typer.Option(help="Split to measure.")
     ] = "test",
     calibrate: Annotated[
         bool,

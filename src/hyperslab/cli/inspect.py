@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.options import MissingChunksOption, PluginOption, TrustOption, channels_of_option
+from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES, Grid
 from hyperslab.data import Source
@@ -38,9 +38,7 @@ def inspect_command(
     format: Annotated[
         str | None, typer.Option(help=f"Format of the folder: {choices(names())}.")
     ] = None,
-    channels: Annotated[
-        str | None, typer.Option(help="Place of the channels: first or last.")
-    ] = None,
+    channels: Annotated[Channels | None, typer.Option(help="Place of the channels.")] = None,
     plugin: PluginOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read everything and compare every checksum.")
@@ -54,7 +52,6 @@ def inspect_command(
     Also takes a recipe: the data are then those of the recipe.
     """
     load_plugins(plugin or [])
-    place = channels_of_option(channels)
     says = {"format": format, "channels": channels}
     words = places or []
     if outside_files:
@@ -69,7 +66,7 @@ def inspect_command(
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)
-        source, found = _opened([path], ScanOptions(place, format, allowed=allowed))
+        source, found = _opened([path], ScanOptions(channels, format, allowed=allowed))
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():

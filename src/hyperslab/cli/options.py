@@ -1,19 +1,19 @@
-"""Declares the options that several commands share."""
+"""Declares the options that several commands share, and reads their words: without torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from hyperslab.comm.bootstrap import adopt_launcher
-from hyperslab.comm.launchers import read_variables
 from hyperslab.errors import DataError
-from hyperslab.formats.storage_order import Channels
-from hyperslab.train.sliding_windows import WindowPolicy
+
+if TYPE_CHECKING:
+    from hyperslab.train.sliding_windows import WindowPolicy
 
 N = TypeVar("N", int, float)
 
@@ -37,13 +37,13 @@ OverlapOption = Annotated[
     float | None, typer.Option(help="Overlap of neighbouring windows, from 0 to 1. Default: 0.5.")
 ]
 BlendOption = Annotated[
-    str | None,
-    typer.Option(help="Weights of overlapping windows: gaussian (the default) or constant."),
+    Literal["gaussian", "constant"] | None,
+    typer.Option(help="Weights of overlapping windows. Default: gaussian."),
 ]
 
 
 def windows_of_options(
-    window: str | None, overlap: float | None, blend: str | None
+    window: str | None, overlap: float | None, blend: Literal["gaussian", "constant"] | None
 ) -> WindowPolicy | None:
     """Read the options of windows; None where they say nothing.
 
@@ -54,10 +54,12 @@ def windows_of_options(
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
         return None
+    from hyperslab.train.sliding_windows import WindowPolicy  # torch
+
     size = three("--window", window, int)
     chosen = 0.5 if overlap is None else overlap
     try:
-        return WindowPolicy(size, chosen, blend or "gaussian")  # type: ignore[arg-type]
+        return WindowPolicy(size, chosen, blend or "gaussian")
     except DataError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -104,19 +106,37 @@ PluginOption = Annotated[
 ]
 
 
-def channels_of_option(word: str | None) -> Channels | None:
-    """Read ``--channels``; None where it says nothing.
+Channels = Literal["first", "last"]
 
-    Raises:
-        BadParameter: it is no such place.
-    """
-    place: Channels
-    for place in get_args(Channels):
-        if word == place:
-            return place
-    if word is not None:
-        raise typer.BadParameter(f"--channels {word}: give {' or '.join(get_args(Channels))}")
-    return None
+
+def volume_shape(text: str) -> tuple[int, ...]:
+    """Read ``--shape``; raises BadParameter."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
+
+
+def memory_size(text: str) -> int:
+    """Read ``--memory`` [B]; raises BadParameter."""
+    try:
+        size: int = TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
+    except ValidationError:
+        raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
+    return size
+
+
+def rank_counts(words: str) -> list[int]:
+    """Read ``1,2,4`` of ``--ranks`` as numbers, the smallest first; raises BadParameter."""
+    try:
+        counts = [int(word) for word in words.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise typer.BadParameter(
+            f"--ranks {words}: give different numbers from 1 on, such as 1,2,4"
+        )
+    return sorted(counts)
 
 
 def part_of_command(text: str | None) -> tuple[int, int]:
@@ -127,6 +147,9 @@ def part_of_command(text: str | None) -> tuple[int, int]:
         HyperslabError: a variable of the launcher is missing or odd.
     """
     if text is None:
+        from hyperslab.comm.bootstrap import adopt_launcher  # torch
+        from hyperslab.comm.launchers import read_variables
+
         adopt_launcher(os.environ)
         place = read_variables(os.environ)
         return (0, 1) if place is None else (place.rank, place.size)

@@ -14,16 +14,16 @@ from typing import Annotated
 
 import torch
 import typer
-from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.console import Console
 
-from hyperslab.cli.options import OverridesArgument, TrustOption
+from hyperslab.cli.early import NEEDS_RANKS
+from hyperslab.cli.options import OverridesArgument, TrustOption, memory_size, volume_shape
 from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, reason
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner import search, summary
 from hyperslab.planner.auto import machine_for
-from hyperslab.planner.job import VolumeShape, job_of
+from hyperslab.planner.job import job_of
 from hyperslab.planner.machine import Machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import planned_device
@@ -33,9 +33,6 @@ from hyperslab.util.optional_libraries import importing_figures
 
 _WIDTH = 120
 """The output has so many columns where it is no terminal."""
-
-
-_Room = Annotated[ByteSize, Field(gt=0)]
 
 
 def plan_command(
@@ -82,7 +79,7 @@ def plan_command(
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
-        raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
+        raise RecipeError(NEEDS_RANKS["plan"])
     count = ranks or config.grid.size
     if calibrate is not None:
         if machine is not None:
@@ -94,7 +91,7 @@ def plan_command(
     chosen = machine_for(machine, planned_device(config))
     bounds = _bounds(memory, chosen if machine else None, count, chosen.device)
     with _naming_shape(shape):
-        job = job_of(config, _shape(shape))
+        job = job_of(config, None if shape is None else volume_shape(shape))
         plan = search.make_plan(job, chosen, count, replace(bounds, everything=everything))
     found = search.suggested_changes(plan)
     least = search.least_ranks(plan.first, bounds, plan.best)
@@ -137,13 +134,6 @@ def _calibrate(
         launch(here, ["-m", "hyperslab", "calibrate", *words], Path(logs), limit=limit)
 
 
-def _shape(text: str | None) -> VolumeShape | None:
-    try:
-        return None if text is None else tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
-
-
 @contextmanager
 def _naming_shape(text: str | None) -> Iterator[None]:
     """Name the option in errors about volumes that have their shape from it."""
@@ -159,11 +149,7 @@ def _bounds(text: str | None, named: Machine | None, ranks: int, device: str) ->
     """Take the limit that is asked for, else that of the named machine, else this host's."""
     process = search.process_bytes(device)
     if text is not None:
-        try:
-            nbytes = TypeAdapter(_Room).validate_python(text)
-            return search.PlanBounds(nbytes, "--memory", process)
-        except ValidationError:
-            raise typer.BadParameter(f"--memory {text}: give a size, such as 16GiB") from None
+        return search.PlanBounds(memory_size(text), "--memory", process)
     if named is not None:
         return search.machine_bounds(named, process)
     return search.host_bounds(ranks, device)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -19,7 +19,6 @@ from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import DataError, printable
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.train.evaluate import recipe_for
-from hyperslab.train.mask_files import MaskFormat, check_mask_format
 from hyperslab.train.predict import InputOutcome, predict
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
@@ -49,7 +48,7 @@ def predict_command(
     overlap: options.OverlapOption = None,
     blend: options.BlendOption = None,
     format: Annotated[
-        str, typer.Option(help="Format of masks: nifti, hdf5 or zarr (OME-Zarr).")
+        Literal["nifti", "hdf5", "zarr"], typer.Option(help="Format of masks; zarr: OME-Zarr.")
     ] = "nifti",
     trust: options.TrustOption = None,
 ) -> None:
@@ -63,7 +62,6 @@ def predict_command(
     with --ranks, or run this command on every rank under torchrun or srun.
     """
     windows = options.windows_of_options(window, overlap, blend)
-    check_mask_format(format)
     rank.adopt_rank()
     files, overrides = _split(inputs)
     trusted = trust_of(run / RUN_RECIPE, trust or ())
@@ -85,7 +83,7 @@ def predict_command(
             checkpoint=checkpoint,
             native=native,
             windows=windows,
-            format=cast(MaskFormat, format),
+            format=format,
             overrides=overrides,
             trust=trusted,
         )

@@ -19,12 +19,13 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from hyperslab.cli.early import check_count
 from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
 from hyperslab.comm.launchers import check_thread_count, read_variables
-from hyperslab.errors import HyperslabError, LayoutError, Stopped
+from hyperslab.errors import HyperslabError, Stopped
 from hyperslab.launch import supervisor
-from hyperslab.recipe.schema import GridSection, Recipe
+from hyperslab.recipe.schema import Recipe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,23 +130,9 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
     Raises:
         LayoutError: with both numbers.
     """
-    grid = recipe.grid
+    grid = recipe.grid.model_dump()
     place = read_variables(os.environ)
-    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.model_dump().items())
-    wanted = [
-        ("--ranks", ranks, f"use --ranks {grid.size}"),
-        ("WORLD_SIZE", None if place is None else place.size, f"start {grid.size} ranks"),
-    ]
-    for name, count, remedy in wanted:
-        if count is not None and count != grid.size:
-            raise LayoutError(
-                f"{name} is {count} but the grid has {grid.size} places ({places})\n"
-                f"    {remedy}, or change the grid, such as {_overrides_for(count, grid)}"
-            )
-
-
-def _overrides_for(count: int, grid: GridSection) -> str:
-    """Write overrides that give a grid this many places, along the depth."""
-    extents = grid.model_dump()
-    others = [f"{axis}=1" for axis, extent in extents.items() if axis != "depth" and extent > 1]
-    return " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])
+    if ranks is not None:
+        check_count("--ranks", ranks, grid)
+    if place is not None:
+        check_count("WORLD_SIZE", place.size, grid)

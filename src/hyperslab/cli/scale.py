@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hyperslab.cli.options import OverridesArgument, TrustOption
+from hyperslab.cli.options import OverridesArgument, TrustOption, rank_counts
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm.grid import AXES
@@ -160,7 +160,7 @@ def points_of(
     if axis is not None and (kind is scaling.ScalingKind.WEAK or axis not in (*AXES, AUTO)):
         raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
     points = scaling.own_points(kind, recipe, [parse_grid(words) for words in grids])
-    counts = parse_ranks(ranks) if ranks or not grids else []
+    counts = rank_counts(ranks) if ranks or not grids else []
     rest = [count for count in counts if count not in {point.ranks for point in points}]
     # Weak scaling has its rule already: more replicas.
     chooses = axis == AUTO or (axis is None and recipe.grid.auto)
@@ -177,19 +177,6 @@ def points_of(
 def _predictor(machine: str | None, recipe: Recipe) -> scaling.Predictor:
     found = machine_for(machine, planned_device(recipe))
     return scaling.Predictor(found, process_bytes(found.device))
-
-
-def parse_ranks(words: str) -> list[int]:
-    """Read ``1,2,4`` as numbers, the smallest first."""
-    try:
-        counts = [int(word) for word in words.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-        raise typer.BadParameter(
-            f"--ranks {words}: give different numbers from 1 on, such as 1,2,4"
-        )
-    return sorted(counts)
 
 
 def parse_grid(words: str) -> GridSection:

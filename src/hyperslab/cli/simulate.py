@@ -15,7 +15,9 @@ from hyperslab.simulate.universes import make_universes
 
 def simulate_command(
     out: Annotated[Path, typer.Argument(help="Folder of the universes; created if missing.")],
-    count: Annotated[int, typer.Option(help="Universes in the folder, including existing ones.")],
+    count: Annotated[
+        int, typer.Option(min=1, help="Universes in the folder, including existing ones.")
+    ],
     size: Annotated[int, typer.Option(help="Voxels per side.")],
     box_size: Annotated[
         float | None,

@@ -15,7 +15,7 @@ import typer
 
 from hyperslab.checkpoint.retention import epochs_done, folder_of, steps_in
 from hyperslab.cli import rank
-from hyperslab.cli.early import note_done, nothing_left, training_digest
+from hyperslab.cli.early import NEEDS_RANKS, note_done, nothing_left, training_digest
 from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
@@ -93,7 +93,7 @@ def train_command(
         if asked.undecided and not rank.is_started():
             count = ranks if asked.grid.auto else asked.grid.size
             if count is None:
-                raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
+                raise RecipeError(NEEDS_RANKS["train"])
             show_logs(is_main=True)
             config = choose(asked, count)
         if not config.grid.auto:

@@ -116,7 +116,7 @@ class FreeAddress:
             towards.connect((self.main, self.port))
             address = str(towards.getsockname()[0])
         while True:
-            port = secrets.choice(JOB_PORTS)  # none that the system gives to whoever asks for any
+            port = secrets.choice(JOB_PORTS)  # none that the system gives by itself
             with suppress(OSError), socket.create_server((address, port)):
                 return address, port
 

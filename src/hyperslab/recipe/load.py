@@ -28,14 +28,16 @@ from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
 from hyperslab.recipe.text import (
+    UNNAMED,
     UNWRITTEN,
     bad_value,
     missing_key,
+    no_section,
     origin_of,
     parse_override,
     put_override,
     read_yaml,
-    siblings,
+    unchosen_key,
     unknown_key,
 )
 from hyperslab.recipe.trust import (
@@ -112,7 +114,7 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
     kind = problem["type"]
     value = problem["input"]
     if kind == "extra_forbidden" and key in _fields():
-        return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
+        return unchosen_key(key)
     if kind == "extra_forbidden":
         return unknown_key(key, list(_fields()))
     if kind == "missing":
@@ -120,8 +122,7 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
-        inner = siblings(f"{key}.", list(_fields()))
-        return f"bad value {value!r} for {key!r}: it is a section of keys{inner}"
+        return no_section(key, value, list(_fields()))
     if kind == "union_tag_invalid":
         value = value["name"]
     return bad_value(key, value, problem["msg"], _choices(key))
@@ -176,14 +177,18 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 def _choices(key: str) -> list[str]:
     """Return the words that a key takes, if it takes words."""
     choices: list[str] = []
-    for kind in _alternatives(_fields().get(key.rstrip(".0123456789"))):
+    section, _, last = key.rpartition(".")
+    annotation = _fields().get(key)
+    if annotation is None and (of_all := typing.get_args(_fields().get(section))):
+        annotation = of_all[0 if last.isdecimal() else -1]  # an element of a list, or of a section
+    for kind in _alternatives(annotation):
         if typing.get_origin(kind) is typing.Literal:
             choices += map(str, typing.get_args(kind))
         elif isinstance(kind, OneOf):
             choices += kind.words()
     if key.endswith(".name"):
-        choices = [name for name in choices if name not in (A_TARGET, "python")]
-        choices += TORCH_CLASSES.get(key.rpartition(".")[0], ())
+        choices = [name for name in choices if name not in UNNAMED]
+        choices += TORCH_CLASSES.get(section, ())
     return list(dict.fromkeys(choices))
 
 

@@ -24,6 +24,7 @@ from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
 from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
+from hyperslab.recipe.text import OLDER_WORDS
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -137,7 +138,7 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 
 
 def _newer_word(memory: object) -> object:
-    return "none" if memory == "keep" else memory
+    return OLDER_WORDS.get(memory, memory) if isinstance(memory, str) else memory
 
 
 class Recipe(CodeSection):

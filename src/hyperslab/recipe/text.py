@@ -7,8 +7,11 @@ place of a number is an error at once.
 from __future__ import annotations
 
 import difflib
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,16 @@ def missing_key(key: str) -> str:
     return f"{key!r} is missing"
 
 
+def unchosen_key(key: str) -> str:
+    """Say that a key is one of another kind of its section."""
+    return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
+
+
+def no_section(key: str, value: Any, known: Sequence[str]) -> str:
+    """Say that a key takes keys of its own."""
+    return f"bad value {value!r} for {key!r}: it is a section of keys{siblings(f'{key}.', known)}"
+
+
 def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str:
     """Say what a key takes: one of ``choices``, or what pydantic's ``problem`` says."""
     if choices:
@@ -121,6 +134,45 @@ def _related_words(a: str, b: str) -> bool:
 UNWRITTEN = ("handed_in", "python_class")
 """Keys that `hyperslab.fit` writes and nobody else."""
 
+OLDER_WORDS = {"keep": "none"}
+"""Words of earlier versions for ``memory``, and what they are now."""
+
+UNNAMED = ("target", "python")
+"""Names of sections for what has none: somebody's class, and what a program has handed in."""
+
+_TORCH_SOURCES = {
+    "optimizer": ("optim/__init__.py", r" import ((?!Optimizer\b)[A-Z]\w*) as \1$"),
+    "optimizer.schedule": ("optim/lr_scheduler.py", r"^class ([A-Z]\w*)\(LRScheduler\)"),
+}
+"""Sections that may name a class of torch's, where torch lists them, and how."""
+
+
+@functools.cache
+def _torch_source(section: str) -> str:
+    """Return the text of torch's file that has the classes for a section; empty without one."""
+    spec = find_spec("torch")
+    if section not in _TORCH_SOURCES or spec is None or not spec.submodule_search_locations:
+        return ""
+    try:
+        return read_text(Path(spec.submodule_search_locations[0], _TORCH_SOURCES[section][0]))
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def torch_names(section: str) -> list[str]:
+    """List torch's own classes for a section, in small letters, without importing torch."""
+    if section not in _TORCH_SOURCES:
+        return []
+    found = re.findall(_TORCH_SOURCES[section][1], _torch_source(section), re.MULTILINE)
+    return [name.lower() for name in found]
+
+
+def _may_be_of_torch(section: str, name: str) -> bool:
+    """Say whether torch's file has such a class, however its release writes that."""
+    text = _torch_source(section)
+    found = re.search(rf"\b(?:class|import|as) {re.escape(name)}\b", text, re.IGNORECASE)
+    return section in _TORCH_SOURCES and (not text or found is not None)
+
 
 def wrong_keys(
     values: Any, declared: Mapping[str, Any], section: str = ""
@@ -129,31 +181,66 @@ def wrong_keys(
 
     ``declared`` has the recipe's ``keys``. Its ``names`` are those of every section that may name
     a class, hyperslab's own, the default first: any key there may be an argument of another class.
-    Its ``values`` are pydantic's own schemas of numbers, words and lists of them, by section, name
-    and key.
+    Its ``values`` have the keys of a section by its name, each with its schema or none, and those
+    that are needed. A schema is pydantic's own, of numbers, words and lists of them; or one of
+    ours: of a ``section``, and of what is ``named`` by a word, or else is a section.
     """
     known, own = declared["keys"], declared["names"].get(section)
-    if not isinstance(values, dict) or _names_a_class(values, own):
+    if own is not None and values.get("target"):
+        return  # any key may be an argument of it
+    name = values.get("name", own[0]) if own else ""
+    if own and name not in own:
+        if name not in UNNAMED and not _may_be_of_torch(section, str(name)):
+            place = f"{section}.name"
+            yield place, bad_value(place, name, "", [*dict.fromkeys((*own, *torch_names(section)))])
         return
     prefix = f"{section}." if section else ""
-    name = values.get("name", own[0]) if own else ""
-    schemas = declared["values"].get(section, {}).get(name, {})
-    mine = [key for key in known if key.rpartition(".")[0] == section]
-    for key in mine:
-        word = key.removeprefix(prefix)
-        if any(other.startswith(f"{key}.") for other in known):
-            yield from wrong_keys(values.get(word), declared, key)
-        elif word in values and word in schemas:
-            for problem in _problems_of(values[word], schemas[word]):
-                place = ".".join(map(str, (key, *problem["loc"])))
-                choices = _words_of(schemas[word])
-                if problem["type"] == "missing":
-                    yield place, missing_key(place)
-                else:
-                    yield place, bad_value(place, problem["input"], problem["msg"], choices)
+    mine = declared["values"][section][name]
+    for word, schema in mine["keys"].items():
+        if word in values:
+            yield from _wrong_values(f"{prefix}{word}", values, schema, declared)
+        elif word in mine["needed"]:
+            yield f"{prefix}{word}", missing_key(f"{prefix}{word}")
     for word in values:
-        if f"{prefix}{word}" not in mine and word not in UNWRITTEN:
-            yield f"{prefix}{word}", unknown_key(f"{prefix}{word}", known)
+        key = f"{prefix}{word}"
+        if word not in mine["keys"] and word not in UNWRITTEN:
+            yield key, unchosen_key(key) if key in known else unknown_key(key, known)
+
+
+def _wrong_values(
+    key: str, values: Mapping[str, Any], schema: Any, declared: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """List what is wrong with the value of a key that is there, as `wrong_keys` does."""
+    value = values[key.rpartition(".")[2]]
+    kind = schema["type"] if schema else None
+    if kind == "section" and isinstance(value, dict):
+        yield from wrong_keys(value, declared, key)
+    elif kind == "section":
+        if value not in schema["instead"]:
+            yield key, no_section(key, value, declared["keys"])
+    elif kind == "named":
+        for place, one in _pairs(key, value, schema["in"]):
+            if isinstance(one, dict) and key in declared["values"]:
+                yield from wrong_keys(one, declared, key)
+            known = one in (*schema["expected"], *OLDER_WORDS) or values.get("plugins")
+            if isinstance(one, str) and not known:
+                yield place, bad_value(place, one, "", schema["expected"])
+    elif schema:
+        for problem in _problems_of(value, schema):
+            place = ".".join(map(str, (key, *problem["loc"])))
+            if problem["type"] == "missing":
+                yield place, missing_key(place)
+            else:
+                yield place, bad_value(place, problem["input"], problem["msg"], _words_of(schema))
+
+
+def _pairs(key: str, value: Any, kind: str) -> Iterable[tuple[str, Any]]:
+    """Return what stands for a class, with its place: a value, or those in a list or a section."""
+    if kind == "list" and isinstance(value, list):
+        return [(f"{key}.{place}", one) for place, one in enumerate(value)]
+    if kind == "dict" and isinstance(value, dict):
+        return [(f"{key}.{word}", one) for word, one in value.items()]
+    return [(key, value)] if kind == "value" else []
 
 
 def _problems_of(value: Any, schema: Mapping[str, Any]) -> list[ErrorDetails]:
@@ -170,10 +257,3 @@ def _problems_of(value: Any, schema: Mapping[str, Any]) -> list[ErrorDetails]:
 def _words_of(schema: Mapping[str, Any]) -> list[str]:
     """Return the words that a value has to be one of; none if it is no word."""
     return list(map(str, schema.get("schema", schema).get("expected", ())))
-
-
-def _names_a_class(section: Mapping[str, Any], own: Sequence[str] | None) -> bool:
-    if own is None:
-        return False
-    of_torch = bool(own) and section.get("name", own[0]) not in own
-    return of_torch or bool(section.get("target"))

@@ -54,7 +54,7 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
         return conv_flop_count(x, out_val[0], gradient)
 
     def depthwise_gradient(x: Any, gradient: Any, *_: Any, out_val: Any) -> int:
-        # Torch counts this gradient as one of all pairs of channels, and so do we, whoever runs it.
+        # Torch counts this gradient as one of all pairs of channels, and so do we.
         def swapped(shape: Any) -> list[int]:
             return [shape[1], shape[0], *shape[2:]]
 

@@ -1,7 +1,7 @@
 """Checks what a Zarr group says of where its arrays are, before Zarr is asked for values.
 
 The specification lets a chunk that is all fill value be missing, so one that was lost would be
-read as that: of a volume all have to be there. Of what lies beside it they need not: libraries
+read as that: all chunks of a volume have to be there. Those of other arrays need not: libraries
 leave out a redshift of 0. Within a group links of the file system may lead out of the folder no
 more than HDF5's may: a group comes as one thing, from the one who packed it.
 """
