@@ -22,7 +22,7 @@ everything := lint $(tested)
 
 # The demonstration: small universes, two ranks that each hold half of every one.
 DEMO ?= build/demo
-DEMO_COUNT ?= 2048
+DEMO_COUNT ?= 1792
 DEMO_SIZE ?= 32
 # [Mpc/h]
 DEMO_BOX ?= 128
