@@ -205,7 +205,7 @@ NEEDS_RANKS = {
     "train": "grid=auto needs to know how many ranks to start: give --ranks",
     "plan": "grid=auto needs to know for how many ranks to plan: give --ranks",
 }
-"""What a command says that is to choose a grid and does not know for how many ranks."""
+"""Tell that a command is to choose a grid and does not know for how many ranks."""
 
 
 def check_count(name: str, count: int, grid: Mapping[str, int]) -> None:
