@@ -2,14 +2,12 @@
 
 It knows of which ranks grids are made: all of torch's, or a part of them (`world`), which its
 members alone enter (`enter_part`); ranks are numbered within it from 0 on. It takes the rank's CUDA
-device, lets glibc keep freed memory (`keep_freed_memory`), and keeps process groups from outliving
-torch's world (`GroupReference`).
+device, and keeps process groups from outliving torch's world (`GroupReference`).
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import datetime
 import importlib
 import json
@@ -507,20 +505,3 @@ def stop_distributed() -> None:
     """End what was started here: gloo's threads abort a process that just exits."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_KEEP_ALL = 2**31 - 1
-
-
-def keep_freed_memory() -> None:
-    """Let glibc reuse freed blocks of any size; a no-op where the C library is another one.
-
-    By default glibc maps every large block afresh, so each activation of each step pays a page
-    fault per 4 KiB: measured at 40 % of a CosmoFlow-128 step on two cores.
-    """
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_M_MMAP_THRESHOLD, _KEEP_ALL)
-        mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL)

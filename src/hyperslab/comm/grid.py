@@ -34,7 +34,6 @@ from hyperslab.comm.agreement import (
 from hyperslab.comm.bootstrap import (
     enter_part,
     in_part,
-    keep_freed_memory,
     leave_part,
     own_rank,
     ranks_in,
@@ -59,6 +58,7 @@ from hyperslab.kernels.registry import (
     triton_runs,
     why_triton_fails,
 )
+from hyperslab.util.free_memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -38,7 +38,7 @@ def test_a_heap_whose_holes_are_joined_is_reused_whole() -> None:
 
 PROGRAM = """
 import re, torch
-from hyperslab.comm.bootstrap import keep_freed_memory
+from hyperslab.util.free_memory import keep_freed_memory
 from hyperslab.planner.unbacked_memory import Heap
 
 def resident():

@@ -13,7 +13,7 @@ from hyperslab.planner.unbacked_memory import scratch_of
 
 PROGRAM = """
 import os, re, sys, torch
-from hyperslab.comm.bootstrap import keep_freed_memory
+from hyperslab.util.free_memory import keep_freed_memory
 
 def resident():
     status = open("/proc/self/status").read()
