@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = simulate(tmp_path / "together", count=3, done=done.append)
     assert sorted(done) == found
     assert contents(tmp_path / "together") == contents(tmp_path / "alone")
+
+
+def test_threads_of_a_program_share_nothing(small: Nbody) -> None:
+    physical = np.array([0.3, 0.8, 0.96, 70.0])
+    noises = [np.array([0, index], np.uint32) for index in range(16)]
+    alone = [small(physical, 20.0, noise) for noise in noises]
+    with ThreadPoolExecutor(4) as pool:
+        together = [*pool.map(lambda noise: small(physical, 20.0, noise), noises)]
+    assert all(map(np.array_equal, together, alone))
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -38,10 +38,7 @@ def scale_factors(steps: int) -> list[NDArray[np.float64]]:
 
 
 class Nbody:
-    """Simulates universes of particles³ particles counted in size³ voxels at four redshifts.
-
-    One after the other: what a step needs is kept for the next.
-    """
+    """Simulates universes of particles³ particles counted in size³ voxels at four redshifts."""
 
     def __init__(self, *, size: int, particles: int, steps: int) -> None:
         P = particles
@@ -57,10 +54,6 @@ class Nbody:
         self.squares = sum(np.rint(x**2).astype(np.int64) for x in n)  # |n|² of a mode
         laplace = -torch.from_numpy(np.maximum(self.squares, 1)) * (2 * np.pi / P) ** 2
         self.inverse_laplace = (torch.from_numpy(self.squares > 0) / laplace).float()
-        # The cells around each particle and its share in them: fresh pages at each step cost more
-        # than what is computed.
-        self.taps = torch.empty(P**3, 8, dtype=torch.int32)
-        self.parts = torch.empty(P**3, 8)
 
     def __call__(
         self, physical: NDArray[np.float64], box_size: float, noise: NDArray[np.uint32]
@@ -121,7 +114,8 @@ class Nbody:
         second = first + 1
         cells = first, second.masked_fill_(second == P, 0)
         weights = 1 - beyond, beyond
-        taps, parts = self.taps, self.parts
+        taps = torch.empty(P**3, 8, dtype=torch.int32)
+        parts = torch.empty(P**3, 8)
         for a, (i, j) in enumerate(itertools.product((0, 1), repeat=2)):
             row = torch.add(cells[j][1], cells[i][0], alpha=P).mul_(P)
             weight = weights[i][0] * weights[j][1]
