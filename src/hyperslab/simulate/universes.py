@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -33,7 +32,6 @@ from hyperslab.simulate.parameters import (
     parameters_in,
     words_of_ranges,
 )
-from hyperslab.util.free_memory import keep_freed_memory
 from hyperslab.util.worker_pool import map_tasks
 
 Attributes = Mapping[str, int | float | str]
@@ -253,8 +251,6 @@ def _make(settings: UniverseSettings, index: int, path: Path, concurrent: bool) 
 
 @functools.lru_cache(maxsize=1)
 def _nbody(size: int, particles: int, steps: int) -> Nbody:
-    if multiprocessing.parent_process() is not None:  # not in a process that has more to do
-        keep_freed_memory()
     return Nbody(size=size, particles=particles, steps=steps)
 
 

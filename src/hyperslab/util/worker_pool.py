@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from hyperslab.errors import HyperslabError
 from hyperslab.util import startup
+from hyperslab.util.free_memory import keep_freed_memory
 
 T = TypeVar("T")
 
@@ -66,12 +67,13 @@ def _tied() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """End with the parent, or a worker would wait for ever if it is killed; leave it Ctrl-C."""
+    """Keep freed memory; end with the parent, who also answers Ctrl-C."""
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def watch() -> None:
+    def watch() -> None:  # a worker whose parent is killed would wait for ever
         parent.join()
         os._exit(1)
 
