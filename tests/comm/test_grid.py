@@ -177,16 +177,21 @@ def said_of_nodes(hosts: Sequence[str], extents: dict[str, int]) -> list[str]:
     ("hosts", "extents", "words"),
     [
         ("aaaa", {"depth": 2, "width": 2}, None),
-        ("aabb", {"depth": 2, "width": 2}, "2 nodes: width inside; depth across"),
-        ("aabb", {"data": 2, "height": 2}, "2 nodes: height inside; data across"),
-        ("aabb", {"depth": 4}, "2 nodes: 2 of depth=4 inside; depth across"),
-        ("abab", {"depth": 2, "width": 2}, "2 nodes: their ranks do not follow each other"),
-        ("aaab", {"width": 4}, "2 nodes: 3 of width=4 inside; width across"),
+        ("aabb", {"depth": 2, "width": 2}, "2 nodes: width inside; depth across; 50%"),
+        ("aabb", {"data": 2, "height": 2}, "2 nodes: height inside; data across; 0%"),
+        ("aabb", {"depth": 4}, "2 nodes: 2 of depth=4 inside; depth across; 33%"),
+        (
+            "abab",
+            {"depth": 2, "width": 2},
+            "2 nodes: their ranks do not follow each other; 50%",
+        ),
+        ("aaab", {"width": 4}, "2 nodes: 3 of width=4 inside; width across; 33%"),
     ],
 )
 def test_what_lies_inside_a_node_is_logged_once(
     hosts: str, extents: dict[str, int], words: str | None
 ) -> None:
     first, *others = run_ranks(4, said_of_nodes, hosts, extents)
-    assert first == ([] if words is None else [f"4 ranks on {words}"])
+    more = " of the halos' bytes travel between nodes" if words and words.endswith("%") else ""
+    assert first == ([] if words is None else [f"4 ranks on {words}{more}"])
     assert others == [[], [], []]

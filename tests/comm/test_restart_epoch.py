@@ -38,7 +38,7 @@ def start(ranks: list[int], agent: Store, limit: float = 20) -> list[str]:
         place = place_of(number, agent)
         deadline = Deadline(limit)
         try:
-            store = answer_roll_call(meet(place, deadline), place, {}, deadline)
+            store, _ = answer_roll_call(meet(place, deadline), place, {}, deadline)
         except CommError as error:
             return str(error).splitlines()[0]
         if number == 0:

@@ -188,7 +188,9 @@ def test_who_holds_the_port_and_says_nothing_is_given_up() -> None:
 def test_one_rank_alone_needs_no_place() -> None:
     place = RankVariables(0, 1, 0, "localhost", 0, None)
     deadline = Deadline(5)
-    answer_roll_call(meet(place, deadline), place, {"seed": 1}, deadline).set("a", "b")
+    store, numbers = answer_roll_call(meet(place, deadline), place, {"seed": 1}, deadline)
+    store.set("a", "b")
+    assert [*numbers] == [0]
 
 
 def test_rank_0_listens_at_its_address_alone() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from hyperslab.comm.grid import axes_in_nodes
+from hyperslab.comm.placement import axes_in_nodes, places
 from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.planner import search, summary
 from hyperslab.planner.job import GridJob, job_of
@@ -249,7 +250,14 @@ def test_a_machine_file_of_other_instructions_is_named(
 def test_which_axes_lie_inside_a_node_is_said(job: GridJob) -> None:
     plan = make_plan(job, v100(), 8, bounds())
     said = "\n".join(plan_remarks(plan, [], LeastRanks(None, proven=False)))
-    assert plan.best is not None
-    assert f"nodes      4 ranks each: {axes_in_nodes(plan.best.grid.model_dump(), 4)}" in said
+    best = plan.best
+    assert best is not None
+    mates = np.flatnonzero(places(best.grid.model_dump(), 4, job.about.shape[1:]) < 4)
+    inside = axes_in_nodes(best.grid.model_dump(), mates.tolist())
+    near, far = map(summary.bytes_text, best.cost.halo_bytes.values())
+    assert (
+        f"nodes      4 ranks each: {inside}; halos of the slowest rank {near} a mini-batch inside, "
+        f"{far} across"
+    ) in said
     within = make_plan(job, v100(), 4, bounds())
     assert "nodes " not in "\n".join(plan_remarks(within, [], LeastRanks(None, proven=False)))

@@ -97,6 +97,14 @@ def test_several_nodes(jobs: Jobs) -> None:
     assert latest(jobs.run) is not None
 
 
+def test_ranks_that_are_dealt_round_robin_are_numbered_by_node(jobs: Jobs) -> None:
+    cyclic = ("--ntasks-per-node=2", "--distribution=cyclic")
+    job = jobs.train("several-nodes.sbatch", "grid.height=2", options=cyclic)
+    assert jobs.cluster.end_of(job) == "COMPLETED 0", jobs.said()
+    assert "0, 1, ... are their launcher's 0, 2, 1, 3\n" in jobs.said()
+    assert "4 ranks on 2 nodes: height inside; depth across; 50% of the halos'" in jobs.said()
+
+
 def test_torchrun(jobs: Jobs) -> None:
     job = jobs.train("torchrun.sbatch", options=("--gpus-per-node=1",))
     assert jobs.cluster.end_of(job) == "COMPLETED 0", jobs.said()

@@ -20,6 +20,7 @@ from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.bootstrap import start_ranks
+from hyperslab.comm.placement import number_by_node
 from hyperslab.errors import MachineError
 from hyperslab.launch.supervisor import launch
 from hyperslab.planner.auto import USUAL_MACHINES
@@ -119,7 +120,7 @@ def calibrate_as_rank(
     """Measure as one rank; the main one writes the file and shows how far it is."""
     is_main = become_rank()
     log_to_stdout(logging.WARNING)
-    start_ranks("auto", timeout=TIMEOUT)
+    start_ranks("auto", timeout=TIMEOUT, numbering=number_by_node)
     grid = Grid(data=int(os.environ["WORLD_SIZE"]))
     before = broadcast_from_main(lambda: load_machine(out) if out.exists() else None)
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"

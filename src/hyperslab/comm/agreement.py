@@ -26,13 +26,15 @@ from hyperslab.comm.bootstrap import (
     backend_of,
     device_of_rank,
     in_part,
+    named,
     own_rank,
     rank_in_torch,
     ranks_in,
     start_ranks,
     world,
 )
-from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time, name_ranks
+from hyperslab.comm.placement import Numbering
+from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import abort_groups, default_store
@@ -203,10 +205,10 @@ def collective_try(
         raise problem
     for rank, other in found:
         if isinstance(other, HyperslabError):
-            other.args = (f"rank {rank} says: {other}", *other.args[1:])
+            other.args = (f"{named([rank])} says: {other}", *other.args[1:])
             raise other
         if other is not None:
-            raise HyperslabError(f"rank {rank} says: {reason(other)}")
+            raise HyperslabError(f"{named([rank])} says: {reason(other)}")
     return result
 
 
@@ -266,9 +268,9 @@ def agree_on(facts: Facts, what: str = AGREEMENT) -> None:
         raise RecipeError(differences)
 
 
-def start_alike(device: str, timeout: float, facts: Facts) -> bool:
+def start_alike(device: str, timeout: float, facts: Facts, numbering: Numbering) -> bool:
     """`start_ranks`; where ``torch.distributed`` runs already, the ranks agree by it."""
-    started = start_ranks(device, timeout, facts)
+    started = start_ranks(device, timeout, facts, numbering=numbering)
     if not started:
         agree_on({**facts, "versions": current_versions()})
     return started
@@ -282,10 +284,10 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
     """
     if not peers and ranks_in() == 2:
         peers = [1 - rank]
-    who = f"rank {', '.join(map(str, sorted({*peers})))}" if peers else "another rank"
+    who = named({*peers}) if peers else "another rank"
     words = str(why).strip()
     first = words.splitlines()[0] if words else type(why).__name__
-    return CommError(f"rank {rank} lost contact with {who} during {what}: {first}")
+    return CommError(f"{named([rank])} lost contact with {who} during {what}: {first}")
 
 
 @contextmanager
@@ -364,7 +366,7 @@ def failure_of_others() -> str | None:
         if not store.check([key]):
             return None
         rank, words = json.loads(store.get(key))
-        return None if rank == own_rank() else f"rank {rank} says: {words}"
+        return None if rank == own_rank() else f"{named([rank])} says: {words}"
 
     return ask_store(read)
 
@@ -399,6 +401,6 @@ def _read_failure(store: Store, key: str) -> str | None:
     if Deadline(HEAR_LIMIT).poll(lambda: store.check([key])):
         rank, words = json.loads(store.get(key))
         store.add(f"{key} heard", 1)
-        return None if rank == me else f"rank {rank} says: {words}"
+        return None if rank == me else f"{named([rank])} says: {words}"
     silent = [rank for rank in range(size) if not store.check([f"{key} lost {rank}"])]
-    return f"nothing was heard from {name_ranks(silent)}" if silent and size > 2 else None
+    return f"nothing was heard from {named(silent)}" if silent and size > 2 else None

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,15 @@ from hyperslab.comm.launchers import (
     adopt_slurm,
     read_variables,
 )
-from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet
+from hyperslab.comm.placement import Numbering
+from hyperslab.comm.rendezvous import (
+    Deadline,
+    Facts,
+    answer_roll_call,
+    in_time,
+    meet,
+    name_ranks,
+)
 from hyperslab.errors import CommError, HyperslabError, LayoutError
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import (
@@ -57,6 +65,9 @@ TELL_LIMIT = 10.0
 START_SLACK = 2.5
 """Adds to the limit of the start [s], until a rank that hangs is given up."""
 
+MOST_SHOWN = 32
+"""Limits how many ranks a log names one by one."""
+
 NVIDIA_DEVICE_FILE = Path("/dev/nvidia0")
 
 
@@ -71,7 +82,13 @@ def adopt_launcher(environ: MutableMapping[str, str]) -> None:
     adopt_slurm(environ)
 
 
-def start_ranks(device: str, timeout: float | None = None, facts: Facts | None = None) -> bool:
+def start_ranks(
+    device: str,
+    timeout: float | None = None,
+    facts: Facts | None = None,
+    *,
+    numbering: Numbering | None = None,
+) -> bool:
     """Start ``torch.distributed`` as a recipe says; True if there was none before.
 
     ``device`` is "auto", "cpu", "cuda" or "cuda-shared", where several ranks may have one device
@@ -79,6 +96,7 @@ def start_ranks(device: str, timeout: float | None = None, facts: Facts | None =
     gives up, by default torch's own limit. One rank on the CPU of a machine with CUDA gets a
     process group of its own, so that the grid stays on the CPU too. Before anything is started the
     ranks compare their ``facts``, nested dictionaries of what JSON can say, and their versions.
+    Their numbers are the launcher's, or follow from these by rank 0's ``numbering``.
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
@@ -102,7 +120,7 @@ def start_ranks(device: str, timeout: float | None = None, facts: Facts | None =
     if place is not None:
         backend = "nccl" if cuda else "gloo"
         limit = TIMEOUTS[backend] if timeout is None else timeout
-        _start(place, GLOO_ON_CUDA if shared else backend, limit, facts or {})
+        _start(place, GLOO_ON_CUDA if shared else backend, limit, facts or {}, numbering)
         return True
     if not cuda and torch.cuda.is_available():
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -118,10 +136,16 @@ _SHARING_REMEDY = (
 )
 
 
-def start_distributed(timeout: float | None = None, facts: Facts | None = None) -> None:
+def start_distributed(
+    timeout: float | None = None,
+    facts: Facts | None = None,
+    *,
+    numbering: Numbering | None = None,
+) -> None:
     """Start ``torch.distributed`` if this process is a rank and nobody has; it ends at exit.
 
     A rank that waits longer than ``timeout`` [s] for the others gives up, by default torch's own.
+    ``numbering`` is as in `start_ranks`.
 
     Raises:
         LayoutError: there is no CUDA device for this rank.
@@ -130,11 +154,19 @@ def start_distributed(timeout: float | None = None, facts: Facts | None = None) 
     if dist.is_initialized():
         return
     adopt_launcher(os.environ)
-    if read_variables(os.environ) is not None and start_ranks("auto", timeout, facts):
+    if read_variables(os.environ) is None:
+        return
+    if start_ranks("auto", timeout, facts, numbering=numbering):
         atexit.register(stop_distributed)
 
 
-def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> None:
+def _start(
+    place: RankVariables,
+    backend: str,
+    timeout: float,
+    facts: Facts,
+    numbering: Numbering | None,
+) -> None:
     """Meet, agree, and start the process group, all within the limit."""
     device = torch.cuda.current_device() if backend != "gloo" else None
     bound = torch.device("cuda", device) if device is not None and backend == "nccl" else None
@@ -149,15 +181,18 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
             own = ""
             if backend == "nccl":  # which refuses two ranks on one device, in words of its own
                 own = str(torch.cuda.get_device_properties(device).uuid)
-            store = answer_roll_call(store, place, wants, deadline, device=own)
+            store, numbers = answer_roll_call(
+                store, place, wants, deadline, device=own, numbering=numbering
+            )
             dist.init_process_group(
                 backend,
                 store=PrefixStore("process group", store),
-                rank=place.rank,
+                rank=numbers[place.rank],
                 world_size=place.size,
                 timeout=datetime.timedelta(seconds=timeout),
                 device_id=bound,
             )
+            _note_numbers(numbers)
         except CommError:
             raise
         except RuntimeError as error:
@@ -166,6 +201,39 @@ def _start(place: RankVariables, backend: str, timeout: float, facts: Facts) -> 
     # Its functions have the process group of the moment of its import as a default, for good.
     importlib.import_module("torch.distributed.nn")
     in_time(timeout + START_SLACK, start, lambda: _no_answer(place, f"nothing for {timeout:g} s"))
+
+
+_LAUNCHED: weakref.WeakKeyDictionary[dist.ProcessGroup, Sequence[int]]
+_LAUNCHED = weakref.WeakKeyDictionary()
+"""Has the launcher's number of each rank of a default process group that has others."""
+
+
+def _note_numbers(numbers: Sequence[int]) -> None:
+    """Keep which rank of the launcher each one is, and let the main rank log it."""
+    launched = sorted(range(len(numbers)), key=numbers.__getitem__)
+    if launched == [*range(len(numbers))]:
+        return
+    _LAUNCHED[default_group()] = launched
+    if dist.get_rank() == 0:
+        shown = ", ".join(map(str, launched[:MOST_SHOWN]))
+        more = ", ..." if len(launched) > MOST_SHOWN else ""
+        log.info("ranks are numbered by node: 0, 1, ... are their launcher's %s%s", shown, more)
+
+
+def launched_as(rank: int) -> int:
+    """Return the number that the launcher of this run has for a rank of `world`."""
+    whole = dist.group.WORLD
+    numbers = None if whole is None else _LAUNCHED.get(whole)
+    rank = rank_in_torch(rank)
+    return rank if numbers is None else numbers[rank]
+
+
+def named(ranks: Iterable[int]) -> str:
+    """Name ranks of `world`; by their launcher's numbers as well if these are others."""
+    words = name_ranks(ranks := [*ranks])
+    if dist.group.WORLD not in _LAUNCHED:
+        return words
+    return f"{words} (the launcher's {name_ranks(map(launched_as, ranks))})"
 
 
 def _no_answer(place: RankVariables, why: str) -> CommError:

@@ -15,8 +15,9 @@ import socket
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -48,6 +49,15 @@ from hyperslab.comm.communicator import (
     communicator_of_part,
     communicators_of_world,
 )
+from hyperslab.comm.placement import AXES as AXES
+from hyperslab.comm.placement import (
+    CUBE,
+    axes_in_nodes,
+    number_by_node,
+    places,
+    share_between_nodes,
+)
+from hyperslab.comm.placement import SPATIAL_AXES as SPATIAL_AXES
 from hyperslab.comm.rendezvous import in_time, interleaved_nodes
 from hyperslab.comm.shared_memory import connect_ranks
 from hyperslab.errors import CommError, LayoutError
@@ -129,12 +139,6 @@ class ReplicaSampler(DistributedSampler[Any]):
         )
 
 
-AXES = ("data", "depth", "height", "width")
-"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
-
-SPATIAL_AXES = AXES[1:]
-"""Lists the axes that cut volumes."""
-
 GRID_START = "the start of the grid"
 
 log = logging.getLogger("hyperslab")
@@ -195,7 +199,9 @@ class Grid:
         self.extents = dict(zip(AXES, (data, depth, height, width), strict=True))
         if any(extent < 1 for extent in self.extents.values()):
             raise LayoutError(f"every axis of a grid needs at least one rank: {self}")
-        start_distributed(timeout, {"grid": self.extents})
+        # Ranks that are named keep the numbers that they have.
+        numbering = partial(number_by_node, extents=self.extents) if ranks is None else None
+        start_distributed(timeout, {"grid": self.extents}, numbering=numbering)
         self._take_ranks(ranks)
         self.size = ranks_in()
         self.rank = own_rank()
@@ -543,41 +549,26 @@ def hosts_of_ranks(_grid: Grid) -> tuple[str, ...]:
     return tuple(all_gather(f"{socket.gethostname()} {boot}"))
 
 
-def log_nodes(grid: Grid) -> None:
-    """Log which axes lie inside a node, where there are several; all ranks call this."""
+def log_nodes(grid: Grid, volume: Sequence[int] = CUBE) -> None:
+    """Log which axes lie inside a node, where there are several; all ranks call this.
+
+    With it, for a ``volume`` of depth, height and width, the share of halos between nodes.
+    """
     hosts = hosts_of_ranks(grid)
     nodes = len({*hosts})
-    if nodes > 1:
-        words = axes_in_nodes(grid.extents, hosts.count(hosts[0]))
-        if interleaved_nodes(hosts):  # of which a warning was given at the start
-            words = "their ranks do not follow each other"
-        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
-
-
-def axes_in_nodes(extents: Mapping[str, int], per_node: int) -> str:
-    """Say which axes lie inside a node: ranks are numbered with the last axis fastest.
-
-    >>> axes_in_nodes({"data": 64, "depth": 2, "height": 4, "width": 4}, 4)
-    'width inside; depth, height and data across'
-    >>> axes_in_nodes({"depth": 8, "height": 2}, 4)
-    'height and 2 of depth=8 inside; depth across'
-    """
-    inside, across = [], []
-    room = per_node
-    for axis, extent in reversed(list(extents.items())):
-        if extent == 1:
-            continue
-        if room > 1:
-            inside.append(axis if extent <= room else f"{room} of {axis}={extent}")
-        if extent > room:
-            across.append(axis)
-        room = max(1, room // extent)
-    across.sort(key=lambda axis: SPATIAL_AXES.index(axis) if axis != "data" else 3)
-    return f"{_listed(inside) or 'no axis'} inside; {_listed(across) or 'none'} across"
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    if nodes == 1:
+        return
+    words = axes_in_nodes(grid.extents, [at for at, host in enumerate(hosts) if host == hosts[0]])
+    if interleaved_nodes(hosts):  # of which a warning was given at the start
+        words = "their ranks do not follow each other"
+    if grid.size > grid.data:
+        share = share_between_nodes(grid.extents, hosts, volume)
+        words += f"; {share:.0%} of the halos' bytes travel between nodes"
+        best = places(grid.extents, grid.size // nodes, volume) // (grid.size // nodes)
+        least = share_between_nodes(grid.extents, best.tolist(), volume)
+        if least < share:
+            words += f", and {least:.0%} would if the recipe gave grid and data.shape"
+    log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
 
 
 @per_grid

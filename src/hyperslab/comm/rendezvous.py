@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm.launchers import RUN_VARIABLE, TORCHRUN_VARIABLE, RankVariables
+from hyperslab.comm.placement import Numbering
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, reason
 
 log = logging.getLogger("hyperslab")
@@ -264,18 +265,22 @@ def answer_roll_call(
     *,
     problem: str = "",
     device: str = "",
-) -> Store:
-    """Agree with all other ranks; the part of the store that is this start's own.
+    numbering: Numbering | None = None,
+) -> tuple[Store, Sequence[int]]:
+    """Agree with all other ranks; return the part of the store that is this start's own.
 
-    A rank with a ``problem`` cannot go on; all ranks then end with its words. ``device`` is the
-    name of what no other rank may have, if there is such a thing.
+    With it come the numbers of all ranks from now on, by those that they have from their launcher:
+    the same ones, or what rank 0's ``numbering`` says, which keeps its own. A rank with a
+    ``problem`` cannot go on; all ranks then end with its words. ``device`` is the name of what no
+    other rank may have, if there is such a thing.
 
     Distribution scheme:
       1. Rank 0 writes down which run this is; the others compare.
       2. Every rank takes its number, which nobody else must have, and writes down its facts, and
          apart from them their digest and where it runs.
       3. Rank 0 waits for their count and reads the latter of all in one request, and the facts
-         only where digests differ. It writes down what is wrong, if something is.
+         only where digests differ. It writes down what is wrong, if something is, or the ranks'
+         new numbers, if they have others.
       4. Every rank reads that.
 
     Raises:
@@ -296,19 +301,19 @@ def answer_roll_call(
     if problem:
         store.compare_set("problem", "", str(place.rank))
     if place.rank == 0:
-        kind, words = _find_verdict(store, place, deadline)
-        store.set("verdict", json.dumps({"kind": kind, "words": words}))
+        kind, words, numbers = _find_verdict(store, place, deadline, numbering)
+        store.set("verdict", json.dumps({"kind": kind, "words": words, "numbers": numbers}))
         if words:
             others = len(_ranks_present(store, place)) - 1
             Deadline(VERDICT_WAIT).poll(lambda: store.add("read", 0) >= others)
     else:
         if not deadline.poll(lambda: store.check(["verdict"])):
             raise _ranks_missing(store, place, deadline)
-        kind, words = json.loads(store.get("verdict")).values()
+        kind, words, numbers = json.loads(store.get("verdict")).values()
         store.add("read", 1)
     if words:
         raise VERDICTS[kind](words)
-    return store
+    return store, numbers or range(place.size)
 
 
 def _compare_runs(store: Store, place: RankVariables, deadline: Deadline) -> None:
@@ -347,14 +352,19 @@ def _take_number(store: Store, place: RankVariables, deadline: Deadline) -> int:
     return turn
 
 
-def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tuple[str, str]:
-    """Return the kind and the words of an error if something is wrong with the ranks."""
+def _find_verdict(
+    store: Store, place: RankVariables, deadline: Deadline, numbering: Numbering | None
+) -> tuple[str, str, Sequence[int]]:
+    """Return the kind and the words of an error if something is wrong with the ranks.
+
+    If nothing is, return their new numbers, none if they keep theirs.
+    """
     if not deadline.poll(lambda: store.add("came", 0) == place.size or store.check(["problem"])):
-        return "lost", str(_ranks_missing(store, place, deadline))
+        return "lost", str(_ranks_missing(store, place, deadline)), ()
     if store.check(["problem"]):
         rank = int(store.get("problem"))
         words = json.loads(store.get(f"rank {rank}"))["problem"]
-        return "problem", f"rank {rank} says: {words}"
+        return "problem", f"rank {rank} says: {words}", ()
     found = _of_all("rank", store, place)
     hosts = [one["host"] for one in found]
     users: dict[str, list[int]] = defaultdict(list)
@@ -362,17 +372,23 @@ def _find_verdict(store: Store, place: RankVariables, deadline: Deadline) -> tup
         users[one["device"]].append(rank)
     for device, ranks in users.items():
         if device and len(ranks) > 1:
-            return "shared", (
+            words = (
                 f"{name_ranks(ranks)} have the same CUDA device, {device}\n"
                 "    let every rank see all devices of its machine (srun --gpus-per-node=4),\n"
                 "    or give each one of its own; to test several on one: device=cuda-shared in "
                 "a recipe"
             )
-    if len({one["digest"] for one in found}) == 1:
+            return "shared", words, ()
+    if len({one["digest"] for one in found}) > 1:
+        words = compare_facts(_of_all("facts", store, place), hosts)
+        if words:
+            return "differ", words, ()
+    if numbering is None:
         if why := interleaved_nodes(hosts):
             log.warning("%s", why)
-        return "differ", ""
-    return "differ", compare_facts(_of_all("facts", store, place), hosts)
+        return "", "", ()
+    numbers = numbering(hosts)
+    return "", "", () if [*numbers] == [*range(place.size)] else numbers
 
 
 def _of_all(key: str, store: Store, place: RankVariables) -> list[Any]:
@@ -406,8 +422,9 @@ def interleaved_nodes(hosts: Sequence[str]) -> str:
     if changes < len({*hosts}):
         return ""
     return (
-        "the ranks of a node do not follow each other, so that neighbours talk over the network: "
-        "srun --distribution=block, or mpirun --map-by slot"
+        "the ranks of a node do not follow each other, so that neighbours talk over the network if "
+        "a program starts torch.distributed itself: srun --distribution=block, or mpirun --map-by "
+        "slot"
     )
 
 

@@ -29,9 +29,9 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.agreement import HEAR_LIMIT, ask_store, failure_of_others
-from hyperslab.comm.bootstrap import own_rank, ranks_in
+from hyperslab.comm.bootstrap import named, own_rank, ranks_in
 from hyperslab.comm.communicator import messages_begun, purposes_of_groups
-from hyperslab.comm.rendezvous import Deadline, name_ranks
+from hyperslab.comm.rendezvous import Deadline
 from hyperslab.errors import CommError, HyperslabError, Stopped
 from hyperslab.util import torch_internals
 
@@ -164,7 +164,7 @@ class Watch:
         trace = torch_internals.nccl_trace()
         Deadline(6 * LOOK_EVERY).poll(lambda: len(_positions()) == ranks_in())
         return describe_wait(
-            f"rank {own_rank()} waited {seconds:.0f} s for {what}",
+            f"{named([own_rank()])} waited {seconds:.0f} s for {what}",
             trace,
             purposes_of_groups(),
             messages_begun(),
@@ -249,10 +249,10 @@ def describe_wait(
         behind = [rank for rank, count in sorted(counts.items()) if count < most]
         if behind:
             number = counts[behind[0]]
-            lines.append(f"{name_ranks(behind)} began {number} of its operations, others {most}")
+            lines.append(f"{named(behind)} began {number} of its operations, others {most}")
     silent = [rank for rank in range(ranks) if rank not in positions]
     if silent:
-        lines.append(f"nothing was heard from {name_ranks(silent)}")
+        lines.append(f"nothing was heard from {named(silent)}")
     if not entries:
         lines.append("torch's flight recorder has nothing open: TORCH_FR_BUFFER_SIZE=2000 keeps it")
     elif not behind and not silent:

@@ -378,7 +378,7 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
     assert place is not None
     deadline = Deadline(MEET_LIMIT)
     facts = {"command": sys.argv[1:], "versions": current_versions()}
-    met = answer_roll_call(meet(place, deadline), place, facts, deadline)
+    met, _ = answer_roll_call(meet(place, deadline), place, facts, deadline)
     store = PrefixStore("crew", met)
     node = f"{socket.gethostname()} {FreeAddress(place.address, place.port)()[0]}"
     forget_launcher(os.environ)  # what a study looks at it does alone

@@ -19,8 +19,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hyperslab.comm.shared_memory import shared_bytes
 from hyperslab.planner.machine import Machine
@@ -137,7 +141,8 @@ class StepCost:
     not measure, and ``unknown`` of that what a measured machine has nothing alike of: its roofline
     stands in for it, which may be many times less. ``left_out`` names the operators that could not
     be traced, and how often they were called; ``left_out_share`` is the share of the step that they
-    would take if each took as long as the operators that were traced do on average.
+    would take if each took as long as the operators that were traced do on average. ``halo_bytes``
+    are those of messages to ranks of the same "node" and, over the "network", of others.
     """
 
     rank: int
@@ -148,6 +153,7 @@ class StepCost:
     unknown: float
     left_out: dict[str, int]
     left_out_share: float
+    halo_bytes: dict[str, int]
 
     @property
     def known(self) -> bool:
@@ -155,8 +161,12 @@ class StepCost:
         return self.unknown < MOST_UNKNOWN
 
 
-def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
+def step_cost(
+    trace: Trace, machine: Machine, ranks: int, place: NDArray[np.int64] | None = None
+) -> StepCost:
     """Computes the step of one of ``ranks`` ranks on a simulated clock.
+
+    They fill nodes in order, or have a ``place`` each.
 
     Oyama et al. 2020, section III-C: Cost = sum FP + max(sum(BD + BF), sum AR), where
     FP = max(Comp(D_main), sum of 2 SR(D_halo)) + Comp(D_halo) and BD, BF alike; for batch norm
@@ -165,7 +175,7 @@ def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
     With a machine that hides everything and gradients that are ready early this is the paper's
     sum; else what is exposed is longer, see `Lane`.
     """
-    clock = _StepClock(machine, ranks, trace.rank)
+    clock = _StepClock(machine, ranks, trace.rank, place)
     for event in trace.events:
         clock.take(event)
     return clock.result(trace)
@@ -174,10 +184,14 @@ def step_cost(trace: Trace, machine: Machine, ranks: int) -> StepCost:
 class _StepClock:
     """Advances a rank's clock event by event, and books the time by cause and layer."""
 
-    def __init__(self, machine: Machine, ranks: int, rank: int) -> None:
+    def __init__(
+        self, machine: Machine, ranks: int, rank: int, place: NDArray[np.int64] | None
+    ) -> None:
         self.machine = machine
         self.setting = machine.setting(ranks)
         self.rank = rank
+        self.place = place
+        self.sent = {"node": 0, "network": 0}
         self.now = 0.0
         self.guessed = 0.0
         self.unknown = 0.0
@@ -194,7 +208,9 @@ class _StepClock:
             case LocalOperator():
                 self._operator(event)
             case Exchange():
-                seconds = exchange_seconds(event, self.rank, self.machine)
+                seconds = exchange_seconds(event, self.rank, self.machine, self.place)
+                for peer, nbytes in event.by_peer.items():
+                    self.sent["network" if self._is_far(peer) else "node"] += nbytes
                 self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
             case Wait():
                 arrival, seconds = self.under_way.pop(id(event.exchange))
@@ -204,13 +220,24 @@ class _StepClock:
                 # AR of section III-C for one bucket, when it is full.
                 far = len(event.ranks) > self.machine.ranks_per_node
                 nbytes = event.nbytes - far * event.rounded // 2
-                seconds = self.machine.sum_seconds(nbytes, event.ranks)
+                seconds = self._sum(nbytes, event.ranks)
                 self.gradients.send(self.now, seconds)
                 self.reduced += seconds
             case Sum():
                 # A batch norm's per-channel sums (section III-C).
-                seconds = self.machine.sum_seconds(event.nbytes, event.ranks)
+                seconds = self._sum(event.nbytes, event.ranks)
                 self._wait("statistics", event, seconds)
+
+    def _is_far(self, peer: int) -> bool:
+        here, there = self.rank, peer
+        if self.place is not None:
+            here, there = map(int, self.place[[here, there]])
+        return self.machine.link(here, there) == "network"
+
+    def _sum(self, nbytes: int, ranks: Sequence[int]) -> float:
+        if self.place is not None:
+            ranks = np.sort(self.place[np.array(ranks)]).tolist()
+        return self.machine.sum_seconds(nbytes, ranks)
 
     def _operator(self, event: LocalOperator) -> None:
         """Adds Comp of section III-C, for every operator and not for convolutions alone."""
@@ -266,6 +293,7 @@ class _StepClock:
             unknown=min(1.0, self.unknown / seconds.compute) if self.unknown else 0.0,
             left_out=dict(trace.not_traced),
             left_out_share=missing / (missing + done) if missing else 0.0,
+            halo_bytes=self.sent,
         )
 
     def _phases(self, event: LocalOperator) -> list[tuple[PhaseName, float, int]]:
@@ -285,10 +313,12 @@ class _StepClock:
         ]
 
 
-def exchange_seconds(event: Exchange, rank: int, machine: Machine) -> float:
+def exchange_seconds(
+    event: Exchange, rank: int, machine: Machine, place: NDArray[np.int64] | None = None
+) -> float:
     """Sums 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C)."""
     messages = event.by_peer.items()
-    return sum(machine.send_seconds(nbytes, rank, peer) for peer, nbytes in messages)
+    return sum(machine.send_seconds(nbytes, rank, peer, place) for peer, nbytes in messages)
 
 
 def exposed_input(

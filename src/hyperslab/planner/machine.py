@@ -34,6 +34,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -460,14 +461,22 @@ class Machine(MachineSection):
         pieces = self._pieces(link)
         return fit_for(nbytes, pieces).seconds(nbytes) if pieces else 0.0
 
-    def send_seconds(self, nbytes: int, rank: int, peer: int) -> float:
+    def send_seconds(
+        self, nbytes: int, rank: int, peer: int, place: NDArray[np.int64] | None = None
+    ) -> float:
         """Computes a message while all other ranks send as far [s]; SR as well.
 
         Of a node's ranks as many send out of it as the peer's number is away, and share
-        `node_bandwidth`.
+        `node_bandwidth`; or as many as have the peer's distance to a rank of another node, where
+        ranks do not fill nodes in order but have a ``place`` each.
         """
-        link = self.link(rank, peer)
+        link = self.link(*((rank, peer) if place is None else map(int, place[[rank, peer]])))
         leaving = min(abs(peer - rank), self.ranks_per_node) if link == "network" else 0
+        if leaving and place is not None:
+            node = place // self.ranks_per_node
+            peers = np.flatnonzero(node == node[rank]) + peer - rank
+            peers = peers[(peers >= 0) & (peers < len(place))]
+            leaving = int(np.count_nonzero(node[peers] != node[rank]))
         shared = nbytes * leaving / (self.node_bandwidth or math.inf)
         # A message is as fast as its link, or as its share of the node's way out.
         return max(self.message_seconds(nbytes, link), self.message_seconds(0, link) + shared)

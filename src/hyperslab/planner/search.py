@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.comm.grid import AXES, SPATIAL_AXES
+from hyperslab.comm.placement import AXES, SPATIAL_AXES, places
 from hyperslab.data.dataset import PrefetchPolicy
 from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
@@ -102,19 +102,26 @@ def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machi
     """
     shape = tuple(extents.get(axis, 1) for axis in AXES)
     ranks = np.arange(np.prod(shape)).reshape(shape)
+    place = places(extents, machine.ranks_per_node, inputs[2:]).reshape(shape)
     far = np.zeros(shape)
     alike = np.ones(shape, dtype=bool)
     cut = (inputs[0], *inputs[2:])
     for dim, (parts, extent) in enumerate(zip(shape, cut, strict=True)):
         # Views with the axis in front, through which the arrays are written.
         along = np.moveaxis(far, dim, 0)
-        numbers = np.moveaxis(ranks, dim, 0)
+        numbers = np.moveaxis(place, dim, 0)
         if dim > 0:
             links = _farness(numbers[:-1], numbers[1:], machine)
             along[:-1] += links
             along[1:] += links
         np.moveaxis(alike, dim, 0)[~_as_the_first(parts, extent, inside=dim > 0)] = False
     return int(ranks[alike][np.argmax(far[alike])])
+
+
+def places_of(grid: GridSection, job: GridJob, machine: Machine) -> NDArray[np.int64] | None:
+    """Returns the places of a grid's ranks, as a run on the machine has them; None: in order."""
+    place = places(grid.model_dump(), machine.ranks_per_node, job.about.shape[1:])
+    return None if np.array_equal(place, np.arange(grid.size)) else place
 
 
 def _farness(ranks: _RankNumbers, peers: _RankNumbers, machine: Machine) -> _RankNumbers:
@@ -265,13 +272,16 @@ class RooflineEstimate:
     def _exposed(self, exchange: HaloExchange, grid: GridSection, samples: int) -> float:
         """Estimates how long a rank waits for an exchange that begins at 0 [s]."""
         ratios = {axis: getattr(self.cut, axis) / getattr(grid, axis) for axis in SPATIAL_AXES}
+        place = places_of(grid, self.job, self.machine)
         sent = 0.0
         for axis, nbytes in exchange.messages.items():
             parts = getattr(grid, axis)
+            if parts == 1:
+                continue
             face = math.prod(ratio for other, ratio in ratios.items() if other != axis)
             # The outermost ranks along an axis have one neighbour, all others two.
             sent += min(2, parts - 1) * self.machine.send_seconds(
-                int(samples * face * nbytes), 0, _neighbour(grid, axis)
+                int(samples * face * nbytes), 0, _neighbour(grid, axis), place
             )
         work = samples * math.prod(ratios.values()) * exchange.work
         return costs.Lane(self.machine.hidden.halos).exposed(work, sent, sent)
@@ -475,7 +485,8 @@ def _candidate(
 ) -> Candidate:
     """Computes the cost of a step from the traces of the ranks that decide."""
     assert job.recipe.memory != "auto"  # each way to save memory has its own traces
-    steps = [costs.step_cost(trace, machine, grid.size) for trace in traces]
+    place = places_of(grid, job, machine)
+    steps = [costs.step_cost(trace, machine, grid.size, place) for trace in traces]
     slowest = max(steps, key=lambda step: step.seconds.total)
     seconds = _accumulated(slowest.seconds, job.accumulated)
     host = host_memory(job, grid, bounds)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from hyperslab.comm.grid import axes_in_nodes
+from hyperslab.comm.placement import axes_in_nodes, places
 from hyperslab.planner import search
 from hyperslab.planner.calibrate import instruction_set, processor_name
 from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
@@ -73,6 +73,7 @@ def _candidate_values(plan: search.GridPlan, one: search.Candidate) -> dict[str,
         "efficiency": plan.efficiency(one),
         "binds": plan.binds(one),
         "seconds": one.seconds.as_dict(),
+        "halo_bytes": one.cost.halo_bytes,
         "bytes": one.memory.total,
         "memory": one.memory.as_dict(),
         "reading_seconds": one.reading,
@@ -181,7 +182,14 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
 def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     per_node = plan.machine.ranks_per_node
     if plan.ranks > per_node:
-        yield f"nodes      {per_node} ranks each: {axes_in_nodes(best.grid.model_dump(), per_node)}"
+        place = places(best.grid.model_dump(), per_node, plan.job.about.shape[1:])
+        mates = np.flatnonzero(place < per_node).tolist()
+        sent = best.cost.halo_bytes
+        yield (
+            f"nodes      {per_node} ranks each: {axes_in_nodes(best.grid.model_dump(), mates)}; "
+            f"halos of the slowest rank {bytes_text(sent['node'])} a mini-batch inside, "
+            f"{bytes_text(sent['network'])} across"
+        )
     if best.cost.known:
         yield f"time       {_parts_text(best.seconds, 0.005, '-', time_text)}"
     else:

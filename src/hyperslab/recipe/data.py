@@ -260,7 +260,8 @@ class DataSection(TargetSection):
     redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
     targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
-    # C, D, H, W of a volume, for plans made where the data are not there
+    # C, D, H, W of a volume, for plans made where the data are not there, and for the placement on
+    # nodes of ranks, which start before data are opened
     shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] | None = None
     multiple: PositiveInt | None = None  # round extents up to multiples, with background
     plugins: tuple[str, ...] = ()  # modules to import, which register formats

@@ -23,6 +23,7 @@ from hyperslab.comm import Grid, bootstrap
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
+from hyperslab.recipe.compare import numbering_of
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust, trust_of
@@ -323,10 +324,10 @@ def _start_ranks(recipe: Recipe) -> None:
     if dist.is_initialized():
         return
     if recipe.device == "auto":
-        bootstrap.start_distributed(recipe.timeout)
+        bootstrap.start_distributed(recipe.timeout, numbering=numbering_of(recipe))
         return
     bootstrap.adopt_launcher(os.environ)
-    if bootstrap.start_ranks(recipe.device, recipe.timeout):
+    if bootstrap.start_ranks(recipe.device, recipe.timeout, numbering=numbering_of(recipe)):
         atexit.register(bootstrap.stop_distributed)
 
 

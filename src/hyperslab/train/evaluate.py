@@ -33,7 +33,7 @@ from hyperslab.comm.grid import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
 from hyperslab.errors import DataError, HyperslabError, RecipeError, no_run
-from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.compare import launch_facts, numbering_of
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
@@ -601,7 +601,7 @@ def evaluate(
 @contextmanager
 def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
     """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
-    started = start_alike(recipe.device, recipe.timeout, facts)
+    started = start_alike(recipe.device, recipe.timeout, facts, numbering_of(recipe))
     try:
         with failure_broadcast():
             yield

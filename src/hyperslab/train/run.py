@@ -22,9 +22,10 @@ import torch.distributed as dist
 from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
+from hyperslab.comm.bootstrap import named
 from hyperslab.comm.grid import log_nodes
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
-from hyperslab.recipe.compare import changed_keys, launch_facts
+from hyperslab.recipe.compare import changed_keys, launch_facts, numbering_of
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train import builders
@@ -99,7 +100,7 @@ def train(
         )
     steps = None if profile is None else profile.steps
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
-    started = agreement.start_alike(recipe.device, recipe.timeout, facts)
+    started = agreement.start_alike(recipe.device, recipe.timeout, facts, numbering_of(recipe))
     try:
         with agreement.failure_broadcast():
             if recipe.undecided and choose is not None:
@@ -183,7 +184,7 @@ def build_trainer(
     )
     path = latest(recipe.output) if resume else None
     at = Position() if path is None else _resume(path, state, recipe)
-    log_nodes(grid)
+    log_nodes(grid, data.shape[1:])
     if resume:  # not before: a recipe that does not go with the run must not replace its own
         _write_on_main(recipe, lambda: save_recipe(recipe, recipe.output / RECIPE))
     if grid.is_main:
@@ -318,7 +319,7 @@ def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
 
 def _out_of_memory(grid: Grid, error: torch.OutOfMemoryError) -> str:
     """Say which rank ran out of its device's memory, where, and how much it had taken by then."""
-    words = f"rank {grid.rank} of {grid.size} ran out of the memory of {grid.device}"
+    words = f"{named([grid.rank])} of {grid.size} ran out of the memory of {grid.device}"
     layer = layer_of(error)
     words += f" in {layer}" if layer else " in the backward pass or the optimizer's step"
     if grid.device.type == "cuda":

@@ -28,6 +28,7 @@ import numpy as np
 
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import collective_try
+from hyperslab.comm.bootstrap import launched_as
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import header_cache, optional
 from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
@@ -676,7 +677,7 @@ def replica_of(grid: Grid) -> Any:
             "every rank then reads by itself"
         )
     world = mpi.COMM_WORLD
-    ours = (grid.rank, grid.size)
+    ours = (launched_as(grid.rank), grid.size)
     theirs = (world.Get_rank(), world.Get_size())
     if not all(world.allgather(ours == theirs)):
         raise HyperslabError(
