@@ -45,6 +45,7 @@ from hyperslab.parallel.guard import (
     replace_sync_batch_norm,
     run_eagerly,
 )
+from hyperslab.parallel.offload import Store, offload_activations, store_for
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
@@ -122,7 +123,7 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 BATCH_NORM_STATISTICS = ("grid", "replica")
 
-Memory = Literal["none", "tile", "recompute"]
+Memory = Literal["none", "tile", "recompute", "offload"]
 """How memory is saved at the cost of time: what `parallelize` may be told."""
 
 
@@ -171,7 +172,10 @@ def parallelize(
             result and its gradient never exist whole; behind a normalisation it is convolved
             again. ``"recompute"``: autograd keeps the inputs of stages (parts of an
             `torch.nn.Sequential` up to a pooling) and runs each again in the backward pass; wide
-            results are tiled as well. The numbers are the same but for rounding.
+            results are tiled as well. ``"offload"``: what autograd keeps waits for the backward
+            pass in a file in ``TMPDIR`` (else ``/var/tmp``), or in the host's memory if the ranks
+            compute on GPUs; wide results are tiled as well. The numbers are the same but for
+            rounding.
         find_unused_parameters: pass True to freeze some parameters later, between steps. (Those
             that take no part in a step's loss need no word: they get no gradient, as serially.)
         ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on
@@ -293,11 +297,13 @@ def prepare(
     kernels: Kernels = "measure",
     memory: Memory = "none",
     homes: GradientBuffers | None = None,
+    store: Store | None = None,
 ) -> Policy:
     """Prepare a module for forward passes: device, gathers, the policy of its tensors.
 
     The inputs have to get that policy, and its scope has to be open while the module runs.
-    ``homes``: see `Policy`.
+    ``homes``: see `Policy`; ``store``: where activations are offloaded to, by default `store_for`
+    the grid.
 
     Raises:
         LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
@@ -311,6 +317,8 @@ def prepare(
     module.to(grid.device)
     if memory == "recompute":
         recompute_stages(module)
+    if memory == "offload":
+        offload_activations(module, store or store_for(grid))
     scope = ForwardScope() if grid.size > grid.data else None
     slab = None if memory == "none" else slabs.SLAB_BYTES
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes, slab=slab)

@@ -507,6 +507,15 @@ class Machine(MachineSection):
         """
         return self.reading.seconds(nbytes, ranks) if self.reading else 0.0
 
+    def offload_seconds(self, nbytes: int, ranks: int) -> float:
+        """Computes the time [s] in which a rank moves so many bytes out of its memory, or back.
+
+        From a GPU they go to its host, else to a file, as fast as files are read.
+        """
+        if self.device == "cpu":
+            return self.read_seconds(nbytes, ranks)
+        return nbytes / (self.copying or math.inf)
+
     def _pieces(self, link: LinkClass) -> tuple[LinearFit, ...]:
         """Returns the fits of a class of link, else of the next slower, else of the next faster."""
         at = LINKS.index(link)

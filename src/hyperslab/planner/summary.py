@@ -306,6 +306,7 @@ CAUSE_COLOURS = {
     "forward": "#2a5d9f",
     "backward_data": "#5b8fd1",
     "backward_filter": "#9dbfe8",
+    "offload": "#8c6d46",
     "optimizer": "#7a6bb0",
     "overhead": "#b8b8b8",
     "halos": "#d9730d",

@@ -165,7 +165,7 @@ class Recipe(CodeSection):
     # saved at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses what is fastest
     # of what fits. "keep" is an older word for none
     memory: Annotated[
-        Literal["auto", "none", "tile", "recompute"], BeforeValidator(_newer_word)
+        Literal["auto", "none", "tile", "recompute", "offload"], BeforeValidator(_newer_word)
     ] = "none"
     # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
