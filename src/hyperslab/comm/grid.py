@@ -230,6 +230,7 @@ class Grid:
                 self,
                 f"the fused kernels for GPUs do not run on rank {rank}: {why}\n    torch's own "
                 f"operators compute in their place on all ranks, more slowly. {TRITON_NEEDS}",
+                logging.WARNING,
             )
 
     def _take_ranks(self, ranks: Sequence[int] | None) -> None:
@@ -328,7 +329,7 @@ class Grid:
                 words += (
                     '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
                 )
-            log_once(self, words)
+            log_once(self, words, logging.WARNING)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
@@ -338,7 +339,12 @@ class Grid:
         if not cut.thin:
             return cut
         if axis == "data":
-            log_once(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            log_once(
+                self,
+                f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas: each computes "
+                "all of it",
+                logging.WARNING,
+            )
             return None
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
@@ -457,6 +463,7 @@ def warn_of_metrics(grid: Grid) -> None:
                 f"{type(thing).__name__} of torchmetrics adds up over all ranks, and each has the "
                 "whole of x.full(), so sums count every voxel once a rank: make it with "
                 "process_group=grid.process_group()",
+                logging.WARNING,
             )
             return
 
@@ -551,7 +558,7 @@ def log_nodes(grid: Grid) -> None:
         words = axes_in_nodes(grid.extents, hosts.count(hosts[0]))
         if interleaved_nodes(hosts):  # of which a warning was given at the start
             words = "their ranks do not follow each other"
-        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
+        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}")
 
 
 def axes_in_nodes(extents: Mapping[str, int], per_node: int) -> str:
@@ -581,9 +588,9 @@ def _listed(words: list[str]) -> str:
 
 
 @per_grid
-def log_once(grid: Grid, message: str, level: int = logging.WARNING) -> None:
+def log_once(grid: Grid, message: str, level: int = logging.INFO) -> None:
     """Log a message once per grid, on the main rank.
 
-    ``logging.INFO`` is for what a user may like to know; a warning costs him something.
+    ``logging.WARNING`` is for a cost or a risk that the user can do something about.
     """
     grid.log(message, level)

@@ -239,6 +239,7 @@ def open(
             "physical parameters are not linear in the targets (off by "
             f"{source.parameters.misfit:.1%} of their range): errors in physical units are "
             "approximate",
+            logging.WARNING,
         )
     samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
@@ -285,7 +286,6 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> in
             grid,
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
             f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
-            logging.INFO,
         )
     return depth
 
@@ -376,7 +376,7 @@ def build_assembler(
         collective_try(assembler.fill)
         seconds = time.perf_counter() - begin
         read = _gib(assembler.reader.bytes_read)
-        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s", logging.INFO)
+        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")
     return assembler
 
 

@@ -6,7 +6,6 @@ Formats of users are registered by modules that `load_plugins` imports.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections import Counter
@@ -210,7 +209,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):
-        log_once(grid, words, logging.INFO)
+        log_once(grid, words)
     if driver is not None:
         source = source.read_together(driver, grid)
     source.volumes = volumes

@@ -7,7 +7,6 @@ shows the samples of other sources in another way.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -216,7 +215,7 @@ class Source(ABC):
         options = ScanOptions(channels)
         source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
         if source.remark:
-            log_once(grid, source.remark, logging.INFO)
+            log_once(grid, source.remark)
         return source
 
     @cached_property

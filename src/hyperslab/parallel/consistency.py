@@ -9,6 +9,7 @@ training.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import socket
 import zlib
@@ -161,6 +162,7 @@ class EqualParameters:
                 self.grid,
                 f"the parameters of {type(self.module).__name__} differ between ranks by rounding: "
                 "are their processors of different kinds?",
+                logging.WARNING,
             )
             return
         raise LayoutError(

@@ -106,7 +106,6 @@ def _gather_hook(name: str, grid: Grid) -> Callable[..., Any]:
             grid,
             f"until {name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
             "there repeat the work from here on",
-            logging.INFO,
         )
         whole = value.redistribute(value.partition.without(space), f"until {name!r}")
         whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy
@@ -211,6 +210,7 @@ def parallelize(
             grid,
             f"{type(module).__name__}: torch.compile has no effect, and its parts run eagerly, "
             "with fullgraph=True too: graphs cannot hold messages between ranks",
+            logging.WARNING,
         )
     homes = GradientBuffers()
     policy = prepare(
@@ -281,6 +281,7 @@ def _check_rounding(gradients: Gradients, grid: Grid) -> None:
             grid,
             "gradients=bf16: INEXACT: gradients are rounded to bfloat16 on their way between ranks "
             "(8 bits); this is not the serial result",
+            logging.WARNING,
         )
 
 
