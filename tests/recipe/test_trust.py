@@ -507,7 +507,7 @@ def test_a_run_talks_to_a_service_where_the_user_says_so(home: Path, service: st
         ("recipe.yaml", "if this file is yours, call it something else than recipe"),
         (
             "__main__.Net",
-            "it is defined in a program itself: hand it in there, as in hs.TrainedRun",
+            "a program defines it: pass it there, as in hs.TrainedRun",
         ),
     ],
 )

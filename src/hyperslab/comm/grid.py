@@ -143,25 +143,25 @@ log = logging.getLogger("hyperslab")
 class Grid:
     """Arranges the ranks as a ``data x depth x height x width`` array, the same on every rank.
 
-    The first one waits for all ranks, which then agree on the memory that they share and connect
+    The first grid waits for all ranks, which then agree on the memory that they share and connect
     a communicator for each purpose.
 
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
-    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` if nobody
-    has (NCCL for CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout``
-    [s], by default torch's limit; an existing process group is used as it is, with its own limit.
+    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` unless it
+    runs already (NCCL for CUDA, gloo for the CPU). A rank then waits for another for at most
+    ``timeout`` [s], by default torch's limit; an existing process group keeps its own limit.
 
-    ``ranks`` are those of `torch.distributed` that the grid has, ascending: by default all of them,
-    else a part, which alone makes the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
-    says the same; its dims that are named as axes give their extents, unless the axes are given.
-    A process belongs to one part at a time: its grids alive have the same ranks.
+    ``ranks`` lists the ranks of `torch.distributed` that form the grid, ascending: all by default;
+    only the listed ones may make the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
+    does the same; its dims that have the names of axes give their extents, unless you give them.
+    A process belongs to one set of ranks at a time: all its live grids have the same ranks.
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
         RecipeError: the ranks ask for different grids, or have different versions.
         CommError: a rank died or did not come within the time limit.
-        HyperslabError: an environment variable that says which rank this is is missing or odd.
+        HyperslabError: an environment variable that tells this rank's number is missing or odd.
     """
 
     has_values = True
@@ -297,7 +297,7 @@ class Grid:
     ) -> Partition:
         """Return how a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
 
-        Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
+        Without ``channels`` the tensor is (batch, ...spatial), such as the class of every voxel.
 
         The batch dim is cut by ``data``; the last dims by ``depth``, ``height``, ``width`` in
         the order of their names (an image is cut by height and width). A mini-batch smaller than
@@ -356,9 +356,9 @@ class Grid:
     ) -> ReplicaSampler:
         """Return a `DataLoader`'s sampler of this replica's samples, the same on all of its ranks.
 
-        All ranks call it. Its order depends on ``seed`` and on the epoch that `set_epoch` was told
-        and on nothing else, and is that of torch's DistributedSampler. Every sample is shown once
-        an epoch, by one replica. A loader's ``batch_size`` is then of one replica.
+        All ranks call it. Its order depends only on ``seed`` and on the epoch given to `set_epoch`,
+        and is that of torch's DistributedSampler. One replica shows each sample, once an epoch. A
+        loader's ``batch_size`` then counts the samples of one replica.
 
         Raises:
             LayoutError: the samples cannot be dealt out evenly and ``drop_last`` is not set; the
@@ -418,9 +418,9 @@ class Grid:
     def process_group(self, *axes: str) -> dist.ProcessGroup | None:
         """Return torch's group of the ranks that differ along these axes only.
 
-        For libraries that add up over ranks themselves. Without axes it is this rank alone: losses
-        and `Sharded.full` are of the whole mini-batch on every rank, so nothing is left to add up.
-        ``"data"`` is for what a replica has of its own samples. All ranks ask alike.
+        It is for libraries that add up over ranks themselves. Without axes it has this rank alone,
+        because losses and `Sharded.full` cover the whole mini-batch on every rank. ``"data"`` is
+        for values of a replica's own samples. All ranks ask for the same axes.
         """
         self.groups_handed_out = True
         if not dist.is_initialized():

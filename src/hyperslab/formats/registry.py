@@ -70,9 +70,9 @@ MAPPED = "arrays"
 class Format:
     """Describes a storage format.
 
-    ``suffixes``: of its files' names, by which a folder is known to hold it; without any it has to
-    be asked for by its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``:
-    of what `hyperslab convert` makes; ``None`` where it makes none. ``help``: one line.
+    ``suffixes``: those of its files, by which a folder is recognised; without any the user has to
+    give its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``: writes the
+    files of `hyperslab convert`; ``None`` if it cannot be written. ``help``: one line.
     """
 
     name: str
@@ -257,7 +257,10 @@ def find_format(folder: Path) -> tuple[Format, str]:
     first = sorted(kind for depth, kind in found if depth == top)
     if len(first) > 1:
         words = " and ".join(f"{found[top, kind]} of {kind}" for kind in first)
-        raise DataError(f'{folder}: holds files of two formats, {words}; say format="{first[0]}"')
+        raise DataError(
+            f"{folder}: holds files of two formats, {words}; choose one, such as "
+            f'format="{first[0]}"'
+        )
     others = sorted({kind for _, kind in found} - {first[0]})
     if not others:
         return named(first[0]), ""
