@@ -1,4 +1,4 @@
-"""What is written carries checksums, and whoever reads it compares them (tier: no process)."""
+"""Written files carry checksums, and every reader compares them (tier: no process)."""
 
 from __future__ import annotations
 
