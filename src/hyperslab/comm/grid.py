@@ -382,7 +382,7 @@ class Grid:
 
     @property
     def halos(self) -> Communicator:
-        """Carries messages between any ranks: halos, and whatever else an operator exchanges."""
+        """Carries messages between any ranks: halos, and all else that an operator exchanges."""
         assert self._communicators is not None
         return self._communicators.halos
 

@@ -248,7 +248,7 @@ class Source(ABC):
         return self.volumes.get(name, name)
 
     def unpadded(self, sample: int) -> tuple[int, ...]:
-        """Returns the extents (D, H, W) of what is stored of a sample; what is beyond was added."""
+        """Returns the stored extents (D, H, W) of a sample; the voxels beyond were added."""
         return self.shape_of(sample)[1:]
 
     def shape_of(self, sample: int) -> tuple[int, ...]:
@@ -261,11 +261,11 @@ class Source(ABC):
         return self.shape
 
     def part(self, sample: int) -> VolumePart | None:
-        """Returns the part of its volume that the sample is; ``None`` where none was cut here."""
+        """Returns the part of its volume that the sample is; ``None`` if none was cut here."""
         return None
 
     def where(self, sample: int) -> str:
-        """Returns the words by which an error names the sample."""
+        """Returns the name of the sample for an error."""
         return f"sample {self.names[sample]!r}"
 
     def storage(self, sample: int) -> Storage | None:
@@ -277,7 +277,7 @@ class Source(ABC):
         return None
 
     def extras(self, sample: int) -> Extras:
-        """Reads what there is beside the voxels, for `hyperslab convert`.
+        """Reads all that a file has beside the voxels, for `hyperslab convert`.
 
         Raises:
             DataError: the file cannot be read.
@@ -287,7 +287,7 @@ class Source(ABC):
         return Extras(names=self.parameters.names, target=self.target(sample))
 
     def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        """Returns a scan's size of voxels along D, H and W [mm]; None where nobody says so.
+        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell.
 
         Raises:
             DataError: the file cannot be read.

@@ -196,7 +196,7 @@ class Sharded(DeferredTensor):
 
     @property
     def partition(self) -> Partition:
-        """Global shape and cuts."""
+        """Return the global shape and the cuts."""
         return self._partition
 
     @property
@@ -237,7 +237,7 @@ class Sharded(DeferredTensor):
             return self.like(fetch(self.block, plan, what=why), partition)
 
     def gather_merged(self) -> None:
-        """Have dims that a reshape merged whole, as the reshape would have made them."""
+        """Make dims whole that a reshape merged, as the reshape would have."""
         axes = [cut.axis for cut in self._partition.cuts if cut is not None and cut.merged]
         self.force()
         # Who looks first may do so under no_grad.
