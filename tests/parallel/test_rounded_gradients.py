@@ -1,4 +1,4 @@
-"""Gradients that are rounded on their way (tier: a few gloo ranks without shared memory)."""
+"""Gradients are rounded on their way (tier: a few gloo ranks without shared memory)."""
 
 from __future__ import annotations
 
