@@ -253,7 +253,7 @@ LISTS = ("train", "validation", "test")
 class DataSection(TargetSection):
     """The volumes and how they are read; a ``target`` is a class derived from `Source`."""
 
-    path: Path | None = None  # a folder; without it train, validation, test are
+    path: Path | None = None  # a folder; without it train, validation and test name folders
     synthetic: SyntheticSection | None = None  # volumes made in memory, in place of files
     python_class: str | None = None  # the class of a source that a program has passed
     batch_size: PositiveInt  # samples over all ranks
