@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--plan", action="store_true", help="run nothing")
     parser.add_argument("--machine", help="for the plan: shipped, or a calibrated file")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows that there are so far")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows so far")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.json is not None and options.json.exists():

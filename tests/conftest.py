@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """A shell starts what runs in its background with SIGINT ignored, and children inherit that.
 
-    What tests train with is not noted in the folder of whoever runs them. Nothing that is imported
+    What tests train with is not noted in their user's folder. Nothing that is imported
     is garbage: looking for it takes a sixth of the time in which tests are collected.
     """
     gc.disable()

@@ -198,7 +198,7 @@ def test_what_imports_torch_imports_what_it_uses() -> None:
         "import hyperslab as hs\nhs.shard, hs.parallelize, hs.open, hs.load, hs.models",
         "from hyperslab.cli import load_command\nload_command('train')",
     )
-    assert "hyperslab.ops.convolution" in rules, "whoever cuts a tensor has the rules"
+    assert "hyperslab.ops.convolution" in rules, "a program that cuts a tensor has the rules"
     pages = {"matplotlib", "jinja2", "tensorboard", "triton"}
     assert names & {*pages, "pydantic", "rich", "typer"} == set()
     assert training & {*pages, "rich.progress", "hyperslab.planner"} == set()

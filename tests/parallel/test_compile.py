@@ -96,7 +96,7 @@ def test_the_same_result(axes: dict[str, int], how: str) -> None:
 
 
 def whole_graph() -> None:
-    """Who asks for one graph is told that there is none."""
+    """A user who asks for one graph is told that there is none."""
     grid, model = hs.Grid(depth=2), Net()
     module = compiled(model, grid, "afterwards", fullgraph=True)
     with pytest.raises(RuntimeError, match="no compiled frames"):

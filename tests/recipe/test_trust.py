@@ -288,7 +288,7 @@ def test_other_names_and_arguments_are_another_run(home: Path, changes: Any) -> 
 
 
 def test_a_name_in_bytes_is_none(home: Path) -> None:
-    """It would be no name to the memory of what was trained, and one to whoever calls it."""
+    """The memory of trained names would not know it as a name, but its caller would."""
     assert is_trusted(home)
     with pytest.raises(RecipeError, match="the value is not valid YAML"):
         load_recipe(home / "run" / "recipe.yaml", ["loss.target=!!binary bmV0"])
@@ -507,7 +507,7 @@ def test_a_run_talks_to_a_service_where_the_user_says_so(home: Path, service: st
         ("recipe.yaml", "if this file is yours, call it something else than recipe"),
         (
             "__main__.Net",
-            "it is defined in a program itself: hand it in there, as in hs.TrainedRun",
+            "a program defines it: pass it there, as in hs.TrainedRun",
         ),
     ],
 )

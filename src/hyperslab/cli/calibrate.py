@@ -62,13 +62,13 @@ def calibrate_command(
         int | None,
         typer.Option(
             min=1,
-            help="Measure only for a plan of so many ranks, which may be more: the operators of "
-            "its best grids.",
+            help="Measure only the operators of the best grids of this many ranks, which need not "
+            "exist here.",
         ),
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=1, help="Seconds for all; what a step has most of comes first."),
+        typer.Option(min=1, help="Seconds for all; the longest operators come first."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:

@@ -46,7 +46,7 @@ along width, height and depth; for tfrecord {folder}_{name}_{number}.
 Each file is read back and its checksum compared before it gets its name; OUT/conversion.jsonl keeps
 the checksums. Repeat the command to continue after an interruption: finished files of the same
 source are kept. A volume that cannot be converted is named on standard error, and the exit code is
-1. Under srun, jsrun and torchrun the volumes are dealt to the ranks that there are."""
+1. Under srun, jsrun and torchrun the ranks of the job share the volumes."""
 
 LITS_HELP = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
 

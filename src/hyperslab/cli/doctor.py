@@ -64,7 +64,7 @@ def doctor_command(
     """Look at ranks, links, files and clocks before a job.
 
     Looks at devices and versions, too. Under torchrun and srun every rank runs this command. It
-    takes seconds, changes nothing, and ends with exit code 1 where a job would fail or be slow.
+    takes seconds, changes nothing, and ends with exit code 1 if a job would fail or be slow.
     """
     adopt_rank()
     with exit_when_stopped():

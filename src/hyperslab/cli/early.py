@@ -294,7 +294,7 @@ def nothing_left(output: Path, epochs: int) -> str:
 
 
 def training_digest(recipe: Path, overrides: Sequence[str], ranks: int | None) -> str:
-    """Hash what a training is asked for, in whatever words: all but its folder and its grid.
+    """Hash the options of a training, however they are written: all but its folder and its grid.
 
     A run may be resumed on any grid. One that the plan chooses, or that does not fit the ranks, is
     left to the command.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +10,6 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli import options, rank
-from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.studies.table import Table
 from hyperslab.train.evaluate import (
@@ -23,6 +21,7 @@ from hyperslab.train.evaluate import (
 )
 from hyperslab.train.metrics import SURFACE_TOLERANCE
 from hyperslab.util.atomic_files import check_links
+from hyperslab.util.logs import show_logs
 
 RELATIVE = "relative_error"
 COLUMNS = {
@@ -106,7 +105,7 @@ def evaluate_command(
             rank.launch_again(context, recipe, run / "logs")
             return
         is_main = rank.become_rank()
-        log_to_stdout(logging.WARNING)
+        show_logs(is_main=is_main)
         result = rank.as_rank(evaluate)(
             run,
             checkpoint=checkpoint,

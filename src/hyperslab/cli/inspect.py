@@ -49,7 +49,7 @@ def inspect_command(
 ) -> None:
     """Show what a folder holds and what reading it costs.
 
-    Also takes a recipe: the data are then those of the recipe.
+    Given a recipe, the command inspects the recipe's data.
     """
     load_plugins(plugin or [])
     says = {"format": format, "channels": channels}
@@ -88,7 +88,7 @@ def _verify(source: Source, folder: Path | None) -> None:
     count = len(source.names)
     say(
         f"read all {count} samples: {count - bad} are fine, {bad} damaged; {recorded} were also "
-        "compared with the sums of their conversion"
+        "compared with the checksums of their conversion"
     )
     if bad:
         raise typer.Exit(1)

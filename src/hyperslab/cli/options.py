@@ -82,7 +82,7 @@ MissingChunksOption = Annotated[
     bool,
     typer.Option(
         "--missing-chunks",
-        help="Read chunks that a file does not store as its fill value.",
+        help="Take a file's fill value for chunks that it does not store.",
     ),
 ]
 TrustOption = Annotated[
@@ -98,7 +98,7 @@ PartOption = Annotated[
     str | None,
     typer.Option(
         metavar="K/N",
-        help="Do part K of N, from 0 on, as one task of a job array. Default: that of this rank.",
+        help="Make part K of N, counted from 0, as one task of a job array. Default: this rank's.",
     ),
 ]
 PluginOption = Annotated[

@@ -52,8 +52,8 @@ def plan_command(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Measure here first, for two minutes, what a step has most of, into this machine "
-            "file, and plan by it."
+            help="First measure the longest operators here, for two minutes, into this machine "
+            "file; plan with it."
         ),
     ] = None,
     shape: Annotated[
@@ -71,9 +71,9 @@ def plan_command(
 ) -> None:
     """Predict the step time and memory of every grid.
 
-    Nothing is run: a step is traced without memory and its cost computed for the given machine.
-    With --calibrate a machine file of this machine is made, or completed, before. Keep the machine
-    idle meanwhile.
+    The command runs nothing: it traces a step without memory and computes its cost for the given
+    machine. With --calibrate it first makes or completes a machine file of this machine, which
+    should be idle meanwhile.
     """
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")

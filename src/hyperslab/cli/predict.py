@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,11 +14,12 @@ import typer
 from rich.console import Console
 
 from hyperslab.cli import options, rank
-from hyperslab.cli.terminal import log_to_stdout, progress
+from hyperslab.cli.terminal import progress
 from hyperslab.errors import DataError, printable
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.train.evaluate import recipe_for
 from hyperslab.train.predict import InputOutcome, predict
+from hyperslab.util.logs import show_logs
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
@@ -98,7 +98,7 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
         DataError: names the inputs that failed; the others are done.
     """
     is_main = rank.become_rank()
-    log_to_stdout(logging.WARNING)
+    show_logs(is_main=is_main)
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
     with progress(shown) as bar:
         task = bar.add_task("predict", total=None)

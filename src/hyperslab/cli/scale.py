@@ -75,10 +75,10 @@ def scale_command(
     """Measure or predict how training scales.
 
     As in Oyama et al. 2020, every point is a training of 4 epochs on this machine, in its own
-    folder; the result is the median step without the first epoch. Existing points are not run
-    again. With --machine, a prediction stands beside each measurement. Synthetic data
-    (data.path=null data.synthetic.width=128) need no files. Under srun, jsrun and torchrun the
-    points run on the ranks that there are.
+    folder; the result is the median step without the first epoch. Finished points do not run
+    again. --machine adds a prediction to each measurement. Synthetic data (data.path=null
+    data.synthetic.width=128) need no files. Under srun, jsrun and torchrun the points run on the
+    ranks of the job.
     """
     with importing_figures():  # --help need not wait for it
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study

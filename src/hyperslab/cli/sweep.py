@@ -49,10 +49,10 @@ def sweep_command(
 ) -> None:
     """Train and compare variants of a recipe.
 
-    First chooses a learning rate for each variant, by the validation loss of shorter runs; then
-    trains each with several seeds. Repeat the command to continue after an interruption; finished
-    runs are kept. A failed run is named, and the exit code is 1. Under srun, jsrun and torchrun
-    the runs are dealt to groups of the ranks that there are.
+    The command chooses a learning rate for each variant, by the validation loss of shorter runs,
+    and then trains each with several seeds. Repeat the command to continue after an interruption;
+    finished runs are kept. A failed run is named, and the exit code is 1. Under srun, jsrun and
+    torchrun groups of the job's ranks share the runs.
     """
     adopt_rank()
     words = overrides or []

@@ -143,25 +143,25 @@ log = logging.getLogger("hyperslab")
 class Grid:
     """Arranges the ranks as a ``data x depth x height x width`` array, the same on every rank.
 
-    The first one waits for all ranks, which then agree on the memory that they share and connect
+    The first grid waits for all ranks, which then agree on the memory that they share and connect
     a communicator for each purpose.
 
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
-    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` if nobody
-    has (NCCL for CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout``
-    [s], by default torch's limit; an existing process group is used as it is, with its own limit.
+    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` unless it
+    runs already (NCCL for CUDA, gloo for the CPU). A rank then waits for another for at most
+    ``timeout`` [s], by default torch's limit; an existing process group keeps its own limit.
 
-    ``ranks`` are those of `torch.distributed` that the grid has, ascending: by default all of them,
-    else a part, which alone makes the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
-    says the same; its dims that are named as axes give their extents, unless the axes are given.
-    A process belongs to one part at a time: its grids alive have the same ranks.
+    ``ranks`` lists the ranks of `torch.distributed` that form the grid, ascending: all by default;
+    only the listed ones may make the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
+    does the same; its dims that have the names of axes give their extents, unless you give them.
+    A process belongs to one set of ranks at a time: all its live grids have the same ranks.
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
         RecipeError: the ranks ask for different grids, or have different versions.
         CommError: a rank died or did not come within the time limit.
-        HyperslabError: an environment variable that says which rank this is is missing or odd.
+        HyperslabError: an environment variable that tells this rank's number is missing or odd.
     """
 
     has_values = True
@@ -230,6 +230,7 @@ class Grid:
                 self,
                 f"the fused kernels for GPUs do not run on rank {rank}: {why}\n    torch's own "
                 f"operators compute in their place on all ranks, more slowly. {TRITON_NEEDS}",
+                logging.WARNING,
             )
 
     def _take_ranks(self, ranks: Sequence[int] | None) -> None:
@@ -296,7 +297,7 @@ class Grid:
     ) -> Partition:
         """Return how a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
 
-        Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
+        Without ``channels`` the tensor is (batch, ...spatial), such as the class of every voxel.
 
         The batch dim is cut by ``data``; the last dims by ``depth``, ``height``, ``width`` in
         the order of their names (an image is cut by height and width). A mini-batch smaller than
@@ -328,7 +329,7 @@ class Grid:
                 words += (
                     '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
                 )
-            log_once(self, words)
+            log_once(self, words, logging.WARNING)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
@@ -338,7 +339,12 @@ class Grid:
         if not cut.thin:
             return cut
         if axis == "data":
-            log_once(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            log_once(
+                self,
+                f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas: each computes "
+                "all of it",
+                logging.WARNING,
+            )
             return None
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
@@ -350,9 +356,9 @@ class Grid:
     ) -> ReplicaSampler:
         """Return a `DataLoader`'s sampler of this replica's samples, the same on all of its ranks.
 
-        All ranks call it. Its order depends on ``seed`` and on the epoch that `set_epoch` was told
-        and on nothing else, and is that of torch's DistributedSampler. Every sample is shown once
-        an epoch, by one replica. A loader's ``batch_size`` is then of one replica.
+        All ranks call it. Its order depends only on ``seed`` and on the epoch given to `set_epoch`,
+        and is that of torch's DistributedSampler. One replica shows each sample, once an epoch. A
+        loader's ``batch_size`` then counts the samples of one replica.
 
         Raises:
             LayoutError: the samples cannot be dealt out evenly and ``drop_last`` is not set; the
@@ -376,7 +382,7 @@ class Grid:
 
     @property
     def halos(self) -> Communicator:
-        """Carries messages between any ranks: halos, and whatever else an operator exchanges."""
+        """Carries messages between any ranks: halos, and all else that an operator exchanges."""
         assert self._communicators is not None
         return self._communicators.halos
 
@@ -412,9 +418,9 @@ class Grid:
     def process_group(self, *axes: str) -> dist.ProcessGroup | None:
         """Return torch's group of the ranks that differ along these axes only.
 
-        For libraries that add up over ranks themselves. Without axes it is this rank alone: losses
-        and `Sharded.full` are of the whole mini-batch on every rank, so nothing is left to add up.
-        ``"data"`` is for what a replica has of its own samples. All ranks ask alike.
+        It is for libraries that add up over ranks themselves. Without axes it has this rank alone,
+        because losses and `Sharded.full` cover the whole mini-batch on every rank. ``"data"`` is
+        for values of a replica's own samples. All ranks ask for the same axes.
         """
         self.groups_handed_out = True
         if not dist.is_initialized():
@@ -457,6 +463,7 @@ def warn_of_metrics(grid: Grid) -> None:
                 f"{type(thing).__name__} of torchmetrics adds up over all ranks, and each has the "
                 "whole of x.full(), so sums count every voxel once a rank: make it with "
                 "process_group=grid.process_group()",
+                logging.WARNING,
             )
             return
 
@@ -551,7 +558,7 @@ def log_nodes(grid: Grid) -> None:
         words = axes_in_nodes(grid.extents, hosts.count(hosts[0]))
         if interleaved_nodes(hosts):  # of which a warning was given at the start
             words = "their ranks do not follow each other"
-        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
+        log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}")
 
 
 def axes_in_nodes(extents: Mapping[str, int], per_node: int) -> str:
@@ -581,9 +588,9 @@ def _listed(words: list[str]) -> str:
 
 
 @per_grid
-def log_once(grid: Grid, message: str, level: int = logging.WARNING) -> None:
+def log_once(grid: Grid, message: str, level: int = logging.INFO) -> None:
     """Log a message once per grid, on the main rank.
 
-    ``logging.INFO`` is for what a user may like to know; a warning costs him something.
+    ``logging.WARNING`` is for a cost or a risk that the user can do something about.
     """
     grid.log(message, level)

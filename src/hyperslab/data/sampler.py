@@ -73,7 +73,7 @@ def samples_of(
 
 
 def shuffled_volumes(volumes: set[str], seed: int) -> list[str]:
-    """In the order of a hash of seed and name, which adding volumes does not change."""
+    """Sorts by a hash of seed and name, which adding volumes does not change."""
     return sorted(volumes, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
 
 

@@ -6,7 +6,6 @@ Formats of users are registered by modules that `load_plugins` imports.
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections import Counter
@@ -71,9 +70,9 @@ MAPPED = "arrays"
 class Format:
     """Describes a storage format.
 
-    ``suffixes``: of its files' names, by which a folder is known to hold it; without any it has to
-    be asked for by its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``:
-    of what `hyperslab convert` makes; ``None`` where it makes none. ``help``: one line.
+    ``suffixes``: those of its files, by which a folder is recognised; without any the user has to
+    give its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``: writes the
+    files of `hyperslab convert`; ``None`` if it cannot be written. ``help``: one line.
     """
 
     name: str
@@ -210,7 +209,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):
-        log_once(grid, words, logging.INFO)
+        log_once(grid, words)
     if driver is not None:
         source = source.read_together(driver, grid)
     source.volumes = volumes
@@ -258,7 +257,10 @@ def find_format(folder: Path) -> tuple[Format, str]:
     first = sorted(kind for depth, kind in found if depth == top)
     if len(first) > 1:
         words = " and ".join(f"{found[top, kind]} of {kind}" for kind in first)
-        raise DataError(f'{folder}: holds files of two formats, {words}; say format="{first[0]}"')
+        raise DataError(
+            f"{folder}: holds files of two formats, {words}; choose one, such as "
+            f'format="{first[0]}"'
+        )
     others = sorted({kind for _, kind in found} - {first[0]})
     if not others:
         return named(first[0]), ""

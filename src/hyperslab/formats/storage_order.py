@@ -90,7 +90,7 @@ class StorageOrder:
 
     @property
     def reversed(self) -> StorageOrder:
-        """The order of the same array by an index that runs the other way, as Fortran's does."""
+        """Returns the order of the same array for an index in reverse, as Fortran's."""
         return StorageOrder(self.dims[::-1], self.flipped)
 
     def volume_shape(self, stored: Sequence[int]) -> tuple[int, ...]:

@@ -187,7 +187,7 @@ def requeue_when_stopped(wanted: bool) -> Iterator[None]:
     if wanted and shutil.which("scontrol") is None:
         raise RecipeError(
             "--requeue needs Slurm's command `scontrol`, which was not found\n"
-            f"    omit it, and let the batch script ask for exit code {REQUEUE_EXIT_CODES[0]}"
+            f"    omit it, and requeue in the batch script on exit code {REQUEUE_EXIT_CODES[0]}"
         )
     try:
         yield

@@ -9,7 +9,6 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -56,7 +55,6 @@ def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
         x.grid,
         f"{name} needs the whole of dim {', '.join(map(str, dims))} of {x.partition}: from here on "
         f"it is {partition}",
-        logging.INFO,
     )
     return x.redistribute(partition, f"a change of the cut before {name}")
 

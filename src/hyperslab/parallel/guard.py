@@ -8,6 +8,7 @@ has sharded are refused: see docs/design/0026-fsdp.md.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -138,6 +139,7 @@ class Guard:
                 "which averages its averaged gradients once more in each step\n    train it "
                 "without: Lightning's Trainer with strategy=GridStrategy(...) of "
                 "hyperslab.parallel.lightning, Accelerate with prepare(optimizer) alone",
+                logging.WARNING,
             )
         trainable = self._check_parameters()
         if self.inputs is not None and trainable:

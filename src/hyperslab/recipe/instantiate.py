@@ -202,9 +202,9 @@ class Maker:
         kinds = (*self.kind.classes, *self.kind.deferred)
         named = kinds[-1].__name__
         raise RecipeError(
-            f"{key} {name} is a function that does not say that it returns {self.kind.words}, so a "
-            f"recipe may not call it\n    annotate it `-> {named}`, or name it on the command line "
-            f"yourself: {key}={name}"
+            f"{key} {name} is a function without an annotation that it returns {self.kind.words}, "
+            f"so a recipe may not call it\n    annotate it `-> {named}`, or name it on the command "
+            f"line yourself: {key}={name}"
         )
 
     def _fills_given(self, made: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 class NetworkSection(NamedSection):
     """Holds what all networks have. Their channels, outputs and classes are those of the data."""
 
-    # a class for every voxel, or numbers for the volume; None: whichever the data have
+    # a class for every voxel, or numbers for the volume; None: as the data have
     segments: ClassVar[bool | None] = False
 
     @property
@@ -55,9 +55,9 @@ class CosmoFlowSection(ModelSection):
     name: Literal["cosmoflow"] = "cosmoflow"
     # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
     variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
-    width: PositiveInt | None = None  # voxels along each side; given, it is checked
+    width: PositiveInt | None = None  # voxels along each side; a given one is checked
     batch_norm: bool = False  # after each convolution
-    dropout: Probability | None = None  # of dropping; None: the variant's own
+    dropout: Probability | None = None  # of dropping a value; None: the variant's own
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         channels, *extents = shape

@@ -32,7 +32,7 @@ else:
 class LarcSection(Section):
     """Layer-wise adaptive rate control, see `hyperslab.models.larc` (Mathuriya et al. 2018)."""
 
-    trust: PositiveFloat = 0.002  # of the weights' norm over the gradient's; at most 1 is taken
+    trust: PositiveFloat = 0.002  # times the weights' norm over the gradient's, at most 1
     otherwise: PositiveFloat = 6.25e-5  # where one of the norms is 0
 
 
@@ -41,7 +41,7 @@ class OptimizerSection(NamedSection):
 
     learning_rate: PositiveFloat = 1e-3  # before the schedule's factor
     schedule: AnySchedule | None = LinearSchedule()  # null: the rate stays
-    clip: PositiveFloat | None = None  # the gradient's L2 norm at most
+    clip: PositiveFloat | None = None  # the largest L2 norm of the gradient
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
 
@@ -81,7 +81,7 @@ class SGDSection(OptimizerSection):
     """Configures stochastic gradient descent."""
 
     name: Literal["sgd"]
-    momentum: Probability = 0.9  # what stays of the last step
+    momentum: Probability = 0.9  # the share of the last step that stays
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         given = [*weights]

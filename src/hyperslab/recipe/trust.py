@@ -223,7 +223,7 @@ class Trust:
         )
         if in_program:
             return (
-                f"{words}it is defined in a program itself: hand it in there, as in "
+                f"{words}a program defines it: pass it there, as in "
                 "hs.TrainedRun(RUN, model=...), or train with one from a module of its own"
             )
         if _may_be_own(Path(self.file)):

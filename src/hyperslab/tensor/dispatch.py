@@ -43,7 +43,7 @@ def read_dim(dim: int, ndim: int, name: str) -> int:
         IndexError: there is no such dim.
     """
     if not -ndim <= dim < ndim:
-        raise IndexError(f"{name}: dim {dim} of a tensor of {ndim} dims")
+        raise IndexError(f"{name}: dim {dim} is out of range for a tensor of {ndim} dims")
     return dim % ndim
 
 
@@ -204,14 +204,14 @@ def register(
     grids.
 
     Args:
-        functions: what users' code calls, such as ``torch.heaviside``.
-        family: its heading in the table of ops.
-        doc: its line in the table of ops, by default the first of its docstring.
+        functions: the functions that users call, such as ``torch.heaviside``.
+        family: the rule's heading in the table of ops.
+        doc: the rule's line in the table of ops, by default the first of its docstring.
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
         lazy: the rule changes no operand, and takes care of those whose block is pending.
-        merged: the rule takes operands of which a reshape merged dims where they are cut; others
-            get such dims whole.
+        merged: the rule takes operands whose cut dims were merged by a reshape; other rules get
+            such dims whole.
 
     Raises:
         ValueError: one of ``dims`` is not an argument of the rule that could be given by name.
@@ -253,7 +253,7 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
     """Return the error for an operator without a rule: op, shapes, layout, remedy."""
     if getattr(function, "__module__", "").startswith("torch.distributed"):
         return UnsupportedOp(
-            f"{op_name(function)} has no rule for a cut tensor, which is one of all ranks already: "
+            f"{op_name(function)} has no rule for a cut tensor, which all ranks share already: "
             f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
             "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
         )

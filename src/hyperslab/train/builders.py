@@ -69,8 +69,8 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
         missing.insert(0, recipe.model.words)
     if missing:
         raise RecipeError(
-            f"this run is a program's, which has handed in {', '.join(missing)}\n"
-            f"    go on by the program: hs.fit(..., output={str(recipe.output)!r}, resume=True)"
+            f"this run belongs to a program, which passed {', '.join(missing)}\n"
+            f"    continue it there: hs.fit(..., output={str(recipe.output)!r}, resume=True)"
         )
 
 

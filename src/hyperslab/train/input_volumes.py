@@ -411,7 +411,7 @@ def open_volume(
     _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
     if about.classes and len(source.names) > 1:
         raise DataError(
-            f"{path}: holds {len(source.names)} volumes; a mask is that of one\n"
+            f"{path}: holds {len(source.names)} volumes, but a mask belongs to one\n"
             "    write each into a file of its own"
         )
     return ArrayVolume(source, fill)

@@ -125,7 +125,7 @@ class BackgroundLog(GuardedLog):
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for what is left, but not for ever."""
+        """Wait for the rest, but not for ever."""
         if self._off:
             return
         self._waiting.put(None)

@@ -101,7 +101,7 @@ class TrainedNetwork:
         if "about" not in extra:
             raise DataError(
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
-                "`hyperslab train` writes ones that do"
+                "use one that `hyperslab train` wrote"
             )
         about = DataCard.from_state(extra["about"], checkpoint)
         try:
@@ -532,7 +532,7 @@ def predict(
         if windows is not None and isinstance(network.transform, MeanScale):
             raise DataError(
                 f"data.transform={network.transform.name} divides by the mean of a whole volume, "
-                "which a window has not\n"
+                "which a window does not have\n"
                 "    predict whole volumes: leave --window out"
             )
         results = ResultFolder(network, folder, native=native, windows=windows, format=format)

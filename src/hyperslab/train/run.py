@@ -198,9 +198,7 @@ def build_trainer(
             f"going on from {path}" if path else "from the start",
         )
         for override in recipe.trust.left_out:
-            log.warning(
-                "ignored, because the run's folder asks for it and you do not: %s", override
-            )
+            log.warning("ignored, because only the run's folder asks for it, not you: %s", override)
 
     def open_reporter() -> Reporter:
         reporter = Reporter(

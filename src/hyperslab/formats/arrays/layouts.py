@@ -140,7 +140,9 @@ def read_header(
         redshift = file.small("redshifts")
         said = next((c for c in get_args(Channels) if str(file.attrs.get("channels")) == c), None)
         if channels and said and channels != said:
-            raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
+            raise DataError(
+                f'{path}: its channels come {said}, not {channels}: use channels="{said}"'
+            )
         count = -1 if redshift is None else redshift.size
         found = channels or said or channel_order(path, array.shape, count)
         order = storage_order(path, key, found, lbann)
@@ -246,7 +248,7 @@ def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) 
         DataError: it is said of a file with channels last.
     """
     if lbann and channels == "last":
-        raise DataError(f'{path}: stores channels last, which LBANN\'s do not; say format="hdf5"')
+        raise DataError(f'{path}: stores channels last, which LBANN\'s do not; use format="hdf5"')
     if lbann is None:
         named = LBANN_PART_NAME.fullmatch(path.stem) is not None
         lbann = key == "full" and channels == "first" and named

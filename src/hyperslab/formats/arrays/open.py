@@ -522,7 +522,7 @@ def scan_headers(
     """Reads the header of every file; stamps are from before, so that later changes are noticed.
 
     What HDF5 has to open, a child process has come back from before, unless it is this process's
-    ``own``. ``alike`` refuses files that are stored otherwise than the first one. Of many files
+    ``own``. ``alike`` refuses files that are not stored like the first one. Of many files
     headers may be ``kept``, see `HeaderCache`, and those that it knows are not read.
     """
     stamps: dict[str, Stamp] = {}

@@ -347,7 +347,7 @@ class Fields(SourceView):
     volume = Source.volume  # of the folder's own manifest, which no single field has
 
     def storage(self, sample: int) -> None:
-        """Not known: a field's would be of less than the sample."""
+        """Returns None: a field's storage has less than the sample."""
 
     def files(self, sample: int) -> tuple[Path, ...]:
         return tuple(path for source in self.sources for path in source.files(sample))
