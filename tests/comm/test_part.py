@@ -202,6 +202,7 @@ def test_a_grid_with_too_few_places_does_not_wait_for_ever() -> None:
     said = run_ranks(2, alone_with_too_few_places, 0.5)
     close_pool()  # its first rank still asks
     assert "has 1 places but there are 2 ranks" in said[0]
+    assert "Grid(depth=2) cuts" in said[0]
     assert "ranks=range(1)" in said[0]
 
 

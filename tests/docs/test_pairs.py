@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.docs.blocks import DOCS, Block, blocks_of
 from tests.ranks import run_ranks
 
-PAGES = sorted((DOCS / "coming-from").glob("*.md"))
+PAGES = [*sorted((DOCS / "coming-from").glob("*.md")), DOCS / "video.md"]
 
 
 def programs(page: Path) -> list[Block]:

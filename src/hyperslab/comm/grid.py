@@ -245,11 +245,12 @@ class Grid:
         wanted = list(range(everybody) if ranks is None else map(int, ranks))
         me = dist.get_rank() if dist.is_initialized() else 0
         if len(wanted) != places:
+            other = f" (Grid(depth={everybody}) cuts the depth over all)" * (everybody > 1)
+            part = f", or name the ranks that it has: ranks=range({places})" * (everybody > places)
             wrong = LayoutError(
                 f"{self} has {places} places but there are {len(wanted)} ranks\n    start as many "
                 f"ranks as the grid has places (torchrun --nproc-per-node {places} ...), "
-                "or change the grid, or name the ranks that it has: ranks=range("
-                f"{places})"
+                f"or change the grid{other}{part}"
             )
             if ranks is None:  # where all ask, a rank that asks for another grid is named
                 _ask_for_a_while(self.extents)

@@ -92,7 +92,8 @@ class DataMap:
         if bool(self.labels) != bool(names) or (names and not 2 <= names == len(self.classes)):
             raise DataError(
                 "data.keys.labels and data.classes go together: two different names or more, by "
-                "the labels' numbers, the background's first"
+                "the labels' numbers, the background's first, such as data.classes: "
+                "[background, liver]"
             )
         for name, (low, high) in self.ranges.items():
             if not (math.isfinite(high - low) and low < high):
@@ -135,6 +136,17 @@ class ScanOptions:
     allowed: AccessPolicy = STRICT
     mapping: DataMap | None = None
     own: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            DataError: ``mapping`` is something else, such as a dict of its fields.
+        """
+        if not isinstance(self.mapping, DataMap | None):
+            raise DataError(
+                f"mapping={self.mapping!r} is no DataMap; pass hyperslab.formats.DataMap("
+                'volume="grid/delta", targets=("Header@Omega0",))'
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> C
         if len(found) == 1:
             return found[0]
     raise DataError(
-        f"{path}: shape {stored} does not tell which dim is the channel's; "
-        'say channels="first" or channels="last"'
+        f"{path}: shape {stored} does not tell which dim is the channel's; set data.channels to "
+        'first or last (channels="first" or "last" in a program)'
     )
 
 

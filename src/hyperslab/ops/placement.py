@@ -31,9 +31,10 @@ def batched_input(x: object, n: int, name: str) -> Sharded:
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
     if x.dim() != n + 2:
+        image = "give a network of images x.squeeze(2) of volumes of depth 1"
+        remedy = "use x.unsqueeze(0) before cutting it" if x.dim() < n + 2 else image
         raise LayoutError(
-            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
-            "    use x.unsqueeze(0) before cutting it"
+            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n    {remedy}"
         )
     return with_whole(x, (1,), name)
 

@@ -25,6 +25,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
+from hyperslab.tensor.dispatch import watched_gradients
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
@@ -88,8 +89,9 @@ class ForwardBody(nn.Module):
             raise LayoutError(
                 f"{type(part).__name__} was called outside the forward of the parallelised "
                 f"{type(self.module).__name__}, so its gradients would not be averaged\n"
-                "    call the module that parallelize returned, parallelize this part by itself "
-                "instead, or use torch.no_grad()"
+                "    call the module that parallelize returned (give it a forward that does all: "
+                "encode and decode),\n    parallelize this part by itself instead, or use "
+                "torch.no_grad()"
             )
 
 
@@ -126,7 +128,10 @@ class Guard:
         self.seen: set[int] = set()
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
+        watched = watched_gradients(grid)
         for parameter in module.parameters():
+            if parameter in watched:  # it has met a cut tensor before
+                watched.pop(parameter).remove()
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
 

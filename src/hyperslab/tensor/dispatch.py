@@ -10,15 +10,20 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 from torch.overrides import resolve_name
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.util.torch_internals import inside_ddp
 
 NUMPY_NAMES = {
     "axis": "dim",
@@ -321,4 +326,37 @@ def check_operands(
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
+        elif kind is Parameter and value.requires_grad and torch.is_grad_enabled():
+            _watch_gradient(value, next((x for x in values if type(x) is cut), None))
     return grid
+
+
+@per_grid
+def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
+    """Return the hooks that `_watch_gradient` set, by parameter, for `parallelize` to remove."""
+    return WeakTensorKeyDictionary()
+
+
+def _watch_gradient(parameter: Parameter, x: Any) -> None:
+    """Have a warning logged if a parameter gets a gradient that nothing averages.
+
+    The policy of the cut tensor ``x`` beside it has ``homes`` if it entered a parallelised module.
+    """
+    if x is None or x._grid.size == 1 or x._policy.homes is not None or inside_ddp():
+        return
+    watched = watched_gradients(x._grid)
+    if parameter not in watched:
+        hook = partial(_warn_of_part, weakref.ref(x._grid))
+        watched[parameter] = parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None:
+    grid = reference()
+    if grid is None:
+        return
+    log_once(
+        grid,
+        "a module that is not parallelised is trained on cut tensors: each rank has only its part "
+        "of the gradients, and the ranks' weights drift apart\n    call net = "
+        "hyperslab.parallelize(net, grid) before training, or average every .grad over all ranks",
+    )

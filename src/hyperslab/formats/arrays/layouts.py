@@ -174,7 +174,8 @@ def _keys(file: KeyedFile, *, bare: bool) -> tuple[str, str]:
     known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
     raise DataError(
         f"{path}: not a known layout: needs {known}, has {file.keys()}\n    other keys are set in "
-        f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}} ({OWN_DATA}, keys)"
+        f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}}, or labels: mask in "
+        f"place of targets ({OWN_DATA}, keys)"
     )
 
 
