@@ -32,8 +32,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 IMPORTED = (
     *("torch", "torch._dynamo", "torch.profiler", "rich.progress"),
-    *("hyperslab.cli", "hyperslab.launch", "hyperslab.cli.train", "hyperslab.cli.evaluate"),
-    *("hyperslab.cli.predict", "hyperslab.cli.convert"),
+    *("hyperslab.cli.train", "hyperslab.cli.evaluate", "hyperslab.cli.predict"),
+    *("hyperslab.cli.convert", "hyperslab.launch.crew", "hyperslab.launch.restarts"),
+    *("hyperslab.train.run", "hyperslab.train.evaluate", "hyperslab.train.predict"),
+    *("hyperslab.formats.convert.scans", "hyperslab.formats.nifti.source"),
 )
 """What commands import, most of it when they run."""
 

@@ -18,8 +18,8 @@ import zarr
 import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.errors import DataError
+from hyperslab.formats.files import DataMap
 from hyperslab.formats.registry import find_format, source_of
-from hyperslab.formats.source import DataMap
 from hyperslab.geometry import Box
 from hyperslab.train.input_volumes import list_inputs
 from tests.formats.scans import hu, labels

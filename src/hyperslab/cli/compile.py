@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hyperslab.cli.terminal import say
-from hyperslab.kernels.compile import load_library, ready_library
 from hyperslab.util.logs import show_logs
 
 
@@ -14,6 +13,8 @@ def compile_command() -> None:
     then runs use torch's slower operators and say so. HYPERSLAB_COMPILE=1 in the environment
     compiles even if the package has kernels.
     """
+    from hyperslab.kernels.compile import load_library, ready_library
+
     show_logs(is_main=True)
     path = ready_library(compiled=True)
     load_library(path)

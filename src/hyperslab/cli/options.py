@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from hyperslab.errors import DataError
+from hyperslab.comm.launchers import adopt_launcher, read_variables
+from hyperslab.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from hyperslab.train.sliding_windows import WindowPolicy
@@ -54,9 +55,9 @@ def windows_of_options(
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
         return None
+    size = three("--window", window, int)
     from hyperslab.train.sliding_windows import WindowPolicy  # torch
 
-    size = three("--window", window, int)
     chosen = 0.5 if overlap is None else overlap
     try:
         return WindowPolicy(size, chosen, blend or "gaussian")
@@ -110,11 +111,15 @@ Channels = Literal["first", "last"]
 
 
 def volume_shape(text: str) -> tuple[int, ...]:
-    """Read ``--shape``; raises BadParameter."""
+    """Read ``--shape``; raises BadParameter or RecipeError."""
     try:
-        return tuple(int(word) for word in text.split(","))
+        shape = tuple(int(word) for word in text.split(","))
     except ValueError:
         raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
+    if len(shape) != 4 or min(shape) < 1:
+        extents = " x ".join(map(str, shape))
+        raise RecipeError(f"--shape {extents}: give channels, depth, height and width")
+    return shape
 
 
 def memory_size(text: str) -> int:
@@ -147,9 +152,6 @@ def part_of_command(text: str | None) -> tuple[int, int]:
         HyperslabError: a variable of the launcher is missing or odd.
     """
     if text is None:
-        from hyperslab.comm.bootstrap import adopt_launcher  # torch
-        from hyperslab.comm.launchers import read_variables
-
         adopt_launcher(os.environ)
         place = read_variables(os.environ)
         return (0, 1) if place is None else (place.rank, place.size)

@@ -48,6 +48,7 @@ from hyperslab.comm.communicator import (
     communicator_of_part,
     communicators_of_world,
 )
+from hyperslab.comm.launchers import AXES
 from hyperslab.comm.rendezvous import in_time, interleaved_nodes
 from hyperslab.comm.shared_memory import connect_ranks
 from hyperslab.errors import CommError, LayoutError
@@ -128,9 +129,6 @@ class ReplicaSampler(DistributedSampler[Any]):
             drop_last=drop_last,
         )
 
-
-AXES = ("data", "depth", "height", "width")
-"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
 
 SPATIAL_AXES = AXES[1:]
 """Lists the axes that cut volumes."""

@@ -40,9 +40,9 @@ from hyperslab.data.store import (
 )
 from hyperslab.data.transforms import LowHigh, Transform, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.formats.files import AccessPolicy
+from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.formats.registry import Driver, sources_of
-from hyperslab.formats.source import DataMap, ScanOptions, Source
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.views import Padded, selected
 
 Mode = Literal["direct", "store", "preload", "sample"]

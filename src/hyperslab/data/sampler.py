@@ -332,7 +332,7 @@ class _Names:
             while folder:
                 self.below[folder].append(sample)
                 folder = folder.rpartition("/")[0]
-        suffixes = [suffix for one in registry.formats() for suffix in one.suffixes]
+        suffixes = [suffix for _, suffix in registry.suffixes_of_formats()]
         self.suffixes = tuple(sorted(suffixes, key=len, reverse=True))
 
     def listed(self, split: str, words: Sequence[str]) -> list[int]:

@@ -1,16 +1,14 @@
 """Defines `Source`, the interface between a storage format and everything that reads samples.
 
-`Extras` is what a file holds beside its voxels, `DataMap` what a user says of where volumes and
-targets are, `ScanOptions` all that is said of a folder before it is scanned. A `SourceView`
-shows the samples of other sources in another way.
+`Extras` is what a file holds beside its voxels, `ScanOptions` all that is said of a folder before
+it is scanned. A `SourceView` shows the samples of other sources in another way.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.files import STRICT, AccessPolicy, Refuse
+from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import Channels, StorageOrder
 from hyperslab.formats.targets import Parameters, numbered_names
@@ -47,73 +45,6 @@ class Extras:
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     affine: NDArray[Any] | None = None
-
-
-OWN_DATA = "docs/own-data.md"
-
-
-@dataclass(frozen=True, slots=True)
-class DataMap:
-    """Says where the volumes of a folder, or of one file, and their targets are.
-
-    ``files``: a pattern of the files with volumes, relative to the folder; by default all arrays
-    in it. ``volume``: the array's path in an HDF5 file, Zarr group or .npz. ``targets``: paths in
-    the same file of arrays, or of attributes, ``group@name``. ``table``: a text or .npy file with
-    a row of targets for each sample, in the folder or anywhere else. ``columns``: their names.
-    ``labels``: the path in the same file of an array with the class of every voxel, in place of
-    targets; ``classes`` names the classes. ``fields``: several patterns, or several paths of
-    arrays, in place of ``files`` or ``volume``; the channels of each become channels of the volume.
-    ``ranges``: by name, the values that become -1 and 1; by default those of a published data set
-    if its table is recognised, or else the least and the greatest of all rows.
-
-    Raises:
-        DataError: targets are in two places, labels have no names of classes, or a range is wrong.
-    """
-
-    files: str = ""
-    volume: str = ""
-    targets: tuple[str, ...] = ()
-    table: Path | None = None
-    columns: tuple[str, ...] = ()
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    labels: str = ""
-    classes: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
-    of_files: bool = True  # the fields are patterns of files, not paths of arrays
-
-    def __post_init__(self) -> None:
-        if self.targets and self.table is not None:
-            raise DataError(
-                "data.keys.targets and data.table are two places of targets; give one of them"
-            )
-        if self.labels and (self.targets or self.table is not None):
-            raise DataError("data.keys.labels and targets: a network learns one of the two")
-        names = len(set(self.classes))
-        if bool(self.labels) != bool(names) or (names and not 2 <= names == len(self.classes)):
-            raise DataError(
-                "data.keys.labels and data.classes go together: two different names or more, by "
-                "the labels' numbers, the background's first, such as data.classes: "
-                "[background, liver]"
-            )
-        for name, (low, high) in self.ranges.items():
-            if not (math.isfinite(high - low) and low < high):
-                raise DataError(f"data.ranges.{name}={[low, high]}: give two numbers, low to high")
-
-    @property
-    def of_fields(self) -> list[DataMap]:
-        """Lists the map of each field; without fields, the map itself."""
-        if not self.fields:
-            return [self]
-        alone = replace(self, fields=())
-        if self.of_files:
-            return [replace(alone, files=pattern) for pattern in self.fields]
-        return [replace(alone, volume=array) for array in self.fields]
-
-    @property
-    def without_targets(self) -> DataMap:
-        """Returns the map of volumes alone, as a trained network is shown them."""
-        nothing: dict[str, Any] = {"targets": (), "table": None, "columns": (), "ranges": {}}
-        return replace(self, labels="", classes=(), **nothing)
 
 
 Array = NDArray[Any]

@@ -22,8 +22,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from hyperslab.util import startup
 
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -177,6 +175,8 @@ def _show_environment(environment: Mapping[str, str]) -> None:
 
 def _reset_libraries() -> None:
     """Have libraries do what they do in a process of their own."""
+    import torch
+
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"].split(",")[0]))
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # or all ranks would draw the same

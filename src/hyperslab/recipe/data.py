@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,14 +31,14 @@ from pydantic import (
 
 from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
-from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import formats
-from hyperslab.formats.source import DataMap, Source
-from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.views import common_parent
+from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.section import OneOf, Section, TargetSection
 from hyperslab.util.documents import open_plain
+
+if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
+    from hyperslab.formats.source import Source
+    from hyperslab.formats.synthetic import SyntheticVolumes
 
 
 def _as_words(value: object) -> object:
@@ -92,6 +92,8 @@ class SyntheticSection(Section):
 
     def source(self) -> SyntheticVolumes:
         """Return the volumes."""
+        from hyperslab.formats.synthetic import SyntheticVolumes
+
         targets = 4 if self.targets is None else self.targets
         return SyntheticVolumes(
             self.shape, self.samples, targets=targets, classes=self.classes or 0
@@ -139,10 +141,12 @@ class Lists:
 
     def relative(self, split: str) -> tuple[str, ...]:
         """Return the words of a split, relative to the data set's folder; raises as `folders`."""
-        root = self.path if self.path is not None else common_parent(self.folders())
-        if self.path is None:
-            return tuple(_below(root, path) for path in self._paths(split))
-        return tuple(self._written(split, root))
+        if self.path is not None:
+            return tuple(self._written(split, self.path))
+        from hyperslab.formats.views import common_parent
+
+        root = common_parent(self.folders())
+        return tuple(_below(root, path) for path in self._paths(split))
 
     def _written(self, split: str, root: Path) -> Iterator[str]:
         """Words beside ``data.path``; those of list files in their place."""
@@ -225,7 +229,7 @@ def _below(root: Path, path: Path) -> str:
 
 def _is_folder(path: Path) -> bool:
     """Check whether samples lie in it; those of Zarr are folders themselves."""
-    suffixes = tuple(suffix for one in formats() for suffix in one.suffixes)
+    suffixes = tuple(suffix for _, suffix in registry.suffixes_of_formats())
     return path.is_dir() and not path.name.endswith(suffixes)
 
 
@@ -493,6 +497,18 @@ class DataSection(TargetSection):
         for key in self.listed:
             found[key] = absolute(getattr(self, key), self.path)
         return found
+
+    def check_path(self) -> None:
+        """Refuse a folder that is not there, or has no files that are data, by their names.
+
+        Files of plug-ins are not known, as these may have to wait until the data are opened.
+
+        Raises:
+            DataError: as `registry.check_source`.
+        """
+        if self.path is not None and not self._made and not self.plugins:
+            mapped = registry.MAPPED if self.mapping else self.format
+            registry.check_source(self.path, mapped)
 
     @property
     def is_here(self) -> bool:

@@ -7,16 +7,17 @@ plain torch.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import PositiveInt
 
-from hyperslab import models
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.optimizer import Probability
 from hyperslab.recipe.section import CodeSection, NamedSection, TargetSection
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 
@@ -60,6 +61,8 @@ class CosmoFlowSection(ModelSection):
     dropout: Probability | None = None  # of dropping a value; None: the variant's own
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        from hyperslab import models
+
         channels, *extents = shape
         width = self.width or extents[0]
         if extents != [width] * 3:
@@ -89,6 +92,8 @@ class UNet3DSection(ModelSection):
     levels: PositiveInt = 3  # poolings
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        from hyperslab import models
+
         channels, *extents = shape
         if min(extents) >> self.levels == 0:
             raise RecipeError(

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -20,11 +19,12 @@ from pydantic import (
     model_validator,
 )
 
+from hyperslab.errors import DataError
 from hyperslab.recipe.data import DataSection
+from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
 from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
-from hyperslab.recipe.text import OLDER_WORDS
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -77,6 +77,10 @@ class GridSection(Section):
     def size(self) -> int:
         """Return how many ranks it takes."""
         return self.data * self.depth * self.height * self.width
+
+
+OF_A_STEP = ("model", "data", "loss", "optimizer")
+"""Sections that decide what a plan says of a step."""
 
 
 class CheckpointSection(Section):
@@ -138,7 +142,7 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 
 
 def _newer_word(memory: object) -> object:
-    return OLDER_WORDS.get(memory, memory) if isinstance(memory, str) else memory
+    return "none" if memory == "keep" else memory
 
 
 class Recipe(CodeSection):
@@ -243,6 +247,44 @@ class Recipe(CodeSection):
         return None
 
     @property
+    def expected_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape (C, D, H, W) of volumes that are not here, as keys say or imply.
+
+        Raises:
+            DataError: they do not.
+        """
+        data = self.data
+        cosmoflow = self.model if isinstance(self.model, CosmoFlowSection) else None
+        width = data.subvolume or (None if cosmoflow is None else cosmoflow.width)
+        if data.shape is not None:
+            return data.shape
+        if width is None:
+            raise DataError(
+                f"{data.where} is not on this machine, so the shape of its volumes is unknown\n"
+                "    give it: --shape C,D,H,W, such as --shape 4,512,512,512, or data.shape"
+            )
+        one = self.segments or (cosmoflow and cosmoflow.variant == "sc18")
+        channels = 1 if one else 4
+        return channels if data.redshifts is None else len(data.redshifts), width, width, width
+
+    def check_targets_exist(self, *sections: str) -> None:
+        """Refuse targets that are not found or must not be imported, and import none of them.
+
+        Only those of ``sections`` count, where any are given: a command need not use all.
+
+        Raises:
+            RecipeError: as `Maker`.
+        """
+        named: dict[str, object] = {"model": self.model, "data": self.data, "loss": self.loss}
+        named |= {"optimizer": self.optimizer, "optimizer.schedule": self.optimizer.schedule}
+        named |= {f"metrics.{name}": metric for name, metric in self.metrics.items()}
+        named |= {f"loggers.{place}": logger for place, logger in enumerate(self.loggers)}
+        for key, section in named.items():
+            used = (not sections or key in sections) and key not in self.handed_in
+            if used and isinstance(section, TargetSection) and section.target:
+                check_exists(section.target, f"{key}.target", section.trust)
+
+    @property
     def undecided(self) -> bool:
         """Tell whether the plan has to choose something before ranks can train."""
         return self.grid.auto or self.memory == "auto"
@@ -256,5 +298,9 @@ class Recipe(CodeSection):
 
 def planned_device(recipe: Recipe) -> str:
     """Return the kind of device on which the recipe computes here, ``cuda`` or ``cpu``."""
-    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
+    cuda = recipe.device == "cuda"
+    if recipe.device == "auto":
+        import torch
+
+        cuda = torch.cuda.is_available()
     return "cuda" if cuda else "cpu"

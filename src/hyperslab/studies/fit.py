@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid, bootstrap
 from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm.launchers import adopt_launcher
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
 from hyperslab.recipe.load import recipe_of_values
@@ -325,7 +326,7 @@ def _start_ranks(recipe: Recipe) -> None:
     if recipe.device == "auto":
         bootstrap.start_distributed(recipe.timeout)
         return
-    bootstrap.adopt_launcher(os.environ)
+    adopt_launcher(os.environ)
     if bootstrap.start_ranks(recipe.device, recipe.timeout):
         atexit.register(bootstrap.stop_distributed)
 

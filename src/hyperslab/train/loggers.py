@@ -287,7 +287,9 @@ def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]
     return found
 
 
-A_LOGGER = RightKind("a logger: a class with add(values, step), flush() and close()", (ScalarLog,))
+A_LOGGER = RightKind(
+    "a logger: a class with add(values, step), flush() and close()", (f"{__name__}.ScalarLog",)
+)
 """Is called with the run's folder, its settings and the steps done, and the recipe's arguments."""
 
 Loggers = Sequence[str | TargetSection]

@@ -38,11 +38,12 @@ from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.train.builders import build_model
-from hyperslab.train.evaluate import find_checkpoint, recipe_for, started_ranks
+from hyperslab.train.evaluate import find_checkpoint, started_ranks
 from hyperslab.train.input_volumes import (
     ArrayVolume,
     InputFile,

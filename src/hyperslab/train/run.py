@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
+from hyperslab.checkpoint import check_unused
+from hyperslab.checkpoint.retention import epochs_done, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.grid import log_nodes
@@ -285,11 +286,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
         stack.enter_context(lock_run(run))
         if resume:
             return
-        if any(folder_of(run).glob("step-*")):
-            raise RecipeError(
-                f"output {run} holds a run already\n"
-                "    go on with --resume, or choose another --output"
-            )
+        check_unused(run)
         save_recipe(recipe, run / RECIPE)
 
     _write_on_main(recipe, prepare)

@@ -33,6 +33,7 @@ from hyperslab.formats import header_cache, optional
 from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
+    OWN_DATA,
     STRICT,
     AccessPolicy,
     FileAccess,
@@ -43,7 +44,7 @@ from hyperslab.formats.files import (
     sift,
     unchanged,
 )
-from hyperslab.formats.source import OWN_DATA, Array
+from hyperslab.formats.source import Array
 from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats, Parameters

@@ -39,6 +39,8 @@ from hyperslab.formats.arrays.table import (
 from hyperslab.formats.files import (
     ANY,
     OF_LIBRARIES,
+    OWN_DATA,
+    DataMap,
     FileAccess,
     Stamp,
     check_names,
@@ -46,7 +48,7 @@ from hyperslab.formats.files import (
     naming,
     walk_folder,
 )
-from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
+from hyperslab.formats.source import Array, ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
     DHW,

@@ -16,7 +16,7 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
-from hyperslab.studies import run_folder
+from hyperslab.studies import check_distinct, run_folder
 from hyperslab.train.metrics import (
     ConfidenceInterval,
     FloatArray,
@@ -313,7 +313,7 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[run_folder.Run]]]:
     Raises:
         DataError: there is no such run, one is given twice, or a sweep's table cannot be read.
     """
-    run_folder.check_distinct(paths)
+    check_distinct(paths)
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     grouped = _grouped_by_recipe(
         [run_folder.read_run(path) for path in paths if path not in sweeps]

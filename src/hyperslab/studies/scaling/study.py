@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hyperslab import errors
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown

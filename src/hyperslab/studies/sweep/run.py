@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.errors import (
     DataError,
     HyperslabError,
