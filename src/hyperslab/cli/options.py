@@ -11,7 +11,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from hyperslab.comm.launchers import adopt_launcher, read_variables
-from hyperslab.errors import DataError, RecipeError
+from hyperslab.errors import RecipeError
 
 if TYPE_CHECKING:
     from hyperslab.train.sliding_windows import WindowPolicy
@@ -56,17 +56,16 @@ def windows_of_options(
             raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
         return None
     size = three("--window", window, int)
+    chosen = 0.5 if overlap is None else overlap
+    if not 0 <= chosen < 1:
+        raise typer.BadParameter(f"--overlap {chosen:g}: give 0 <= overlap < 1")
     from hyperslab.train.sliding_windows import WindowPolicy  # torch
 
-    chosen = 0.5 if overlap is None else overlap
-    try:
-        return WindowPolicy(size, chosen, blend or "gaussian")
-    except DataError as error:
-        raise typer.BadParameter(str(error)) from None
+    return WindowPolicy(size, chosen, blend or "gaussian")
 
 
 def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
-    """Read three numbers with commas between, D,H,W; one stands for all of them.
+    """Read three numbers above 0 with commas between, D,H,W; one stands for all of them.
 
     Raises:
         BadParameter: they are not.
@@ -74,8 +73,12 @@ def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
     try:
         numbers = [kind(number) for number in text.split(",")]
         depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
+        if not all(number > 0 for number in numbers):
+            raise ValueError
     except ValueError:
-        raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W") from None
+        raise typer.BadParameter(
+            f"{option} {text}: give one number or three, D,H,W, above 0"
+        ) from None
     return depth, height, width
 
 
