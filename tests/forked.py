@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import pickle
 import runpy
@@ -234,8 +235,11 @@ def _run(words: list[str]) -> int:
 
 def serve(address: str) -> None:
     """Fork commands until the other end of the standard input is closed."""
+    gc.disable()
     for module in IMPORTED:
         __import__(module)
+    gc.freeze()  # collections of commands would look at all of it, and copy its pages
+    gc.enable()
     server = listening(address)
     print("ready", flush=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this

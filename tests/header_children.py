@@ -27,7 +27,7 @@ from tests.ranks import settle_server
 T = TypeVar("T")
 
 IMPORTED = registry, layouts, scan
-"""What headers are read with."""
+"""What headers are read with, imported before the fork."""
 
 
 class SmallChild(HeaderChild[T]):
@@ -92,8 +92,9 @@ def fork_small_children() -> Callable[[], None]:
 
     def end() -> None:
         open.HeaderChild = HeaderChild  # type: ignore[misc]
-        os.close(until)
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(until)
         shutil.rmtree(os.path.dirname(SmallChild.address), ignore_errors=True)
 
     return end

@@ -187,7 +187,7 @@ class LoadedBoxes:
         return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
 
     def over(self, loader: Iterable[Any]) -> BoxLoader:
-        """Yield the mini-batches of ``loader``; every tensor is then one of the whole mini-batch.
+        """Wrap ``loader`` so that every tensor of its mini-batches is one of the whole mini-batch.
 
         A mini-batch may be nested in tuples, lists and dicts. Boxes of volumes, or (b, d, h, w) of
         labels, are joined; tensors of one or two dims (targets, numbers) are cut by
