@@ -18,6 +18,7 @@ from torch import nn
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError
 from hyperslab.tensor import Sharded
+from hyperslab.util.free_memory import map_large_blocks
 from hyperslab.util.torch_internals import DisableTorchFunctionSubclass, tree_leaves
 
 OFFLOADED_FROM = 1 << 20
@@ -61,8 +62,15 @@ def offload_activations(module: nn.Module, store: Store) -> None:
 
 
 def store_for(grid: Grid) -> Store:
-    """Choose where this rank's activations go: page-locked memory of a GPU's host, or a file."""
-    return HostMemory() if grid.device.type == "cuda" else OffloadFile(grid.rank)
+    """Choose where this rank's activations go: page-locked memory of a GPU's host, or a file.
+
+    With a file the process gives large freed blocks back to the system: a file is for those to
+    whom memory counts more than time.
+    """
+    if grid.device.type == "cuda":
+        return HostMemory()
+    map_large_blocks()
+    return OffloadFile(grid.rank)
 
 
 @contextmanager

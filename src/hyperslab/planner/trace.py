@@ -31,6 +31,7 @@ from hyperslab.planner.records import Exchange, Offload, Sum, TensorSpec, Trace,
 from hyperslab.planner.unbacked_memory import UnbackedMemory
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.free_memory import LARGE_BLOCK
 from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES, DisableTorchFunctionSubclass
 
 Device = Literal["cpu", "cuda"]
@@ -258,7 +259,9 @@ def trace_step(
         TooLargeError: at some moment all tensors take more than ``most`` [B].
     """
     journal = Journal()
-    step = _Step(workload, VirtualGrid(extents, rank, journal), UnbackedMemory(most))
+    to_file = workload.memory == "offload" and device == "cpu"
+    memory = UnbackedMemory(most, LARGE_BLOCK if to_file else math.inf)
+    step = _Step(workload, VirtualGrid(extents, rank, journal), memory)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(TraceMode(step.memory, journal, scratch=device == "cpu"))
