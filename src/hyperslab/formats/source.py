@@ -51,6 +51,7 @@ class Extras:
 
 
 OWN_DATA = "docs/own-data.md"
+FIELDS_AS_TARGETS = "fields of numbers are learnt in your own loop: docs/coming-from/fourier.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class DataMap:
         if bool(self.labels) != bool(names) or (names and not 2 <= names == len(self.classes)):
             raise DataError(
                 "data.keys.labels and data.classes go together: two different names or more, by "
-                "the labels' numbers, the background's first"
+                "the labels' numbers, the background's first\n"
+                f"    {FIELDS_AS_TARGETS}"
             )
         for name, (low, high) in self.ranges.items():
             if not (math.isfinite(high - low) and low < high):

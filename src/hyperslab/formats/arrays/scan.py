@@ -46,7 +46,7 @@ from hyperslab.formats.files import (
     naming,
     walk_folder,
 )
-from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
+from hyperslab.formats.source import FIELDS_AS_TARGETS, OWN_DATA, Array, DataMap, ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
     DHW,
@@ -185,7 +185,8 @@ def check_labels(
         if shape != wanted or np.dtype(array.dtype).kind not in "iub":
             raise DataError(
                 f"{folder / file}: the labels {array.key!r} are {array.dtype} {array.shape}; needs "
-                f"whole numbers {wanted}, one for each voxel of the volume ({OWN_DATA}, keys)"
+                f"whole numbers {wanted}, one for each voxel of the volume ({OWN_DATA}, keys)\n"
+                f"    {FIELDS_AS_TARGETS}"
             )
 
 
