@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import math
+import operator
 import os
 import socket
 import sys
@@ -241,14 +242,24 @@ class Grid:
         """
         places = math.prod(self.extents.values())
         everybody = dist.get_world_size() if dist.is_initialized() else 1
-        wanted = list(range(everybody) if ranks is None else map(int, ranks))
+        try:
+            wanted = list(range(everybody) if ranks is None else map(operator.index, ranks))
+        except TypeError:
+            raise LayoutError(
+                f"ranks={ranks!r}: a grid takes the numbers of its ranks, such as "
+                f"ranks=range({places})"
+            ) from None
         me = dist.get_rank() if dist.is_initialized() else 0
         if len(wanted) != places:
             wrong = LayoutError(
                 f"{self} has {places} places but there are {len(wanted)} ranks\n    start as many "
                 f"ranks as the grid has places (torchrun --nproc-per-node {places} ...), "
-                "or change the grid, or name the ranks that it has: ranks=range("
-                f"{places})"
+                "or change the grid"
+                + (
+                    f", or name the ranks that it has: ranks=range({places})"
+                    if places < everybody
+                    else ""
+                )
             )
             if ranks is None:  # where all ask, a rank that asks for another grid is named
                 _ask_for_a_while(self.extents)
@@ -415,7 +426,12 @@ class Grid:
         For libraries that add up over ranks themselves. Without axes it is this rank alone: losses
         and `Sharded.full` are of the whole mini-batch on every rank, so nothing is left to add up.
         ``"data"`` is for what a replica has of its own samples. All ranks ask alike.
+
+        Raises:
+            LayoutError: there is no such axis.
         """
+        if wrong := [axis for axis in axes if axis not in AXES]:
+            raise LayoutError(f"a grid has no axis {wrong[0]!r}, but {', '.join(AXES)}")
         self.groups_handed_out = True
         if not dist.is_initialized():
             return None
@@ -514,6 +530,8 @@ def _read_mesh(
     Raises:
         LayoutError: no extents are given and its dims are not named as axes, or in another order.
     """
+    if not hasattr(mesh, "mesh"):
+        raise LayoutError(f"mesh={mesh!r} is no DeviceMesh; see torch's init_device_mesh")
     ranks = mesh.mesh.flatten().tolist()
     if extents != (1, 1, 1, 1):
         return extents, ranks

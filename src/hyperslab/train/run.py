@@ -290,7 +290,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
         if any(folder_of(run).glob("step-*")):
             raise RecipeError(
                 f"output {run} holds a run already\n"
-                "    go on with --resume, or choose another --output"
+                "    go on with --resume (hyperslab.fit: resume=True), or choose another --output"
             )
         save_recipe(recipe, run / RECIPE)
 
