@@ -200,7 +200,7 @@ EXTRA_STATE = "_extra_state"
 """The last part of the name under which torch keeps what a module's ``get_extra_state`` gave."""
 
 ARGUMENTS = "_metadata"
-"""What neuraloperator adds to a state dict: its constructor's arguments, among them functions."""
+"""Names the entry of a state dict in which neuraloperator keeps its constructor's arguments."""
 
 NAMES_SHOWN = 3
 """An error has at most so many names."""
