@@ -55,7 +55,8 @@ def run_program(
     log.setLevel(logging.NOTSET)
     if "Accelerator" in names:  # its state is the process's
         names["accelerator"].state._reset_state(reset_partial_state=True)
-    weights = [value.detach().numpy() for value in names["net"].state_dict().values()]
+    state = names["net"].state_dict().values()
+    weights = [value.detach().numpy() for value in state if isinstance(value, torch.Tensor)]
     return names["loss"].detach().numpy(), weights
 
 

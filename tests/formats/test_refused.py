@@ -230,7 +230,8 @@ def test_the_files_at_the_top_decide(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_nothing_that_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(hs.DataError, match=r"no file \*\.hdf5, .*\*\.nii\.gz in it or below"):
+    words = r"no file \*\.hdf5, .*\*\.nii\.gz in it or below\n.*\.npz .*recipe with data\.keys"
+    with pytest.raises(hs.DataError, match=words):
         find_format(tmp_path)
     with pytest.raises(hs.DataError, match="nowhere: does not exist"):
         find_format(tmp_path / "nowhere")

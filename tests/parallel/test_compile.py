@@ -141,6 +141,9 @@ def other_functions() -> None:
 
     double = torch.compile(lambda v: v * 2, backend=backend)
     step = torch.compile(lambda v: model(v).sum(), backend=backend)
+    cut = torch.compile(lambda v: model(hs.shard(v, grid)).sum(), backend=backend)
+    with pytest.raises(Exception, match="compile cannot trace a cut tensor"):
+        cut(torch.ones(2, 2, 8, 4, 4))
     for function in (double, step):
         with pytest.raises(Exception, match="compile cannot trace a cut tensor") as caught:
             function(x)

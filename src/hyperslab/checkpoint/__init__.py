@@ -24,7 +24,8 @@ def check_unused(run: Path) -> None:
     """
     if any(folder_of(run).glob("step-*")):
         raise RecipeError(
-            f"output {run} holds a run already\n    go on with --resume, or choose another --output"
+            f"output {run} holds a run already\n"
+            "    go on with --resume (hyperslab.fit: resume=True), or choose another --output"
         )
 
 

@@ -199,6 +199,9 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 EXTRA_STATE = "_extra_state"
 """The last part of the name under which torch keeps what a module's ``get_extra_state`` gave."""
 
+ARGUMENTS = "_metadata"
+"""Names the entry of a state dict in which neuraloperator keeps its constructor's arguments."""
+
 NAMES_SHOWN = 3
 """An error has at most so many names."""
 
@@ -388,6 +391,8 @@ def _keys_by_name(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str,
     keys: dict[str, str] = {}
     wrapped = _wrapper_prefixes(model)
     for key in state:
+        if key == ARGUMENTS and isinstance(state[key], dict):
+            continue  # its load_state_dict does without
         name = _without_wrappers(key, wrapped)
         if name in keys:
             raise CheckpointError(f"two weights have the name {name}")

@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import math
+import operator
 import os
 import socket
 import sys
@@ -240,7 +241,13 @@ class Grid:
         """
         places = math.prod(self.extents.values())
         everybody = dist.get_world_size() if dist.is_initialized() else 1
-        wanted = list(range(everybody) if ranks is None else map(int, ranks))
+        try:
+            wanted = list(range(everybody) if ranks is None else map(operator.index, ranks))
+        except TypeError:
+            raise LayoutError(
+                f"ranks={ranks!r}: a grid takes the numbers of its ranks, such as "
+                f"ranks=range({places})"
+            ) from None
         me = dist.get_rank() if dist.is_initialized() else 0
         if len(wanted) != places:
             other = f" (Grid(depth={everybody}) cuts the depth over all)" * (everybody > 1)
@@ -420,7 +427,12 @@ class Grid:
         It is for libraries that add up over ranks themselves. Without axes it has this rank alone,
         because losses and `Sharded.full` cover the whole mini-batch on every rank. ``"data"`` is
         for values of a replica's own samples. All ranks ask for the same axes.
+
+        Raises:
+            LayoutError: there is no such axis.
         """
+        if wrong := [axis for axis in axes if axis not in AXES]:
+            raise LayoutError(f"a grid has no axis {wrong[0]!r}, but {', '.join(AXES)}")
         self.groups_handed_out = True
         if not dist.is_initialized():
             return None
@@ -520,6 +532,8 @@ def _read_mesh(
     Raises:
         LayoutError: no extents are given and its dims are not named as axes, or in another order.
     """
+    if not hasattr(mesh, "mesh"):
+        raise LayoutError(f"mesh={mesh!r} is no DeviceMesh; see torch's init_device_mesh")
     ranks = mesh.mesh.flatten().tolist()
     if extents != (1, 1, 1, 1):
         return extents, ranks

@@ -290,6 +290,7 @@ class FileAccess:
 
 
 OWN_DATA = "docs/own-data.md"
+FIELDS_AS_TARGETS = "fields of numbers are learnt in your own loop: docs/coming-from/fourier.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,7 @@ class DataMap:
             raise DataError(
                 "data.keys.labels and data.classes go together: two different names or more, by "
                 "the labels' numbers, the background's first, such as data.classes: "
-                "[background, liver]"
+                f"[background, liver]\n    {FIELDS_AS_TARGETS}"
             )
         for name, (low, high) in self.ranges.items():
             if not (math.isfinite(high - low) and low < high):

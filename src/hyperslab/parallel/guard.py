@@ -33,6 +33,7 @@ from hyperslab.util.torch_internals import (
     graph_task,
     inside_ddp,
     jit_is_tracing,
+    keep_out_of_graphs,
     tree_leaves,
     version_of,
 )
@@ -279,12 +280,22 @@ class GuardedForward(functools.partial[Any]):
 
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep a function that works on cut tensors out of graphs; torch quotes the reason."""
+    _keep_packages_out_of_graphs()
     return torch.compiler.disable(
         function,
         reason="a module of hyperslab.parallelize runs eagerly, because graphs cannot hold "
         "messages between ranks: leave fullgraph=True out, and compile functions that do not call "
         "the module",
     )
+
+
+@functools.cache
+def _keep_packages_out_of_graphs() -> None:
+    """Have what a compiled function calls run eagerly: `hs.shard`, say, before the module.
+
+    Models and losses are plain torch, which compiles as ever.
+    """
+    keep_out_of_graphs([f"hyperslab.{name}" for name in ("comm", "tensor", "ops", "parallel")])
 
 
 def replace_sync_batch_norm(module: nn.Module) -> None:

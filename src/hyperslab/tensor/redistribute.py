@@ -144,8 +144,14 @@ class LoadedBoxes:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Return where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr."""
-        return self.own.slices()
+        """Return where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr.
+
+        The last box goes to an array's end, and channels are taken as they are, so that of an
+        array of other extents no part passes for a box: `join` refuses it.
+        """
+        ends = zip(self.own.slices(), self.sample_shape, strict=True)
+        found = tuple([slice(s.start, None if s.stop == n else s.stop) for s, n in ends])
+        return (slice(None), *found[1:]) if self.channels else found
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,18 +161,22 @@ class LoadedBoxes:
     def join(self, local: torch.Tensor) -> Sharded:
         """Join the boxes (b, ...) of all ranks to a mini-batch (B, ...); all ranks call it.
 
-        Each replica has the same number of samples, so B is b times `Grid.data`. The only copy is
-        the one to the grid's device. The ranks compare shapes and types in one small message. They
+        Each replica has the same number of samples, so B is b times `Grid.data`. Channels may
+        differ from those of ``sample_shape``, as for a field to be predicted. The only copy is the
+        one to the grid's device. The ranks compare shapes and types in one small message. They
         cannot see whether they hold boxes of the *same* samples: cut the targets by
         `hyperslab.shard`, which compares them bit by bit, or let `over` do it.
 
         Raises:
             LayoutError: it is not the box of this rank, or the ranks differ in type or in number.
         """
-        fits = isinstance(local, torch.Tensor) and tuple(local.shape[1:]) == self.shape
+        first = 1 + self.channels  # of the dims that are cut
+        fits = isinstance(local, torch.Tensor) and local.dim() == 1 + len(self.shape)
+        fits = fits and tuple(local.shape[first:]) == self.shape[first - 1 :]
+        sample = (*local.shape[1:first], *self.sample_shape[first - 1 :]) if fits else ()
         form = InputSpec.of(local, channels=self.channels, batch="global")  # differs from any box's
         if fits and not isinstance(local, Sharded):
-            form = InputSpec(form.dtype, (len(local), *self.sample_shape), self.channels, True)
+            form = InputSpec(form.dtype, (len(local), *sample), self.channels, True)
         rows = None
         if self.grid.has_values and self.grid.size > 1:
             rows = AllGatheredInts(
@@ -182,7 +192,7 @@ class LoadedBoxes:
             )
         if rows is not None:
             comparisons_of(self.grid).add(rows, form, lambda found: compare_statements(found, ()))
-        shape = (len(local) * self.grid.data, *self.sample_shape)
+        shape = (len(local) * self.grid.data, *sample)
         partition = self.grid.partition(shape, channels=self.channels)
         return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
 
@@ -260,6 +270,12 @@ def boxes(grid: Grid, shape: Sequence[int], *, channels: bool = True) -> LoadedB
         channels: False if the first dim is a spatial one, as for labels (D, H, W).
 
     Raises:
-        LayoutError: an extent has fewer elements than its axis has ranks.
+        LayoutError: an extent has fewer elements than its axis has ranks, or an image is to be cut
+            along the depth.
     """
+    if channels and len(shape) == 3 and grid.depth > 1:
+        raise LayoutError(
+            f"{tuple(shape)} is an image (C, H, W), which {grid} cannot cut along the depth\n    "
+            f"of a volume give the channels, too: {(1, *shape)}; of labels (D, H, W) channels=False"
+        )
     return LoadedBoxes(grid, tuple(shape), channels)

@@ -38,6 +38,7 @@ from hyperslab.formats.arrays.table import (
 )
 from hyperslab.formats.files import (
     ANY,
+    FIELDS_AS_TARGETS,
     OF_LIBRARIES,
     OWN_DATA,
     DataMap,
@@ -190,8 +191,8 @@ def check_labels(
             raise DataError(
                 f"{folder / file}: the labels {array.key!r} are {array.dtype} {array.shape}; needs "
                 f"whole numbers {wanted}, one for each voxel of the volume ({OWN_DATA}, keys)"
-                + AS_VOLUME
-                * (len(shape) == 2)
+                + AS_VOLUME * (len(shape) == 2)
+                + f"\n    {FIELDS_AS_TARGETS}"
             )
 
 
