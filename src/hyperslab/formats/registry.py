@@ -371,8 +371,9 @@ def find_format(folder: Path) -> tuple[Format, str]:
     if not found:
         suffixes = ", ".join(f"*{suffix}" for _, suffix in known)
         raise DataError(
-            f"{folder}: no file {suffixes} in it or below\n    .npz files are read by a recipe with "
-            f"data.keys ({OWN_DATA}, keys); for others see {OWN_DATA}, a Source"
+            f"{folder}: no file {suffixes} in it or below\n"
+            f"    .npz files are read by a recipe with data.keys ({OWN_DATA}, keys); for others "
+            f"see {OWN_DATA}, a Source"
         )
     top = min(depth for depth, _ in found)
     first = sorted(kind for depth, kind in found if depth == top)

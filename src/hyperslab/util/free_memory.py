@@ -47,7 +47,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEEP_ALL = 2**31 - 1
 LARGE_BLOCK = 1 << 28
-"""Bytes of a block from which on `map_large_blocks` gives it back to the system once it is freed."""
+"""Bytes of a block from which on `map_large_blocks` has it given back to the system when freed."""
 
 
 def keep_freed_memory() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.planner.unbacked_memory import Heap
+from hyperslab.planner.unbacked_memory import Heap, UnbackedMemory
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60), st.booleans())
