@@ -8,6 +8,7 @@ refusal; `check_operands`, what is done to the operands of every operator before
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
 import sys
 import weakref
@@ -359,4 +360,5 @@ def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None
         "a module that is not parallelised is trained on cut tensors: each rank has only its part "
         "of the gradients, and the ranks' weights drift apart\n    call net = "
         "hyperslab.parallelize(net, grid) before training, or average every .grad over all ranks",
+        logging.WARNING,
     )
