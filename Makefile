@@ -202,7 +202,6 @@ docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(call has,docs)
 	$(bin)/python docs/operators.py
 	$(bin)/python docs/llms.py
-	$(bin)/python docs/help.py
 	$(bin)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("what", choices=kinds)
     parser.add_argument("row", nargs="*", metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--width", type=int, help="voxels along each side, in place of the row's")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows that there are so far")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows so far")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.json is not None and options.json.exists():

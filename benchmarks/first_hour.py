@@ -162,11 +162,11 @@ def main() -> int:
         epilog="\n".join(f"{name}: {question}" for name, question in PARTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("part", nargs="*", metavar="PART", help="by default all that are left")
+    parser.add_argument("part", nargs="*", metavar="PART", help="by default all others")
     parser.add_argument("--tiny", action="store_true", help="small shapes")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--minutes", type=float, default=5, help="of one part at most")
-    parser.add_argument("--distconv", type=Path, metavar="PATH", help="LLNL's, to be compared with")
+    parser.add_argument("--minutes", type=float, default=5, help="the limit of one part")
+    parser.add_argument("--distconv", type=Path, metavar="PATH", help="LLNL's source tree")
     parser.add_argument("--out", type=Path, default=Path("build/first-hour.jsonl"))
     parser.add_argument("--read", action="store_true", help="print what OUT has, and run nothing")
     options = parser.parse_args()

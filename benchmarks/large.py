@@ -23,13 +23,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from clock import machine
 
 from hyperslab.models import CosmoFlow, UNet3D
+from hyperslab.parallel.parallelize import Memory
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.search import PlanBounds, process_bytes, trace_one
@@ -81,8 +82,8 @@ ROWS = {
     "cosmoflow-512": Row(7, 512),
     "cosmoflow-512-batch-norm": Row(9, 512, batch_norm=True),
     "cosmoflow-512-one-rank": Row(12, 512, ranks=1),
-    "unet3d-256-bf16": Row(9, 256, "bf16", memory="recompute", network="unet3d"),
-    "unet3d-256": Row(11, 256, memory="recompute", network="unet3d"),
+    "unet3d-256-bf16": Row(9, 256, "bf16", memory="offload", network="unet3d"),
+    "unet3d-256": Row(11, 256, memory="offload", network="unet3d"),
     "cosmoflow-256": Row(0, 256),
     "cosmoflow-256-none": Row(0, 256, memory="none"),
     "cosmoflow-256-recompute": Row(0, 256, memory="recompute"),
@@ -146,11 +147,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("row", nargs="*", choices=[*ROWS, []], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--width", type=int, help="voxels along each side, in place of the row's")
-    parser.add_argument("--memory", choices=["none", "tile", "recompute"], help="the same")
+    parser.add_argument("--memory", choices=get_args(Memory), help="the same")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--plan", action="store_true", help="run nothing")
     parser.add_argument("--machine", help="for the plan: shipped, or a calibrated file")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows that there are so far")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows so far")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.json is not None and options.json.exists():

@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=64, help="voxels a side; 0: whole")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--format", default="zarr", choices=["nifti", "hdf5", "zarr"])
-    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows that there are so far")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="the rows so far")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     if options.json is not None and options.json.exists():

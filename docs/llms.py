@@ -1,4 +1,4 @@
-"""Writes docs/llms.txt, which tells an assistant what there is, from the code and the pages.
+"""Writes docs/llms.txt, a list of names, commands and keys for assistants, from code and pages.
 
 python docs/llms.py
 """
@@ -30,9 +30,9 @@ HEAD = """\
 Written by `python docs/llms.py`, from the code; a test compares it.
 
 A program imports `hyperslab as hs`, makes `grid = hs.Grid(depth=2)`, `model =
-hs.parallelize(model, grid)` and `x = hs.shard(x, grid)`, and goes on as plain PyTorch; run it with
-`torchrun --nproc-per-node 2 own.py`. Losses are equal on every rank. Without a program: a recipe in
-YAML and `hyperslab train recipe.yaml --ranks 2 grid.depth=2`.
+hs.parallelize(model, grid)` and `x = hs.shard(x, grid)`, and continues as plain PyTorch; run it
+with `torchrun --nproc-per-node 2 own.py`. Losses are equal on every rank. Without a program, write
+a recipe in YAML and run `hyperslab train recipe.yaml --ranks 2 grid.depth=2`.
 """
 
 

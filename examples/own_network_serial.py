@@ -20,7 +20,7 @@ FILES = sorted(Path(sys.argv[1]).rglob("*.hdf5"))
 
 
 class Network(nn.Module):
-    """A residual stage between two that halve the width, and the mean of what they find."""
+    """A residual stage between two that halve the width, then a mean over space."""
 
     def __init__(self, channels, outputs, width=8):
         super().__init__()

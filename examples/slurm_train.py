@@ -3,7 +3,7 @@
     srun --ntasks 2 python examples/slurm_train.py --out runs/cut
     torchrun --nproc-per-node 2 examples/slurm_train.py --out runs/cut
 
-What differs from `slurm_train_serial.py` are five lines. `sbatch slurm/script.sbatch` runs it.
+It differs from `slurm_train_serial.py` by five lines. `sbatch slurm/script.sbatch` runs it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Fields(Dataset[tuple[Tensor, Tensor]]):
-    """Random fields (1, D, H, W), smoothed a little or more; what is to be found is how much."""
+    """Random fields (1, D, H, W), smoothed a little or more; the target is how much."""
 
     def __init__(self, count: int = 16, size: int = 16) -> None:
         self.count, self.size = count, size

@@ -1,4 +1,4 @@
-"""Train a network of one's own with a plain loop of torch, and go on from its last epoch.
+"""Train a network of one's own with a plain loop of torch, and continue from its last epoch.
 
     python examples/slurm_train_serial.py --out runs/serial
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Fields(Dataset[tuple[Tensor, Tensor]]):
-    """Random fields (1, D, H, W), smoothed a little or more; what is to be found is how much."""
+    """Random fields (1, D, H, W), smoothed a little or more; the target is how much."""
 
     def __init__(self, count: int = 16, size: int = 16) -> None:
         self.count, self.size = count, size

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ import torch
 from hyperslab.kernels.compile import CannotCompile, ready_library
 from tests.forked import forked_commands
 from tests.gpus import SAMPLES_ON, runs_samples
+from tests.header_children import fork_small_children
 from tests.ranks import close_pool, rest_idle_ranks, start_server
 
 SESSIONS = 4  # at most: each has up to eight ranks of its own
@@ -51,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_configure(config: pytest.Config) -> None:
     """A shell starts what runs in its background with SIGINT ignored, and children inherit that.
 
-    What tests train with is not noted in the folder of whoever runs them. Nothing that is imported
+    What tests train with is not noted in their user's folder. Nothing that is imported
     is garbage: looking for it takes a sixth of the time in which tests are collected.
     """
     gc.disable()
@@ -62,6 +64,9 @@ def pytest_configure(config: pytest.Config) -> None:
         ready_library(compiled=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    in_gate = config.getoption("--hypothesis-profile", None) == "ci"
+    if in_gate and importlib.util.find_spec("cloudpickle"):
+        config.add_cleanup(fork_small_children())
 
 
 OPTIONAL = set(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import os
 import pickle
 import runpy
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 IMPORTED = (
     *("torch", "torch._dynamo", "torch.profiler", "rich.progress"),
-    *("hyperslab.cli", "hyperslab.launch", "hyperslab.cli.train", "hyperslab.cli.evaluate"),
-    *("hyperslab.cli.predict", "hyperslab.cli.convert"),
+    *("hyperslab.cli.train", "hyperslab.cli.evaluate", "hyperslab.cli.predict"),
+    *("hyperslab.cli.convert", "hyperslab.launch.crew", "hyperslab.launch.restarts"),
+    *("hyperslab.train.run", "hyperslab.train.evaluate", "hyperslab.train.predict"),
+    *("hyperslab.formats.convert.scans", "hyperslab.formats.nifti.source"),
 )
 """What commands import, most of it when they run."""
 
@@ -232,16 +235,32 @@ def _run(words: list[str]) -> int:
 
 def serve(address: str) -> None:
     """Fork commands until the other end of the standard input is closed."""
+    gc.disable()
     for module in IMPORTED:
         __import__(module)
+    gc.freeze()  # collections of commands would look at all of it, and copy its pages
+    gc.enable()
+    server = listening(address)
+    print("ready", flush=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
+    fork_for(server, lambda request, given, client: become(pickle.loads(request), given, client))
+
+
+def listening(address: str) -> socket.socket:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(address)
     server.listen(64)
-    print("ready", flush=True)
+    return server
+
+
+def fork_for(
+    server: socket.socket, child: Callable[[bytes, list[int], socket.socket], object]
+) -> None:
+    """Call ``child`` in a fork for each request, with its descriptors and the connection of who
+    asks, who is told the status when it has ended; until the standard input is closed."""
     ended, wake = os.pipe()
     for descriptor in (ended, wake):
         os.set_blocking(descriptor, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     waiting: dict[int, socket.socket] = {}
@@ -252,7 +271,7 @@ def serve(address: str) -> None:
             request, given, *_ = socket.recv_fds(connection, LONGEST, 64)
             pid = os.fork()
             if pid == 0:
-                become(pickle.loads(request), given, connection)
+                child(request, given, connection)
             for descriptor in given:
                 os.close(descriptor)
             waiting[pid] = connection

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 
-EPHEMERAL = 32768  # from here on Linux gives ports to whoever asks for any
+EPHEMERAL = 32768  # from here on Linux gives ports to programs that ask for any
 
 
 def unused_port(host: str = "127.0.0.1") -> int:

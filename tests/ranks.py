@@ -210,7 +210,11 @@ def _fork_server(_path: object, _arguments: object, descriptors: Sequence[int]) 
     if pid == 0:
         try:
             forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined]
-            _settle_server(descriptors)
+            settle_server(descriptors)
+            for name in PRELOAD:
+                importlib.import_module(name)
+            gc.collect()
+            gc.freeze()
             forkserver.main(*descriptors, [])
         except Exception:
             traceback.print_exc()
@@ -219,7 +223,7 @@ def _fork_server(_path: object, _arguments: object, descriptors: Sequence[int]) 
     return pid
 
 
-def _settle_server(descriptors: Sequence[int]) -> None:
+def settle_server(descriptors: Sequence[int]) -> None:
     """Keep nothing of this process that another one waits for or has set for itself."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
@@ -233,10 +237,6 @@ def _settle_server(descriptors: Sequence[int]) -> None:
     warnings.resetwarnings()
     for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
         warnings.simplefilter("ignore", kind)
-    for name in PRELOAD:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
 
 
 @functools.cache

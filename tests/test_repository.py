@@ -49,7 +49,6 @@ IMPORT_NAMES = {
     "PyYAML": "yaml",
     "google-crc32c": "google_crc32c",
     "mlflow-skinny": "mlflow",
-    "pydantic-core": "pydantic_core",
 }
 # An absolute path of one machine, a home folder say; the pattern does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.}\]])/(?:work|tmp|root|home|mnt)/\w")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def test_every_test_says_its_tier() -> None:
     silent = [
         str(path)
         for path in Path(__file__).parent.rglob("test_*.py")
-        if not re.search(r"\btiers?:", ast.get_docstring(ast.parse(path.read_text())) or "", re.I)
+        if not re.match(r'"""[^"]*\btiers?:', path.read_text(), re.I)
     ]
     assert silent == []
 

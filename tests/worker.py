@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from hyperslab.util.startup import tie_to_parent
 from tests.gpus import settle_device
-from tests.worlds import Worlds
+from tests.worlds import Worlds, share_device
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def _settle(stacks: Path) -> None:
     faulthandler.register(signal.SIGUSR1, file=stacks.open("w"), all_threads=True)
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    share_device(loopback)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.freeze()  # what torch made is never garbage: later collections take a millisecond
 

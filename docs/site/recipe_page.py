@@ -16,17 +16,17 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
 
 NOBODY_WRITES = {"trusted", "handed_in", "python_class"}
-"""Keys of a run's own recipe, for data and networks that a program has handed in."""
+"""Keys of a run's own recipe, for data and networks that a program has passed."""
 BEGIN = """# Recipes
 
-What a recipe may say: every key, its type, its default and what it means. This page is written
+This page lists every key of a recipe with its type, its default and its meaning. It is written
 from the schema that checks recipes, so it cannot differ from it. In a YAML file sections are
-nested; on the command line a dot stands for that, as in `data.batch_size=8`. `hyperslab recipes`
-lists those that come along. An unknown key or a bad value is an error that names the nearest
+nested; the command line has dots instead, as in `data.batch_size=8`. `hyperslab recipes`
+lists the shipped recipes. An unknown key or a bad value is an error that names the nearest
 valid one.
 
-A value in *italics* is a type; `null` means that the key is not used. Where a section has
-alternatives, `name` chooses one of them, and what is marked *(default)* needs no `name`.
+A value in *italics* is a type; `null` means that the key is not used. If a section has
+alternatives, `name` chooses one of them; the one marked *(default)* needs no `name`.
 """
 
 

@@ -6,8 +6,9 @@ no other, and ``hyperslab --help`` does not wait for torch.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hyperslab.util import importing_names
 
 if TYPE_CHECKING:
     from hyperslab import formats, losses, models
@@ -55,10 +56,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "hyperslab.checkpoint.save_load": ("load", "save"),
-    "hyperslab.comm": ("Grid",),
-    "hyperslab.data": ("Source", "open"),
-    "hyperslab.errors": (
+    "checkpoint.save_load": ("load", "save"),
+    "comm": ("Grid",),
+    "data": ("Source", "open"),
+    "errors": (
         "CommError",
         "DataError",
         "HyperslabError",
@@ -66,9 +67,9 @@ _MODULES = {
         "RecipeError",
         "UnsupportedOp",
     ),
-    "hyperslab.parallel": ("no_sync", "parallelize"),
-    "hyperslab.studies.fit": ("TrainedRun", "fit"),
-    "hyperslab.tensor": (
+    "parallel": ("no_sync", "parallelize"),
+    "studies.fit": ("TrainedRun", "fit"),
+    "tensor": (
         "LoadedBoxes",
         "Sharded",
         "boxes",
@@ -80,21 +81,7 @@ _MODULES = {
 }
 """The module of each name, as the imports above have it for type checkers."""
 
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = found
-        return found
-    if not name.startswith("_"):  # a package, such as formats; tools ask for other names
-        try:
-            return importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as missing:
-            if missing.name != f"{__name__}.{name}":
-                raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importing_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ LONGEST_LINE = 2000
 class HyperslabError(Exception):
     """Base of every error that hyperslab raises on purpose.
 
-    Its lines have `LONGEST_LINE` characters at most: what is quoted of a file may be all of it.
+    Its lines have `LONGEST_LINE` characters at most, because a quotation may be a whole file.
     """
 
     def __init__(self, *words: object) -> None:
@@ -33,7 +33,7 @@ class LayoutError(HyperslabError, ValueError):
 
 
 class DataError(HyperslabError, ValueError):
-    """A file or a value in it is not what it should be."""
+    """A file, or a value in it, is missing, damaged or of another kind than needed."""
 
 
 class RecipeError(HyperslabError, ValueError):
@@ -80,7 +80,7 @@ class Stopped(HyperslabError):
 
 
 def _bounded(text: str) -> str:
-    """The text with the middle of its longest lines left out."""
+    """Return the text without the middle of its longest lines."""
     return "\n".join(map(_bounded_line, text.split("\n"))) if len(text) > LONGEST_LINE else text
 
 
@@ -92,7 +92,7 @@ def _bounded_line(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: control characters, as files may hold them, are written out.
+    """Return a text for a terminal: control characters, as files may hold them, are written out.
 
     They could move the cursor, change what was printed before, or turn the order of letters round.
 

@@ -88,7 +88,7 @@ def focal_loss(
     ``p_t`` is the probability of the voxel's true class t. One-hot codes are not needed.
 
     Args:
-        gamma: 0 or more; the larger, the less count the voxels that are easy.
+        gamma: 0 or more; a larger one gives easy voxels less weight.
         alpha: one weight for each class.
         reduction: ``"mean"`` or ``"sum"`` over all voxels, or ``"none"``: (N, *S).
 

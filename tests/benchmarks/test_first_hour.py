@@ -19,7 +19,7 @@ from tests.selection import in_gate
 
 TINY = parts.Options(tiny=True, device="cpu")
 HERE = ["equality", "formats", "thresholds", "step-unet3d-256", "profile", "host"]
-"""Parts of one process. The gate has the short ones: `.ci/run` has all where benchmarks changed."""
+"""Parts of one process. The gate has the short ones: `.ci/run` has all where they have changed."""
 
 
 def call(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> tuple[int, list[Any]]:

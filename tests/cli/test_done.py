@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hyperslab.cli import app
-from hyperslab.cli.early import done_words as done_words_of
-from hyperslab.cli.early import early_command
+from hyperslab.cli import app, load_command
+from hyperslab.cli.done import done_words as done_words_of
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import is_done, train
 from tests.forked import forked_commands
@@ -44,8 +43,9 @@ def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
 
 def done_words(words: list[str]) -> str | None:
     """What is said of a command line."""
-    context = early_command("train").make_context("train", words[1:])
-    return done_words_of(context.params)
+    given = load_command("train").make_context("train", words[1:]).params
+    kept = {key: given[key] for key in ("recipe", "ranks", "output", "resume")}
+    return done_words_of(overrides=given["overrides"] or (), **kept)
 
 
 SAID_EARLY = """
@@ -124,7 +124,24 @@ def test_a_run_that_torchrun_trained_is_known_as_well(
 
 
 def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    early = early_command("train")
-    words = [str(tmp_path / "nowhere.yaml"), "dat.x=1", "--resume"]
-    assert early.main(words, standalone_mode=False) is None
+    asked: list[object] = []
+    monkeypatch.setattr("hyperslab.cli.train.done_words", lambda *words, **more: asked.append(more))
+    monkeypatch.setattr("hyperslab.comm.bootstrap.tell_ranks", lambda error: None)
+    words = ["train", str(tmp_path / "nowhere.yaml"), "--resume"]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    assert len(asked) == 1
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert CliRunner().invoke(app, words).exit_code == 1
+    assert len(asked) == 1
+
+
+def test_a_pipe_is_read_once() -> None:
+    """A second reader would find nothing in it."""
+    reader, writer = os.pipe()
+    os.write(writer, b"epochs: x\n")
+    os.close(writer)
+    found = CliRunner().invoke(app, ["train", f"/dev/fd/{reader}", "--resume"])
+    os.close(reader)
+    assert "'data' is missing" in str(found.exception)

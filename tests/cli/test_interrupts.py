@@ -71,6 +71,7 @@ def members(group: int) -> list[str]:
 
 
 def test_while_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "volume.npy").touch()
     process = begin("inspect", tmp_path)
     maps = Path(f"/proc/{process.pid}/maps")
     interrupt(process, lambda: "libtorch" in maps.read_text())

@@ -30,7 +30,8 @@ MOST = 512
 FORKS = """
 import json, os, resource, sys, traceback
 import h5py, nibabel
-import hyperslab.cli, hyperslab.data, hyperslab.train.run
+import hyperslab.cli, hyperslab.data, hyperslab.formats.convert, hyperslab.launch.crew
+import hyperslab.launch.restarts, hyperslab.planner.auto, hyperslab.train.predict
 from importlib import import_module
 for name in ("inspect", "convert", "train", "predict", "plan"):
     import_module(f"hyperslab.cli.{name}")

@@ -1,4 +1,4 @@
-"""What is left of a process group when a program ends (tier: real processes)."""
+"""Nothing remains of a process group when a program ends (tier: real processes)."""
 
 from __future__ import annotations
 

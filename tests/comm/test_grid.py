@@ -25,8 +25,9 @@ def test_alone_it_needs_no_process_group() -> None:
 
 
 def test_wrong_product_says_both_numbers() -> None:
-    with pytest.raises(hs.LayoutError, match="has 6 places but there are 1 ranks"):
+    with pytest.raises(hs.LayoutError, match="has 6 places but there are 1 ranks") as said:
         hs.Grid(depth=2, width=3)
+    assert "ranks=range" not in str(said.value)  # there are no 6 ranks to name
 
 
 def wrong() -> None:

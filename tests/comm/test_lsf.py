@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.comm.bootstrap import adopt_launcher
-from hyperslab.comm.launchers import adopt_lsf
+from hyperslab.comm.launchers import adopt_launcher, adopt_lsf
 from hyperslab.errors import HyperslabError
 
 JSRUN = {

@@ -166,12 +166,18 @@ def test_meshes_say_which_ranks_a_grid_has() -> None:
 
 def refusals() -> None:
     rank = dist.get_rank()
-    with pytest.raises(hs.LayoutError, match="has 3 places but there are 2 ranks"):
+    with pytest.raises(hs.LayoutError, match="has 3 places but there are 2 ranks") as caught:
         hs.Grid(depth=3, ranks=[0, 1])
+    assert "ranks=range" not in str(caught.value), "there are no more than three"
     with pytest.raises(hs.LayoutError, match="ascending"):
         hs.Grid(depth=2, ranks=[1, 0])
     with pytest.raises(hs.LayoutError, match="ascending"):
         hs.Grid(depth=2, ranks=[1, 9])
+    for wrong in (2, ["0", "1"], [0.0, 1.0]):
+        with pytest.raises(hs.LayoutError, match=r"ranks=.*numbers of its ranks.*ranks=range\(2\)"):
+            hs.Grid(depth=2, ranks=wrong)  # type: ignore[arg-type]
+    with pytest.raises(hs.LayoutError, match=r"mesh=\(2, 2\) is no DeviceMesh"):
+        hs.Grid(mesh=(2, 2))  # type: ignore[arg-type]
     with pytest.raises(hs.LayoutError, match="is not one of them"):
         hs.Grid(ranks=[(rank + 1) % 3])
     if rank < 2:
@@ -202,6 +208,7 @@ def test_a_grid_with_too_few_places_does_not_wait_for_ever() -> None:
     said = run_ranks(2, alone_with_too_few_places, 0.5)
     close_pool()  # its first rank still asks
     assert "has 1 places but there are 2 ranks" in said[0]
+    assert "Grid(depth=2) cuts" in said[0]
     assert "ranks=range(1)" in said[0]
 
 

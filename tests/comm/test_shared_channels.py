@@ -6,6 +6,7 @@ import os
 import random
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hyperslab.comm.shared_memory import (
     LARGEST_SLOT,
     MOST_OF_FREE_MEMORY,
     SMALL_SUM,
+    SPINS,
     SharedChannels,
 )
 from hyperslab.geometry import Partition
@@ -64,6 +66,23 @@ def talk(seed: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_messages_arrive_whole_and_in_order(ranks: int) -> None:
     run_ranks(ranks, talk, 1)
+
+
+def talk_waiting(policy: str) -> int:
+    with mock.patch.dict(os.environ, OMP_WAIT_POLICY=policy):
+        talk(1)
+    return connected().segment._spins
+
+
+def test_ranks_wait_asleep_where_threads_do() -> None:
+    """As in the gate, whose sessions share the cores; there no other test waits awake."""
+    spins = {}
+    for policy in ("active", "PASSIVE"):
+        fresh_groups()
+        (spins[policy], _) = run_ranks(2, talk_waiting, policy)
+    fresh_groups()
+    assert spins["PASSIVE"] == 1
+    assert spins["active"] == (SPINS if len(os.sched_getaffinity(0)) > 1 else 1)
 
 
 def orders() -> None:

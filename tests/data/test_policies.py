@@ -92,7 +92,7 @@ def test_a_staging_budget_needs_staging(tmp_path: Path) -> None:
 def test_one_rank_does_not_read_what_all_read_together() -> None:
     source = Numbered()
     source.collective = True
-    with pytest.raises(hs.DataError, match="one rank read a sample, but the driver all"):
+    with pytest.raises(hs.DataError, match="reads a sample on one rank, the driver on all"):
         open(source, Seat(), batch_size=1, split="all", mode="sample")
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.docs.blocks import DOCS, Block, blocks_of
 from tests.ranks import run_ranks
 
-PAGES = sorted((DOCS / "coming-from").glob("*.md"))
+PAGES = [*sorted((DOCS / "coming-from").glob("*.md")), DOCS / "video.md"]
 
 
 def programs(page: Path) -> list[Block]:
@@ -55,7 +55,8 @@ def run_program(
     log.setLevel(logging.NOTSET)
     if "Accelerator" in names:  # its state is the process's
         names["accelerator"].state._reset_state(reset_partial_state=True)
-    weights = [value.detach().numpy() for value in names["net"].state_dict().values()]
+    state = names["net"].state_dict().values()
+    weights = [value.detach().numpy() for value in state if isinstance(value, torch.Tensor)]
     return names["loss"].detach().numpy(), weights
 
 

@@ -91,7 +91,7 @@ def test_choices_and_comments_are_there(page: Any) -> None:
     about, value, default = found["data.batch_size"][0]
     assert (value, default) == ("*integer* > 0", "**required**")
     assert about == "samples over all ranks"
-    assert found["optimizer.clip"][0][0] == "the gradient's L2 norm at most"
+    assert found["optimizer.clip"][0][0] == "the largest L2 norm of the gradient"
     assert "by a rule from types and shapes" in found["kernels"][0][0]  # a comment above the field
 
 

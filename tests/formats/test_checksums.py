@@ -1,4 +1,4 @@
-"""What is written carries checksums, and whoever reads it compares them (tier: no process)."""
+"""Written files carry checksums, and every reader compares them (tier: no process)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_bit_of_what_convert_writes(tmp_path: Path, format: str, compression: 
         source = source_of(out, Seat())
         with pytest.raises(DataError, match="univ_1"):
             source.read(1, Box.whole(source.shape))
-    with pytest.raises(DataError, match=r"univ_1.*is damaged, its checksum .*delete it"):
+    with pytest.raises(DataError, match=r"univ_1.*is damaged: its checksum .*delete it"):
         convert(tmp_path / "src", out, request)
 
 

@@ -17,7 +17,8 @@ from hyperslab.data import open
 from hyperslab.errors import DataError
 from hyperslab.formats import header_cache
 from hyperslab.formats.arrays import layouts, scan
-from hyperslab.formats.source import DataMap, ScanOptions
+from hyperslab.formats.files import DataMap
+from hyperslab.formats.source import ScanOptions
 from tests.formats.universes import Seat, folder
 
 N = 5

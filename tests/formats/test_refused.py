@@ -18,8 +18,8 @@ import zarr
 import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.errors import DataError
+from hyperslab.formats.files import DataMap
 from hyperslab.formats.registry import find_format, source_of
-from hyperslab.formats.source import DataMap
 from hyperslab.geometry import Box
 from hyperslab.train.input_volumes import list_inputs
 from tests.formats.scans import hu, labels
@@ -210,7 +210,7 @@ def test_a_scan_that_is_cut_short(tmp_path: Path, suffix: str) -> None:
 def test_two_formats_side_by_side(tmp_path: Path) -> None:
     npy("first")(tmp_path)
     tfrecords(False)(tmp_path)
-    words = r'two formats, 6 of npy and 3 of tfrecord; say format="npy"'
+    words = r'two formats, 6 of npy and 3 of tfrecord; choose one, such as format="npy"'
     with pytest.raises(hs.DataError, match=words):
         source_of(tmp_path, Seat())
     assert open(tmp_path, Seat(), batch_size=1, format="npy").source.names[0] == "v0"
@@ -230,7 +230,8 @@ def test_the_files_at_the_top_decide(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_nothing_that_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(hs.DataError, match=r"no file \*\.hdf5, .*\*\.nii\.gz in it or below"):
+    words = r"no file \*\.hdf5, .*\*\.nii\.gz in it or below\n.*\.npz .*recipe with data\.keys"
+    with pytest.raises(hs.DataError, match=words):
         find_format(tmp_path)
     with pytest.raises(hs.DataError, match="nowhere: does not exist"):
         find_format(tmp_path / "nowhere")
@@ -262,7 +263,7 @@ def test_lbanns_axes_are_not_those_of_the_public_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         source.read(0, Box.whole(CUBE)), np.moveaxis(counts(0, (7, 7, 7, 4)), -1, 0)
     )
-    with pytest.raises(hs.DataError, match=r'stores channels last.*say format="hdf5"'):
+    with pytest.raises(hs.DataError, match=r'stores channels last.*use format="hdf5"'):
         source_of(tmp_path, Seat(), format="lbann")
 
 

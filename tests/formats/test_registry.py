@@ -48,6 +48,14 @@ def test_a_name_or_a_suffix_is_registered_once(formats: None) -> None:
     assert registry.names() == (*KNOWN.split(", "), "toy")
 
 
+def test_what_is_said_of_formats_before_they_are_imported_is_so() -> None:
+    for one in registry.formats():
+        said = registry._BUILT_IN[one.name]
+        assert one.writer is not None
+        assert one.writer.compressions == said.compressions
+        assert one.suffixes in (getattr(one.source, "suffixes", ()), ())
+
+
 def test_what_is_no_source_writer_or_list_of_suffixes_is_refused(formats: None) -> None:
     toy: Any = {"suffixes": [".toy"], "source": hs.formats.NpyFolder}
     for wrong, words in (

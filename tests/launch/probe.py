@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -42,7 +43,7 @@ def main() -> None:
         "folder": os.getcwd(),
         "parent": os.getppid(),
     }
-    libraries = {}
+    libraries: dict[str, float] = {"left out": gc.get_freeze_count()}
     if "torch" in sys.modules:
         libraries["threads"] = sys.modules["torch"].get_num_threads()
         libraries["draw"] = float(sys.modules["numpy"].random.random())

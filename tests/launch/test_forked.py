@@ -100,6 +100,7 @@ def test_a_fork_finds_what_an_interpreter_does(command: tuple[Path, int]) -> Non
     assert fork["group"] == launcher["group"]
     draws = [found.pop("libraries") for found in (fork, other)]
     assert draws[0]["threads"] == 2
+    assert draws[0]["left out"] > draws[1]["left out"]  # of collections of garbage
     assert draws[0]["draw"] != read(folder, "waiting")["libraries"]["draw"]
     shown = [found.pop("shown") for found in (fork, other)]
     assert shown[1] == other["environment"]

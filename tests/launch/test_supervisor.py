@@ -1,4 +1,4 @@
-"""Ranks that are started, killed, frozen and stopped from outside, and what is left of them
+"""Ranks are started, killed, frozen and stopped from outside, and nothing remains
 (tiers: no process; small scripts in place of ranks).
 """
 
@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state not in "ZX"  # whoever adopted it has not asked for it yet
+    return state not in "ZX"  # the process that adopted it has not asked for it yet
 
 
 def gone(pids: Iterable[int], seconds: float = PATIENCE) -> None:

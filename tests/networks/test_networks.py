@@ -61,9 +61,9 @@ def test_three_steps_in_float32(name: str) -> None:
     check(name, {"data": 2, "depth": 2}, torch.float32, 1e-4)
 
 
-MEMORY = ("tile", "recompute")
+MEMORY = ("tile", "recompute", "offload")
 OVER_SLABS = [(name, memory) for name in NETWORKS for memory in MEMORY]
-IN_GATE = zip(["UNet", "BasicUNet", "AttentionUnet", "SegResNet"], MEMORY * 2, strict=True)
+IN_GATE = zip(["UNet", "BasicUNet", "AttentionUnet", "SegResNet"], (*MEMORY, "tile"), strict=True)
 
 
 @pytest.mark.parametrize(("name", "memory"), in_gate(OVER_SLABS, kept=list(IN_GATE)))

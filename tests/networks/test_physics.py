@@ -11,6 +11,7 @@ import functools
 import io
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,3 +217,26 @@ def test_equal_to_serial(name: str, grid: str, dtype: torch.dtype) -> None:
     tolerance = 1e-5 if dtype == torch.float64 else 1e-4
     for found in run_ranks(math.prod(axes.values()), apart, name, axes, dtype, serial(name, dtype)):
         assert max(found.values()) <= tolerance, found
+
+
+class MeanOfField(nn.Module):
+    """A number of a field: a network in which neuraloperator's is a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operator = fno()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.operator(x).mean((2, 3, 4))[:, :1]
+
+
+@pytest.mark.parametrize("network", [fno, tucker_fno, uno, MeanOfField])
+def test_a_checkpoint_holds_no_arguments(tmp_path: Path, network: Callable[[], nn.Module]) -> None:
+    first, second = network(), network()
+    optimizer = torch.optim.Adam(first.parameters())
+    first(torch.ones(SHAPE)).square().mean().backward()
+    optimizer.step()
+    hs.save(tmp_path / "a", first, optimizer)
+    hs.load(tmp_path / "a", second, torch.optim.Adam(second.parameters()))
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)

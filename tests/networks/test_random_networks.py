@@ -13,7 +13,7 @@ from tests.ops.slabs.test_stages import slabs_of
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-MODES: tuple[Memory, ...] = ("none", "tile", "recompute")
+MODES: tuple[Memory, ...] = ("none", "tile", "recompute", "offload")
 SHAPE = (2, CHANNELS, 8, 6, 4)
 TOGETHER = 20  # networks in one call
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-2}
@@ -43,7 +43,8 @@ def step(
     found: Found = {}
     torch.manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with slabs_of(1):
+    with slabs_of(1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
         for count, x in enumerate(given):
             x.requires_grad_()
             y = model(x if grid is None else hs.shard(x, grid))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
     for x, y in zip(data[:steps], labels[:steps], strict=True):
-        with slabs_of(1):
+        with slabs_of(1), mock.patch("hyperslab.parallel.offload.OFFLOADED_FROM", 1):
             outputs = network.call(model, cut(x))
             loss = loss_of(outputs, cut(y), network.goal)
             optimizer.zero_grad()

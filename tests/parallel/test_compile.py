@@ -96,7 +96,7 @@ def test_the_same_result(axes: dict[str, int], how: str) -> None:
 
 
 def whole_graph() -> None:
-    """Who asks for one graph is told that there is none."""
+    """A user who asks for one graph is told that there is none."""
     grid, model = hs.Grid(depth=2), Net()
     module = compiled(model, grid, "afterwards", fullgraph=True)
     with pytest.raises(RuntimeError, match="no compiled frames"):
@@ -141,6 +141,9 @@ def other_functions() -> None:
 
     double = torch.compile(lambda v: v * 2, backend=backend)
     step = torch.compile(lambda v: model(v).sum(), backend=backend)
+    cut = torch.compile(lambda v: model(hs.shard(v, grid)).sum(), backend=backend)
+    with pytest.raises(Exception, match="compile cannot trace a cut tensor"):
+        cut(torch.ones(2, 2, 8, 4, 4))
     for function in (double, step):
         with pytest.raises(Exception, match="compile cannot trace a cut tensor") as caught:
             function(x)

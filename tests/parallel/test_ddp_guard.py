@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hyperslab as hs
 from tests.ranks import run_ranks
@@ -114,6 +116,46 @@ def test_what_is_allowed_is_exact() -> None:
     for found in run_ranks(4, gradients, {"data": 2, "depth": 2}):
         for got, want in zip(found, expected, strict=True):
             assert torch.allclose(got, want, atol=1e-6)
+
+
+def train_bare(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    for _ in range(2):
+        model(x).square().mean().backward()
+
+
+def only_forward(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    model(x)
+
+
+def parallelise_in_time(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    model(x)
+    train_bare(hs.parallelize(model, grid), x, grid)
+
+
+def train_in_ddp(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    train_bare(DistributedDataParallel(model), x, grid)
+
+
+def warned(way: Callable[..., None]) -> list[str]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("hyperslab").addHandler(handler)
+    try:
+        grid = hs.Grid(depth=2)
+        way(network(), hs.shard(torch.ones(1, 1, 6, 4, 4), grid), grid)
+    finally:
+        logging.getLogger("hyperslab").removeHandler(handler)
+    return [record.getMessage() for record in records if "not parallelised" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("way", "times"),
+    [(train_bare, 1), (only_forward, 0), (parallelise_in_time, 0), (train_in_ddp, 0)],
+)
+def test_training_without_parallelize_is_warned_of(way: Callable[..., None], times: int) -> None:
+    first, second = run_ranks(2, warned, way)
+    assert (len(first), len(second)) == (times, 0)  # the main rank logs
 
 
 def beginnings() -> tuple[torch.Tensor, torch.Tensor]:

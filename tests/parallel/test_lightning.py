@@ -37,6 +37,8 @@ def counted() -> list[int]:
     from torchmetrics.classification import BinaryConfusionMatrix
 
     grid = hs.Grid(data=2, depth=2)
+    with pytest.raises(hs.LayoutError, match="no axis 'dta', but data, depth, height, width"):
+        grid.process_group("dta")
     whole = BinaryConfusionMatrix(process_group=grid.process_group())
     cut = [hs.shard(voxels(seed), grid, channels=False) for seed in (0, 1)]
     whole.update(*(x.full() for x in cut))

@@ -1,4 +1,4 @@
-"""Gradients that are rounded on their way (tier: a few gloo ranks without shared memory)."""
+"""Gradients are rounded on their way (tier: a few gloo ranks without shared memory)."""
 
 from __future__ import annotations
 
@@ -168,8 +168,12 @@ def said(gradients: str, share: bool) -> tuple[list[str], bool]:
     """What the log says, and whether gradients are those without the option."""
     lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("hyperslab").addHandler(handler)
+    handler.emit = lambda record: lines.append(  # type: ignore[method-assign]
+        f"{record.levelname}: {record.getMessage()}"
+    )
+    log = logging.getLogger("hyperslab")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     found = []
     shared_memory.MOST_OF_FREE_MEMORY = MOST_OF_FREE_MEMORY if share else 0.0
     try:
@@ -181,13 +185,15 @@ def said(gradients: str, share: bool) -> tuple[list[str], bool]:
             found.append(layer.weight.grad)
     finally:
         shared_memory.MOST_OF_FREE_MEMORY = MOST_OF_FREE_MEMORY
-        logging.getLogger("hyperslab").removeHandler(handler)
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
     return [line for line in lines if "gradients" in line], same(*found)
 
 
 def test_the_log_says_that_it_is_inexact() -> None:
     assert run_ranks(2, said, "exact", False)[0] == ([], True)
     (line,), equal = run_ranks(2, said, "bf16", False)[0]
+    assert line.startswith("WARNING")
     assert "INEXACT" in line
     assert "bfloat16" in line
     assert not equal
@@ -195,6 +201,7 @@ def test_the_log_says_that_it_is_inexact() -> None:
 
 def test_ranks_that_share_memory_send_nothing_and_are_exact() -> None:
     (line,), equal = run_ranks(2, said, "bf16", True)[0]
+    assert line.startswith("INFO")
     assert line.endswith("they are exact")
     assert equal
 

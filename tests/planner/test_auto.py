@@ -84,7 +84,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="no grid of 2 ranks fits into") as caught:
         choose_grid(recipe, 2, v100(), bounds(smallest.memory.total - 1))
     assert "ranks would do: " in str(caught.value)
-    with pytest.raises(LayoutError, match="none was found that fits, among few grids"):
+    with pytest.raises(LayoutError, match="none of the few traced grids"):
         choose_grid(recipe, 2, v100(), bounds(1 << 10))
 
 

@@ -162,10 +162,12 @@ def test_few_ranks_that_the_rough_estimate_left_out_are_traced(job: GridJob) -> 
 def test_recomputation_and_half_precision_are_traced(tmp_path: Path) -> None:
     job = small_job(tmp_path, "model.batch_norm=true")
     plan = make_plan(job, v100(), 2, bounds())
-    tile, recompute, half = suggested_changes(plan)
+    tile, recompute, offload, half = suggested_changes(plan)
     assert tile.override == "memory=tile"
     assert recompute.override == "memory=recompute"
     assert recompute.after.cost.flops > recompute.before.cost.flops
+    assert offload.override == "memory=offload"
+    assert offload.after.memory.activations < offload.before.memory.activations
     assert half.override == "precision=bf16"
     both = small_job(tmp_path, "memory=recompute", "precision=bf16")
     assert suggested_changes(make_plan(both, v100(), 2, bounds())) == []

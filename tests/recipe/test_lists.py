@@ -84,7 +84,7 @@ def test_a_saved_recipe_means_the_same_elsewhere(
         ({"train": "a", "validation": "b", "counts": [1, 1, 1]}, "data.train and data.counts are"),
         ({"fold": 1}, "data.fold and data.folds go together"),
         ({"fold": 5, "folds": 5}, "counted from 0"),
-        ({"fold": 0, "folds": 2, "train": "a"}, "data.folds and data.train both say"),
+        ({"fold": 0, "folds": 2, "train": "a"}, "data.folds and data.train both choose"),
         ({"fold": 0, "folds": 2, "fractions": [1, 0, 0]}, "data.folds and data.fractions are two"),
         ({"train": [], "validation": "b"}, "give a path or a list of samples"),
         ({"train": 620, "validation": "b"}, "'data.train'"),

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hyperslab.simulate.nbody import FIRST_A, REDSHIFTS, Nbody, scale_factors
-from hyperslab.simulate.parameters import draw_universe
-from hyperslab.simulate.universes import UniverseSettings
+from hyperslab.simulate.parameters import UniverseSettings, draw_universe
 from tests.simulate import theory
 
 PARTICLES, SIZE, BOX = 64, 32, 256.0  # [Mpc/h]: modes down to k = 0.025 h/Mpc

@@ -63,7 +63,7 @@ def test_parts_fill_a_folder_as_one_process_does(tmp_path: Path) -> None:
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
-def test_parts_work_at_once_and_keep_out_whoever_wants_the_folder_alone(tmp_path: Path) -> None:
+def test_parts_work_at_once_and_keep_out_a_command_for_the_whole_folder(tmp_path: Path) -> None:
     def another(_: Path) -> None:
         if not (tmp_path / "univ_ics_000001.hdf5").exists():
             simulate(tmp_path, count=2, part=(1, 2))

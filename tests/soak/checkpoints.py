@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hyperslab.checkpoint import files
+from hyperslab.checkpoint import files, folder_of
 from hyperslab.checkpoint.files import MANIFEST
-from hyperslab.checkpoint.retention import best_of, folder_of, latest, save_step
+from hyperslab.checkpoint.retention import best_of, latest, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
 from tests.checkpoint.killed import FAILED, ends_before

@@ -105,9 +105,11 @@ def test_stopped_by_a_signal_and_gone_on_with(
 
 
 def test_the_command_line_says_what_to_hand_in(serial: Path) -> None:
-    with pytest.raises(RecipeError, match=r"Blobs\n    hand it in: hs\.TrainedRun\(run, data="):
+    with pytest.raises(RecipeError, match=r"Blobs\n    pass it: hs\.TrainedRun\(run, data="):
         evaluate(serial)
-    with pytest.raises(RecipeError, match=r"(?s)handed in the network .*Net, loss .*go on by the"):
+    with pytest.raises(
+        RecipeError, match=r"(?s)passed the network .*Net, loss .*continue it there"
+    ):
         train(load_recipe(serial / "recipe.yaml"), resume=True)
     with pytest.raises(RecipeError, match=r"(?s)Net needs the argument 'channels'.*model=Net\("):
         hs.TrainedRun(serial, data=Blobs(20)).evaluate()
@@ -186,7 +188,7 @@ def test_the_digest_tells_settings_apart_that_change_no_shape() -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no batch size": ({"batch_size": None}, "'data.batch_size' is missing"),
     "an unknown key": ({"epoch": 3}, "unknown key 'epoch'\n    nearest: 'epochs'"),
-    "a foreign schedule": ({"optimizer": "adam"}, "the schedule is of another optimizer"),
+    "a foreign schedule": ({"optimizer": "adam"}, "the schedule belongs to another optimizer"),
     "a loss that is none": ({"loss": 3}, "loss is a int: give a name or a function"),
     "a class for a loss": ({"loss": torch.nn.MSELoss}, "loss is the class MSELoss: .* an instance"),
     "a loss without a gradient": (

@@ -1,4 +1,4 @@
-"""Tables of a run's folder, whoever wrote them (tier: no process)."""
+"""Tables of a run's folder are read, of any author (tier: no process)."""
 
 from __future__ import annotations
 

@@ -132,3 +132,52 @@ def other_targets() -> None:
 def test_boxes_of_different_samples_show_in_their_targets() -> None:
     with pytest.raises(hs.LayoutError, match=r"rank 1 would hand in other values than rank 0"):
         run_ranks(2, other_targets)
+
+
+def read(axes: dict[str, int], array: np.ndarray[Any, Any]) -> Any:
+    grid = hs.Grid(**axes)
+    boxes = hs.boxes(grid, SHAPE)
+    part = array[(slice(grid.data), *boxes.slices)]
+    try:
+        return next(iter(boxes.over([torch.from_numpy(part[grid.coords["data"]][None])]))).full()
+    except hs.LayoutError as error:
+        return str(error)
+
+
+GRIDS = [{}, {"depth": 2}, {"height": 2, "width": 2}, {"data": 2, "width": 2}]
+
+
+@pytest.mark.parametrize("axes", GRIDS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_field_of_other_channels_is_joined_whole(axes: dict[str, int], channels: int) -> None:
+    size, batch = int(np.prod(list(axes.values()))), axes.get("data", 1)
+    array = np.random.default_rng(1).standard_normal((batch, channels, *SHAPE[1:]))
+    for full in run_ranks(size, read, axes, array):
+        assert np.array_equal(full, array)
+
+
+@pytest.mark.parametrize("axes", GRIDS)
+@pytest.mark.parametrize("dim", [2, 3, 4])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_no_part_of_an_array_of_other_extents_passes_for_a_box(
+    axes: dict[str, int], dim: int, more: int
+) -> None:
+    shape = [2, *SHAPE]
+    shape[dim] += more
+    size = int(np.prod(list(axes.values())))
+    found = run_ranks(size, read, axes, np.zeros(shape, np.float32))
+    assert all(isinstance(message, str) for message in found), found
+    assert any("a mini-batch of its boxes is (b, 2, " in message for message in found)
+
+
+def without_channels() -> str:
+    grid = hs.Grid(depth=2)
+    with pytest.raises(hs.LayoutError, match=r"image \(C, H, W\)") as caught:
+        hs.boxes(grid, SHAPE[1:])
+    assert hs.boxes(grid, SHAPE[1:], channels=False).shape[1:] == SHAPE[2:]
+    return str(caught.value)
+
+
+def test_a_volume_without_channels_is_not_taken_for_an_image() -> None:
+    for words in run_ranks(2, without_channels):
+        assert "give the channels, too: (1, 5, 6, 7)" in words

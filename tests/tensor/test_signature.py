@@ -63,7 +63,7 @@ def test_dims_are_any_integers(heaviside: Any, integer: Any) -> None:
 
 
 def test_dims_that_do_not_exist(heaviside: Any) -> None:
-    with pytest.raises(IndexError, match="heaviside: dim 5 of a tensor of 5 dims"):
+    with pytest.raises(IndexError, match="heaviside: dim 5 is out of range for a tensor of 5 dims"):
         heaviside(cut(), 5)
     with pytest.raises(IndexError, match="dim -6"):
         heaviside(cut(), (0, -6))
@@ -122,5 +122,5 @@ def test_dims_go_by_name(own: Any) -> None:
 
 def test_read() -> None:
     assert read_dims([0, -1], 3, "flip") == (0, 2)
-    with pytest.raises(IndexError, match="flip: dim 0 of a tensor of 0 dims"):
+    with pytest.raises(IndexError, match="flip: dim 0 is out of range for a tensor of 0 dims"):
         read_dim(0, 0, "flip")

@@ -89,10 +89,13 @@ def test_rows_of_volumes_with_rows_of_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"classes": None}, r"data\.keys\.labels and data\.classes go together"),
+        ({"classes": None}, r"labels and data\.classes go together.*\n.*coming-from/fourier\.md"),
         ({"table": "t.txt"}, r"labels and targets: a network learns one of the two"),
         ({"keys": {"volume": "images/ct", "labels": "masks/liver"}}, r"has no 'masks/liver'; it h"),
-        ({"keys": {"volume": "images/ct", "labels": "images/ct"}}, r"are .*needs whole numbers"),
+        (
+            {"keys": {"volume": "images/ct", "labels": "images/ct"}},
+            r"are .*whole numbers.*\n.*own loop",
+        ),
         ({"classes": ["a", "b", "c"], "keys": {"labels": "masks/organ"}}, "which array is the vol"),
     ],
 )

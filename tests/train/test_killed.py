@@ -231,5 +231,5 @@ def test_a_program_is_gone_on_with_after_a_kill(folder: Path) -> None:
     ended([sys.executable, "script.py", "program", "resume"], folder)
     assert losses(folder / "program") == pytest.approx(losses(folder / "alone"), rel=1e-4)
     assert (folder / "program" / "report.html").exists()
-    with pytest.raises(Exception, match="hand it in"):
+    with pytest.raises(Exception, match="pass it"):
         evaluate(folder / "program")

@@ -1,4 +1,4 @@
-"""One rank is otherwise than the others: its loss, its speed, its data (tier: a few gloo ranks)."""
+"""One rank differs from the others: its loss, its speed, its data (tier: a few gloo ranks)."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.instantiate import A_LOSS, Maker
-from hyperslab.recipe.load import TORCH_CLASSES, recipe_of_values
+from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.section import TargetSection
+from hyperslab.recipe.text import torch_classes
 from hyperslab.train.objective import LossOfLabels, with_fitting_labels
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 from tests.train.scans import CLASSES
@@ -55,7 +56,7 @@ def optimizer_of(name: str, parameters: Any, **keys: Any) -> tuple[Any, Any]:
     return build_optimizer(recipe.optimizer, parameters), recipe
 
 
-@pytest.mark.parametrize("name", sorted({*TORCH_CLASSES["optimizer"]} - {"adam", "sgd"}))
+@pytest.mark.parametrize("name", sorted({*torch_classes("optimizer")} - {"adam", "sgd"}))
 def test_every_optimizer_of_torch_is_made_by_its_short_name_or_refused(name: str) -> None:
     parameters = [torch.nn.Parameter(torch.ones(2, 2))]
     if name in ("lbfgs", "sparseadam"):
@@ -92,7 +93,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(TORCH_CLASSES["optimizer.schedule"]))
+@pytest.mark.parametrize("name", sorted(torch_classes("optimizer.schedule")))
 def test_every_schedule_of_torch_goes_on_where_it_was(name: str) -> None:
     """Stopped after two epochs of three steps, and gone on with, the rates are the same."""
     schedule = {"name": name, **ARGUMENTS.get(name, {})}

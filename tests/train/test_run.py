@@ -151,7 +151,7 @@ def test_a_finished_run_is_left_alone(
         run(recipe, resume=True)
     assert f"nothing to resume in {out}: from the start" in caplog.text
     before = losses(out)
-    with pytest.raises(RecipeError, match=r"holds a run already\n.*--resume"):
+    with pytest.raises(RecipeError, match=r"holds a run already\n.*--resume .*resume=True"):
         run(recipe)
     run(recipe, resume=True)
     assert losses(out) == before

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import hyperslab as hs
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import RecipeError

@@ -108,7 +108,7 @@ def verify_checksums(path: Path) -> ChecksumManifest:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{corrupt} cannot be read: {_reason(error)}") from None
         if found != expected:
-            raise CheckpointError(f"{corrupt} is not as written")
+            raise CheckpointError(f"{corrupt} differs from what was written")
     return manifest
 
 

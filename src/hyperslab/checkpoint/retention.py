@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.checkpoint import files
+from hyperslab.checkpoint import files, folder_of
 from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.save_load import (
     on_main,
@@ -30,11 +30,6 @@ STEP_NAME = re.compile(r"step-(\d{8,})")
 
 HIDDEN = re.compile(r"\.(step-\d{8,})\.(partial|replaced|removed)")
 """Matches what a run that was killed may leave; the word says at what."""
-
-
-def folder_of(run: Path) -> Path:
-    """Return the folder of a run's checkpoints."""
-    return run / "checkpoints"
 
 
 def save_step(

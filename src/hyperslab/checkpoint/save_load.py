@@ -47,7 +47,7 @@ def read_state(path: Path, manifest: files.ChecksumManifest, *, optimizer: bool)
     if not all(isinstance(n, list) and all(isinstance(one, str) for one in n) for n in names):
         raise _damaged_state(path, "a group of its optimizer has no weights")
     if not {"other_state", "rest"} <= kept.keys():
-        raise _damaged_state(path, "its optimizer is not whole")
+        raise _damaged_state(path, "its optimizer state is incomplete")
     return State(
         values["model"], weights, kept, _read_stem(path, manifest, snapshot.OPTIMIZER_STEM)
     )
@@ -113,14 +113,13 @@ def save(
 ) -> None:
     """Write a checkpoint; every rank calls it. It loads on any other grid.
 
-    Steps: every rank writes its part into a hidden sibling folder; rank 0 adds ``extra`` (plain
-    values and tensors, nested as one likes) and the checksums, waits for the disk and lets the
-    folder take its name. So a checkpoint under its own name is complete, and one that was there
-    stays until then.
+    Every rank writes its part into a hidden sibling folder; rank 0 adds ``extra`` (plain values and
+    tensors, nested in any way) and the checksums, waits for the disk and gives the folder its name.
+    So a checkpoint with its name is complete, and an earlier one of that name stays until then.
 
     Raises:
-        CheckpointError: on every rank, if any cannot write, or what is there is no checkpoint;
-            what was there before still is.
+        CheckpointError: on every rank, if any cannot write, or the path holds something other than
+            a checkpoint; an earlier checkpoint stays.
     """
     write_checkpoint(Path(path).absolute(), take_snapshot(model, optimizer, extra))
 
@@ -132,10 +131,10 @@ def load(
 ) -> dict[str, Any]:
     """Fill model and optimizer from a checkpoint; every rank calls it. Returns ``extra``.
 
-    No code that is in it is run.
+    It runs no code that is in the checkpoint.
 
     Raises:
-        CheckpointError: a file is missing or not what was written, the checkpoint is of another
+        CheckpointError: a file is missing or has changed, the checkpoint belongs to another
             network, or its files are pickles; on every rank, and before anything is changed.
     """
     path, manifest = _verify(path)

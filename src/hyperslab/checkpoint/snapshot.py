@@ -81,7 +81,7 @@ class SnapshotMemory:
         return copies
 
     def finish(self) -> None:
-        """Copy what is left, and wait for a device's copies; the thread that reads them calls it.
+        """Copy the rest, and wait for a device's copies; the thread that reads them calls it.
 
         Raises:
             CheckpointError: something else than the optimizer has changed a weight meanwhile.

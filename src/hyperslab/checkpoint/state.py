@@ -42,7 +42,7 @@ def encode_value(
     tensors: Tensors,
     take: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> Any:
-    """A value as JSON; its tensors go into ``tensors``, as ``take`` gives them, under ``name``.
+    """Return a value as JSON; its tensors, as ``take`` gives them, go into ``tensors`` by name.
 
     These kinds are taken, nested as one likes: None, bool, int, float, complex, str, bytes, list,
     tuple, set, dict, OrderedDict, Counter, and tensors and sizes, types and devices of torch.
@@ -199,6 +199,9 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module."
 EXTRA_STATE = "_extra_state"
 """The last part of the name under which torch keeps what a module's ``get_extra_state`` gave."""
 
+ARGUMENTS = "_metadata"
+"""Names the entry of a state dict in which neuraloperator keeps its constructor's arguments."""
+
 NAMES_SHOWN = 3
 """An error has at most so many names."""
 
@@ -218,7 +221,7 @@ class State:
 
 
 def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
-    """The state as it is now; its tensors are those in use. Every rank of a cut tensor calls it.
+    """Return the present state, with the tensors in use. Every rank of a cut tensor calls it.
 
     Raises:
         CheckpointError: names what cannot be stored.
@@ -263,7 +266,7 @@ def _check_values(state: State, model: torch.nn.Module) -> None:
         if name.rpartition(".")[2] == EXTRA_STATE:  # of which the module itself makes what it will
             continue
         if isinstance(value, torch.Tensor) != isinstance(stored, torch.Tensor):
-            raise CheckpointError(f"{name} is of another kind in it")
+            raise CheckpointError(f"{name} has another type in it")
         if isinstance(stored, torch.Tensor) and stored.shape != value.shape:
             raise CheckpointError(
                 f"{name} has the shape {list(stored.shape)} in it, not {list(value.shape)}"
@@ -278,7 +281,7 @@ def _check_optimizer(
     groups = [[*names] for names in _group_names(model, optimizer)]
     stored_groups = [group["params"] for group in state.optimizer["param_groups"]]
     if [sorted(names) for names in groups] != [sorted(names) for names in stored_groups]:
-        raise CheckpointError("its groups of the optimizer have other weights")
+        raise CheckpointError("its optimizer groups hold other weights")
     own = type(optimizer).__name__
     kind = state.optimizer.get("kind", own)
     pairs = zip(optimizer.param_groups, state.optimizer["param_groups"], strict=True)
@@ -388,6 +391,8 @@ def _keys_by_name(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str,
     keys: dict[str, str] = {}
     wrapped = _wrapper_prefixes(model)
     for key in state:
+        if key == ARGUMENTS and isinstance(state[key], dict):
+            continue  # its load_state_dict does without
         name = _without_wrappers(key, wrapped)
         if name in keys:
             raise CheckpointError(f"two weights have the name {name}")

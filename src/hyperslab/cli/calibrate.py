@@ -8,34 +8,26 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main
-from hyperslab.comm.bootstrap import start_ranks
-from hyperslab.comm.placement import number_by_node
 from hyperslab.errors import MachineError
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.auto import USUAL_MACHINES
-from hyperslab.planner.calibrate import (
-    Calibration,
-    calibrate,
-    operators_of_plan,
-    operators_of_recipes,
-)
-from hyperslab.planner.machine import load_machine, save_machine
-from hyperslab.planner.records import LocalOperator
-from hyperslab.planner.search import host_bounds
-from hyperslab.planner.trace import Device
+from hyperslab.planner import check_machine_file
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.trust import Trust
+from hyperslab.recipe.schema import OF_A_STEP
+from hyperslab.recipe.trust import Trust, trust_of
+
+if TYPE_CHECKING:
+    from hyperslab.planner.calibrate import Calibration
+    from hyperslab.planner.records import LocalOperator
+    from hyperslab.planner.trace import Device
 
 TIMEOUT = 600.0
 """A rank waits at most so long [s] for the others."""
@@ -63,13 +55,13 @@ def calibrate_command(
         int | None,
         typer.Option(
             min=1,
-            help="Measure only for a plan of so many ranks, which may be more: the operators of "
-            "its best grids.",
+            help="Measure only the operators of the best grids of this many ranks, which need not "
+            "exist here.",
         ),
     ] = None,
     limit: Annotated[
         float | None,
-        typer.Option(min=1, help="Seconds for all; what a step has most of comes first."),
+        typer.Option(min=1, help="Seconds for all; the longest operators come first."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
@@ -97,11 +89,12 @@ def calibrate_command(
             )
             return
         # Before minutes of measuring, and once, not on every rank.
-        _check(recipes, overrides, out)
+        _check(recipes, overrides, out, trust or ())
         options = ["--out", str(out), "--budget", str(budget)]
         options += [] if planned is None else ["--planned", str(planned)]
         options += [] if limit is None else ["--limit", str(limit)]
         options += Trust(modules=tuple(trust or ())).options
+        import_module("hyperslab.planner.calibrate")  # for the ranks, which are forks
         for count in ranks or [1]:
             _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
 
@@ -118,6 +111,17 @@ def calibrate_as_rank(
     trusted: Sequence[str] = (),
 ) -> None:
     """Measure as one rank; the main one writes the file and shows how far it is."""
+    from rich.console import Console
+
+    from hyperslab.comm import Grid
+    from hyperslab.comm.agreement import broadcast_from_main
+    from hyperslab.comm.bootstrap import start_ranks
+    from hyperslab.comm.placement import number_by_node
+    from hyperslab.planner.auto import USUAL_MACHINES
+    from hyperslab.planner.calibrate import calibrate, operators_of_plan, operators_of_recipes
+    from hyperslab.planner.machine import load_machine, save_machine
+    from hyperslab.planner.search import host_bounds
+
     is_main = become_rank()
     log_to_stdout(logging.WARNING)
     start_ranks("auto", timeout=TIMEOUT, numbering=number_by_node)
@@ -166,21 +170,18 @@ def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return [Path(a) for a in arguments if a not in overrides], overrides
 
 
-def _check(recipes: Sequence[Path], overrides: Sequence[str], out: Path) -> None:
+def _check(
+    recipes: Sequence[Path], overrides: Sequence[str], out: Path, trusted: Sequence[str]
+) -> None:
     """Check what can be wrong, before minutes of measuring."""
     for recipe in recipes:
-        load_recipe(recipe, overrides)
+        trust = trust_of(recipe, trusted)
+        load_recipe(recipe, overrides, trust=trust).check_targets_exist(*OF_A_STEP)
+    check_machine_file("--out", out)
     if out.is_file():
+        from hyperslab.planner.machine import load_machine
+
         load_machine(out)
-    refusal = f"cannot write --out {out}"
-    if out.is_dir():
-        raise MachineError(f"{refusal}: it is a folder\n    give a file")
-    try:
-        tempfile.TemporaryFile(dir=out.absolute().parent).close()
-    except OSError as error:
-        raise MachineError(
-            f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
-        ) from None
 
 
 def _summary(result: Calibration, ranks: int, out: Path) -> str:

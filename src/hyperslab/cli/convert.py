@@ -6,22 +6,44 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from hyperslab.cli.early import FOLDER, DefaultCommandGroup
 from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, three
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
-from hyperslab.formats.convert import Outcome, Request, convert
-from hyperslab.formats.convert.scans import ScanOutcome, convert_scans, respace_scans
-from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs, write_dataset_json
-from hyperslab.formats.registry import choices, compressions, load_plugins, names
-from hyperslab.formats.targets import LIVER
-from hyperslab.launch.crew import Crew, with_crew
-from hyperslab.simulate.phantoms import make_phantoms
+from hyperslab.formats.files import AccessPolicy, check_folder
+from hyperslab.formats.registry import (
+    check_source,
+    check_written,
+    choices,
+    compressions,
+    load_plugins,
+    names,
+)
+
+if TYPE_CHECKING:
+    from hyperslab.formats.convert import Outcome
+    from hyperslab.formats.convert.scans import ScanOutcome
+    from hyperslab.launch.crew import Crew
+
+FOLDER = "folder"
+"""Names the command of `DefaultCommandGroup` that has no name."""
+
+
+class DefaultCommandGroup(TyperGroup):
+    """Has a command without a name, `hyperslab convert SRC OUT`, beside `... convert lits`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = bool(args) and args[0] in self.commands and args[0] != FOLDER
+        return super().parse_args(ctx, args if named else [FOLDER, *args])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == FOLDER else name, command, rest
+
 
 WORKERS = "Processes, each with one volume at a time. Default: one per core, up to 4."
 
@@ -46,7 +68,7 @@ along width, height and depth; for tfrecord {folder}_{name}_{number}.
 Each file is read back and its checksum compared before it gets its name; OUT/conversion.jsonl keeps
 the checksums. Repeat the command to continue after an interruption: finished files of the same
 source are kept. A volume that cannot be converted is named on standard error, and the exit code is
-1. Under srun, jsrun and torchrun the volumes are dealt to the ranks that there are."""
+1. Under srun, jsrun and torchrun the ranks of the job share the volumes."""
 
 LITS_HELP = """Convert liver CTs: LiTS, or the liver task of the Medical Segmentation Decathlon.
 
@@ -108,14 +130,16 @@ def folder(
 ) -> None:
     load_plugins(plugin or [])
     parts = None if cut is None else three("--cut", cut, int)
-    request = Request(
-        format,
-        parts,
-        subvolumes,
-        compression,
-        None if redshifts is None else _numbers("--redshifts", redshifts),
-        None if targets is None else tuple(name.strip() for name in targets.split(",")),
-    )
+    numbers = None if redshifts is None else _numbers("--redshifts", redshifts)
+    chosen = None if targets is None else tuple(name.strip() for name in targets.split(","))
+    check_written(format, compression)
+    adopt_rank()
+    if not is_started():
+        check_source(src, source_format)
+    from hyperslab.formats.convert import Request, convert
+    from hyperslab.launch.crew import with_crew
+
+    request = Request(format, parts, subvolumes, compression, numbers, chosen)
 
     def run(crew: Crew | None = None) -> list[Outcome]:
         with progress() as bar:
@@ -138,7 +162,6 @@ def folder(
                 done=lambda outcome: bar.advance(bar.task_ids[0]),
             )
 
-    adopt_rank()
     outcomes = with_crew(run, out) if is_started() else run()
     if outcomes is None:
         return  # this rank is not the main one
@@ -184,15 +207,22 @@ def lits(
     if len(sources) != (synthetic is None):
         needed = "SRC and OUT" if synthetic is None else "OUT alone beside --synthetic"
         raise typer.BadParameter(f"got {len(folders)} folders; give {needed}")
+    from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs, write_dataset_json
+
     if synthetic is None:
         pairs = find_pairs(sources[0])
     else:
+        from hyperslab.formats.targets import LIVER
+        from hyperslab.simulate.phantoms import make_phantoms
+
         slices, width = shape[0], max(shape[1:])
         with counting("phantoms", synthetic) as done:
             pairs = make_phantoms(
                 out / "nifti", synthetic, slices=slices, width=width, seed=seed, done=done
             )
         write_dataset_json(out / DATASET_JSON, pairs, LIVER, ("CT",))
+    from hyperslab.formats.convert.scans import convert_scans
+
     with counting("volumes", len(pairs)) as done:
         outcomes = convert_scans(pairs, out, shape=shape, workers=_workers(workers), done=done)
     _report(outcomes, out)
@@ -216,6 +246,10 @@ def respaced(
     ] = False,
 ) -> None:
     sizes = three("--spacing", spacing, float)
+    if not src.exists():
+        check_folder(src)
+    from hyperslab.formats.convert.scans import respace_scans
+
     allowed = AccessPolicy(outside_files)
     with counting("scans", None) as done:
         outcomes = respace_scans(src, out, sizes, allowed=allowed, done=done)

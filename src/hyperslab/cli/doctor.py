@@ -8,22 +8,22 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try
-from hyperslab.comm.bootstrap import start_ranks
-from hyperslab.comm.rendezvous import interleaved_nodes, name_ranks
 from hyperslab.errors import HyperslabError
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner.timing import Clock
 from hyperslab.util.optional_libraries import current_versions
+
+if TYPE_CHECKING:
+    from hyperslab.comm import Grid
 
 TIMEOUT = 60.0
 """A rank waits at most so long [s] for the others."""
@@ -64,14 +64,18 @@ def doctor_command(
     """Look at ranks, links, files and clocks before a job.
 
     Looks at devices and versions, too. Under torchrun and srun every rank runs this command. It
-    takes seconds, changes nothing, and ends with exit code 1 where a job would fail or be slow.
+    takes seconds, changes nothing, and ends with exit code 1 if a job would fail or be slow.
     """
     adopt_rank()
     with exit_when_stopped():
+        if not is_started():
+            with _naming(folder.absolute()):
+                tempfile.TemporaryFile(dir=folder).close()
         if is_started() or ranks == 1:
             doctor_as_rank(folder)
             return
         with tempfile.TemporaryDirectory(prefix="hyperslab-doctor-") as logs:
+            import_module("hyperslab.planner.timing")  # for the ranks, which are forks
             command = ["-m", "hyperslab", "doctor", "--folder", str(folder)]
             launch(ranks, command, Path(logs), limit=TIMEOUT)
 
@@ -79,6 +83,10 @@ def doctor_command(
 @as_rank
 def doctor_as_rank(folder: Path) -> None:
     """Look as one rank; the main one prints what all have found."""
+    from hyperslab.comm import Grid
+    from hyperslab.comm.agreement import all_gather
+    from hyperslab.comm.bootstrap import start_ranks
+
     begin = time.monotonic()
     is_main = become_rank()
     start_ranks("auto", timeout=TIMEOUT)
@@ -100,6 +108,10 @@ def doctor_as_rank(folder: Path) -> None:
 
 
 def _look(grid: Grid, folder: Path) -> Findings:
+    import torch
+
+    from hyperslab.comm.agreement import all_gather, collective_try
+
     host = socket.gethostname()
     first = all_gather(host).index(host) == grid.rank  # of this node
     device = "cpu"
@@ -127,6 +139,8 @@ def _seconds_of_message(grid: Grid) -> float | None:
     """Times `MESSAGE` bytes to the next rank and from the one before, all at once."""
     if grid.size == 1:
         return None
+    from hyperslab.planner.timing import Clock
+
     clock = Clock(grid, budget=0.0)  # as few repetitions as there can be
     after, before = (grid.rank + 1) % grid.size, (grid.rank - 1) % grid.size
     return clock.by_rank(clock.exchange([(after, MESSAGE)], [(before, MESSAGE)]))[grid.rank]
@@ -134,6 +148,8 @@ def _seconds_of_message(grid: Grid) -> float | None:
 
 def _seconds_of_sum(grid: Grid) -> float | None:
     """Times the sum of `SUM` bytes over all ranks."""
+    from hyperslab.planner.timing import Clock
+
     return None if grid.size == 1 else Clock(grid, budget=0.0).sum_seconds(grid.gradients, SUM)
 
 
@@ -143,19 +159,29 @@ def _try_folder(folder: Path) -> tuple[float, float]:
     Raises:
         HyperslabError: the folder cannot be written.
     """
+    with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        begin = time.perf_counter()
+        file.write(os.urandom(1 << 20) * (FILE >> 20))
+        file.flush()
+        os.fsync(file.fileno())
+        written = time.perf_counter() - begin
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        begin = time.perf_counter()
+        while file.read(1 << 20):
+            pass
+        return written, time.perf_counter() - begin
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Name the folder and the node in an error of the system.
+
+    Raises:
+        HyperslabError: in place of it.
+    """
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            begin = time.perf_counter()
-            file.write(os.urandom(1 << 20) * (FILE >> 20))
-            file.flush()
-            os.fsync(file.fileno())
-            written = time.perf_counter() - begin
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            file.seek(0)
-            begin = time.perf_counter()
-            while file.read(1 << 20):
-                pass
-            return written, time.perf_counter() - begin
+        yield
     except OSError as error:
         raise HyperslabError(
             f"{folder} cannot be written on {socket.gethostname()}: {error.strerror}\n"
@@ -165,6 +191,8 @@ def _try_folder(folder: Path) -> tuple[float, float]:
 
 def _all_see(grid: Grid, folder: Path) -> bool:
     """Tells if this rank sees what the main one writes into the folder."""
+    from hyperslab.comm.agreement import broadcast_from_main
+
     made: list[tempfile.TemporaryDirectory[str]] = []
 
     def make() -> str:
@@ -207,6 +235,8 @@ def _facts(found: list[Findings], total: float | None) -> list[str]:
 
 def _problems(found: list[Findings], folder: Path) -> list[str]:
     """Says what would go wrong or be slow, and what to do."""
+    from hyperslab.comm.rendezvous import interleaved_nodes, name_ranks
+
     problems = []
     hosts = [one.host for one in found]
     if why := interleaved_nodes(hosts):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from hyperslab.checkpoint import check_checkpoint
 from hyperslab.cli import options, rank
-from hyperslab.cli.terminal import log_to_stdout
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
-from hyperslab.studies.table import Table
-from hyperslab.train.evaluate import (
-    ClassEvaluation,
-    Evaluation,
-    SurfacePolicy,
-    evaluate,
-    recipe_for,
-)
-from hyperslab.train.metrics import SURFACE_TOLERANCE
 from hyperslab.util.atomic_files import check_links
+from hyperslab.util.logs import show_logs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hyperslab.studies.table import Table
+    from hyperslab.train.evaluate import ClassEvaluation, Evaluation
 
 RELATIVE = "relative_error"
 COLUMNS = {
@@ -80,7 +77,7 @@ def evaluate_command(
     ] = True,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Tolerance of the surface Dice [mm].")
-    ] = SURFACE_TOLERANCE,
+    ] = 2.0,
     window: options.WindowOption = None,
     overlap: options.OverlapOption = None,
     blend: options.BlendOption = None,
@@ -100,13 +97,21 @@ def evaluate_command(
         axis = "depth" if windows else "data"
         recipe = recipe_for(run, overrides or [], ranks=ranks, axis=axis, trust=trusted)
         rank.check_ranks(recipe, ranks)
+        if not rank.is_started():
+            recipe.check_targets_exist("model", "data")
+            check_checkpoint(run, checkpoint)
+            recipe.data.check_path()
+    from rich.console import Console
+
+    from hyperslab.train.evaluate import SurfacePolicy, evaluate
+
     with rank.exit_when_stopped():
         if not rank.is_rank(recipe):
             check_links(run, "logs")
             rank.launch_again(context, recipe, run / "logs")
             return
         is_main = rank.become_rank()
-        log_to_stdout(logging.WARNING)
+        show_logs(is_main=is_main)
         result = rank.as_rank(evaluate)(
             run,
             checkpoint=checkpoint,
@@ -123,6 +128,8 @@ def evaluate_command(
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
     """Print the errors of every parameter or class, the bad ones too."""
+    from hyperslab.train.evaluate import ClassEvaluation
+
     facts = result.facts
     console.print(
         f"{facts['samples']} samples of the {facts['split']} split, {facts['checkpoint']}, "
@@ -147,6 +154,8 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
 
 def _tables_of_parameters(result: Evaluation) -> Iterator[Table]:
     """Make a row of each parameter: its errors, and the ratios of whole volumes."""
+    from hyperslab.studies.table import Table
+
     rows = [
         [name, *(f"{row[key]:.2%}" if key == RELATIVE else f"{row[key]:.3g}" for key in COLUMNS)]
         for name, row in result.errors.items()
@@ -170,6 +179,8 @@ def relative_errors(errors: dict[str, dict[str, float]]) -> str:
 
 def _tables_of_classes(result: ClassEvaluation) -> Iterator[Table]:
     """Make a row of each class: scores, where its voxels went [%], distances of surfaces."""
+    from hyperslab.studies.table import Table
+
     scores = result.scores
     rows = [[name, *(f"{row[key]:.3g}" for key in OF_CLASSES)] for name, row in scores.items()]
     yield Table("", ["class", *OF_CLASSES.values()], rows)

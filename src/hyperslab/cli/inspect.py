@@ -6,23 +6,30 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, TrustOption
 from hyperslab.cli.terminal import say
-from hyperslab.comm import AXES, Grid
-from hyperslab.data import Source
+from hyperslab.comm import AXES
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import MAPPED, choices, find_format, load_plugins, names, sources_of
-from hyperslab.formats.source import ScanOptions
-from hyperslab.formats.storage import Storage, read_cost, replica_boxes, storage_advice
-from hyperslab.formats.views import padded, selected
-from hyperslab.formats.writer import verify_samples
+from hyperslab.formats.registry import (
+    MAPPED,
+    check_source,
+    choices,
+    find_format,
+    load_plugins,
+    names,
+    sources_of,
+)
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
+
+if TYPE_CHECKING:
+    from hyperslab.formats.source import ScanOptions, Source
+    from hyperslab.formats.storage import Storage
 
 RECIPES = (".yaml", ".yml")
 OUTSIDE = "Allow HDF5 files to refer to files outside the folder."
@@ -49,7 +56,7 @@ def inspect_command(
 ) -> None:
     """Show what a folder holds and what reading it costs.
 
-    Also takes a recipe: the data are then those of the recipe.
+    Given a recipe, the command inspects the recipe's data.
     """
     load_plugins(plugin or [])
     says = {"format": format, "channels": channels}
@@ -60,12 +67,15 @@ def inspect_command(
         says["missing_chunks"] = "true"
     if path.suffix in RECIPES and path.is_file():
         words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
-        source, found, extents = _of_recipe(
-            load_recipe(path, words, trust=trust_of(path, trust or ()))
-        )
+        recipe = load_recipe(path, words, trust=trust_of(path, trust or ()))
+        recipe.data.check_path()
+        source, found, extents = _of_recipe(recipe)
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)
+        check_source(path, format)
+        from hyperslab.formats.source import ScanOptions
+
         source, found = _opened([path], ScanOptions(channels, format, allowed=allowed))
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
@@ -78,6 +88,8 @@ def inspect_command(
 
 
 def _verify(source: Source, folder: Path | None) -> None:
+    from hyperslab.formats.writer import verify_samples
+
     bad = 0
     recorded = 0
     for found in verify_samples(source, folder):
@@ -88,7 +100,7 @@ def _verify(source: Source, folder: Path | None) -> None:
     count = len(source.names)
     say(
         f"read all {count} samples: {count - bad} are fine, {bad} damaged; {recorded} were also "
-        "compared with the sums of their conversion"
+        "compared with the checksums of their conversion"
     )
     if bad:
         raise typer.Exit(1)
@@ -100,11 +112,16 @@ def _opened(folders: Sequence[Path], options: ScanOptions) -> tuple[Source, str]
         options.format or (MAPPED if options.mapping else find_format(folder)[0].name)
         for folder in folders
     ]
+    from hyperslab.comm import Grid
+
     return sources_of(folders, Grid(), options), " and ".join(dict.fromkeys(found))
 
 
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     """Open the samples of a recipe; return them with their format's name and the grid's extents."""
+    from hyperslab.formats.source import ScanOptions, Source
+    from hyperslab.formats.views import padded, selected
+
     data = recipe.data
     origin = data.origin
     if isinstance(origin, Source):
@@ -165,6 +182,8 @@ def _ranges(source: Source) -> list[str]:
 
 
 def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> list[str]:
+    from hyperslab.formats.storage import read_cost, replica_boxes, storage_advice
+
     if storage is None:
         return []
     ranks = [read_cost(storage, box) for box in replica_boxes(source.shape, extents)]
@@ -183,6 +202,8 @@ def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> 
 
 def _store_costs(source: Source, extents: dict[str, int]) -> list[str]:
     """Say what the store takes to keep every sample, so that only the first epoch reads."""
+    from hyperslab.formats.storage import replica_boxes
+
     grid = {axis: extents.get(axis, 1) for axis in AXES}
     ranks = math.prod(grid.values())
     voxels = max(box.size for box in replica_boxes(source.shape, extents)) // source.shape[0]

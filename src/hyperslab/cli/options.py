@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from hyperslab.errors import DataError
+from hyperslab.comm.launchers import adopt_launcher, read_variables
+from hyperslab.errors import RecipeError
 
 if TYPE_CHECKING:
     from hyperslab.train.sliding_windows import WindowPolicy
@@ -54,18 +55,17 @@ def windows_of_options(
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
         return None
-    from hyperslab.train.sliding_windows import WindowPolicy  # torch
-
     size = three("--window", window, int)
     chosen = 0.5 if overlap is None else overlap
-    try:
-        return WindowPolicy(size, chosen, blend or "gaussian")
-    except DataError as error:
-        raise typer.BadParameter(str(error)) from None
+    if not 0 <= chosen < 1:
+        raise typer.BadParameter(f"--overlap {chosen:g}: give 0 <= overlap < 1")
+    from hyperslab.train.sliding_windows import WindowPolicy  # torch
+
+    return WindowPolicy(size, chosen, blend or "gaussian")
 
 
 def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
-    """Read three numbers with commas between, D,H,W; one stands for all of them.
+    """Read three numbers above 0 with commas between, D,H,W; one stands for all of them.
 
     Raises:
         BadParameter: they are not.
@@ -73,8 +73,12 @@ def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
     try:
         numbers = [kind(number) for number in text.split(",")]
         depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
+        if not all(number > 0 for number in numbers):
+            raise ValueError
     except ValueError:
-        raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W") from None
+        raise typer.BadParameter(
+            f"{option} {text}: give one number or three, D,H,W, above 0"
+        ) from None
     return depth, height, width
 
 
@@ -82,7 +86,7 @@ MissingChunksOption = Annotated[
     bool,
     typer.Option(
         "--missing-chunks",
-        help="Read chunks that a file does not store as its fill value.",
+        help="Take a file's fill value for chunks that it does not store.",
     ),
 ]
 TrustOption = Annotated[
@@ -98,7 +102,7 @@ PartOption = Annotated[
     str | None,
     typer.Option(
         metavar="K/N",
-        help="Do part K of N, from 0 on, as one task of a job array. Default: that of this rank.",
+        help="Make part K of N, counted from 0, as one task of a job array. Default: this rank's.",
     ),
 ]
 PluginOption = Annotated[
@@ -110,11 +114,15 @@ Channels = Literal["first", "last"]
 
 
 def volume_shape(text: str) -> tuple[int, ...]:
-    """Read ``--shape``; raises BadParameter."""
+    """Read ``--shape``; raises BadParameter or RecipeError."""
     try:
-        return tuple(int(word) for word in text.split(","))
+        shape = tuple(int(word) for word in text.split(","))
     except ValueError:
         raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
+    if len(shape) != 4 or min(shape) < 1:
+        extents = " x ".join(map(str, shape))
+        raise RecipeError(f"--shape {extents}: give channels, depth, height and width")
+    return shape
 
 
 def memory_size(text: str) -> int:
@@ -147,9 +155,6 @@ def part_of_command(text: str | None) -> tuple[int, int]:
         HyperslabError: a variable of the launcher is missing or odd.
     """
     if text is None:
-        from hyperslab.comm.bootstrap import adopt_launcher  # torch
-        from hyperslab.comm.launchers import read_variables
-
         adopt_launcher(os.environ)
         place = read_variables(os.environ)
         return (0, 1) if place is None else (place.rank, place.size)

@@ -10,26 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from rich.console import Console
 
-from hyperslab.cli.early import NEEDS_RANKS
 from hyperslab.cli.options import OverridesArgument, TrustOption, memory_size, volume_shape
 from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, reason
 from hyperslab.launch.supervisor import launch
-from hyperslab.planner import search, summary
-from hyperslab.planner.auto import machine_for
-from hyperslab.planner.job import job_of
-from hyperslab.planner.machine import Machine
+from hyperslab.planner import check_machine, check_machine_file
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.schema import planned_device
+from hyperslab.recipe.schema import OF_A_STEP, planned_device
 from hyperslab.recipe.trust import Trust, trust_of
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.optional_libraries import importing_figures
+
+if TYPE_CHECKING:
+    from hyperslab.planner.machine import Machine
+    from hyperslab.planner.search import PlanBounds
 
 _WIDTH = 120
 """The output has so many columns where it is no terminal."""
@@ -52,8 +50,8 @@ def plan_command(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Measure here first, for two minutes, what a step has most of, into this machine "
-            "file, and plan by it."
+            help="First measure the longest operators here, for two minutes, into this machine "
+            "file; plan with it."
         ),
     ] = None,
     shape: Annotated[
@@ -71,27 +69,46 @@ def plan_command(
 ) -> None:
     """Predict the step time and memory of every grid.
 
-    Nothing is run: a step is traced without memory and its cost computed for the given machine.
-    With --calibrate a machine file of this machine is made, or completed, before. Keep the machine
-    idle meanwhile.
+    The command runs nothing: it traces a step without memory and computes its cost for the given
+    machine. With --calibrate it first makes or completes a machine file of this machine, which
+    should be idle meanwhile.
     """
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
+    nbytes = None if memory is None else memory_size(memory)
+    extents = None if shape is None else volume_shape(shape)
+    if calibrate is not None and machine is not None:
+        raise typer.BadParameter("--calibrate and --machine both name a machine: give one")
+    check_machine(machine)
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
-        raise RecipeError(NEEDS_RANKS["plan"])
-    count = ranks or config.grid.size
+        raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
+    config.check_targets_exist(*OF_A_STEP)
+    for file in filter(None, (json_path, figure)):
+        if not file.absolute().parent.is_dir():
+            raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
+    if extents is None and config.data.is_here:
+        config.data.check_path()
+    elif extents is None:
+        _ = config.expected_shape
     if calibrate is not None:
-        if machine is not None:
-            raise typer.BadParameter("--calibrate and --machine both name a machine: give one")
+        check_machine_file("--calibrate", calibrate)
+    count = ranks or config.grid.size
+    from rich.console import Console
+
+    from hyperslab.planner import search, summary
+    from hyperslab.planner.auto import machine_for
+    from hyperslab.planner.job import job_of
+
+    if calibrate is not None:
         _calibrate(
             calibrate, count, planned_device(config), [str(recipe), *(overrides or [])], trust
         )
         machine = str(calibrate)
     chosen = machine_for(machine, planned_device(config))
-    bounds = _bounds(memory, chosen if machine else None, count, chosen.device)
+    bounds = _bounds(nbytes, chosen if machine else None, count, chosen.device)
     with _naming_shape(shape):
-        job = job_of(config, None if shape is None else volume_shape(shape))
+        job = job_of(config, extents)
         plan = search.make_plan(job, chosen, count, replace(bounds, everything=everything))
     found = search.suggested_changes(plan)
     least = search.least_ranks(plan.first, bounds, plan.best)
@@ -124,6 +141,8 @@ def _calibrate(
     out: Path, ranks: int, device: str, recipe: list[str], trust: list[str] | None
 ) -> None:
     """Measure what decides a plan of so many ranks, on as many as this machine has places for."""
+    import torch
+
     places = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
     words = ["--out", str(out), "--planned", str(ranks)]
     words += ["--budget", str(CALIBRATION_BUDGET), "--limit", str(CALIBRATION_SECONDS)]
@@ -145,11 +164,13 @@ def _naming_shape(text: str | None) -> Iterator[None]:
         raise type(error)(f"--shape {text}: {error}") from error
 
 
-def _bounds(text: str | None, named: Machine | None, ranks: int, device: str) -> search.PlanBounds:
+def _bounds(asked: int | None, named: Machine | None, ranks: int, device: str) -> PlanBounds:
     """Take the limit that is asked for, else that of the named machine, else this host's."""
+    from hyperslab.planner import search
+
     process = search.process_bytes(device)
-    if text is not None:
-        return search.PlanBounds(memory_size(text), "--memory", process)
+    if asked is not None:
+        return search.PlanBounds(asked, "--memory", process)
     if named is not None:
         return search.machine_bounds(named, process)
     return search.host_bounds(ranks, device)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from hyperslab.checkpoint import check_checkpoint
 from hyperslab.cli import options, rank
-from hyperslab.cli.terminal import log_to_stdout, progress
+from hyperslab.cli.terminal import progress
 from hyperslab.errors import DataError, printable
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
-from hyperslab.train.evaluate import recipe_for
-from hyperslab.train.predict import InputOutcome, predict
+from hyperslab.util.logs import show_logs
+
+if TYPE_CHECKING:
+    from hyperslab.train.predict import InputOutcome
 
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
@@ -71,6 +73,11 @@ def predict_command(
             run, overrides, ranks=ranks, axis="depth", replicas=False, trust=trusted
         )
         rank.check_ranks(recipe, ranks)
+        if not rank.is_started():
+            recipe.check_targets_exist("model")
+            check_checkpoint(run, checkpoint)
+    from hyperslab.train.predict import predict
+
     with rank.exit_when_stopped():
         if not rank.is_rank(recipe):
             rank.launch_again(context, recipe, out / "logs")
@@ -97,8 +104,10 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
     Raises:
         DataError: names the inputs that failed; the others are done.
     """
+    from rich.console import Console
+
     is_main = rank.become_rank()
-    log_to_stdout(logging.WARNING)
+    show_logs(is_main=is_main)
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
     with progress(shown) as bar:
         task = bar.add_task("predict", total=None)

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
-from torch.distributed.elastic.multiprocessing.errors import record
 
-from hyperslab.cli.early import check_count
 from hyperslab.cli.terminal import DEBUG
-from hyperslab.comm.bootstrap import adopt_launcher, tell_ranks
-from hyperslab.comm.launchers import check_thread_count, read_variables
-from hyperslab.errors import HyperslabError, Stopped
+from hyperslab.comm.launchers import adopt_launcher, check_thread_count, read_variables
+from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch import supervisor
-from hyperslab.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from hyperslab.recipe.schema import Recipe
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,6 +83,8 @@ def telling_ranks() -> Iterator[None]:
         yield
     except HyperslabError as error:
         if is_started():
+            from hyperslab.comm.bootstrap import tell_ranks  # torch
+
             tell_ranks(error)
         raise
 
@@ -95,15 +97,18 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        recording: Any = record(work)
         try:
-            return recording(*args, **kwargs)
+            found: T = recording(*args, **kwargs)
+            return found
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     _drop_traceback(Path(os.environ[supervisor.ERROR_FILE_VARIABLE]))
             raise
 
-    recording: Any = record(work)
     return run
 
 
@@ -136,3 +141,24 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
         check_count("--ranks", ranks, grid)
     if place is not None:
         check_count("WORLD_SIZE", place.size, grid)
+
+
+def check_count(name: str, count: int, grid: Mapping[str, int]) -> None:
+    """Compare a number of ranks with the extents of a grid.
+
+    ``name``: the option, or the variable of the launcher, that has the number.
+
+    Raises:
+        LayoutError: with both numbers.
+    """
+    size = math.prod(grid.values())
+    if count == size:
+        return
+    places = " x ".join(f"{axis} {extent}" for axis, extent in grid.items())
+    remedy = f"use --ranks {size}" if name == "--ranks" else f"start {size} ranks"
+    others = [f"{axis}=1" for axis, extent in grid.items() if axis != "depth" and extent > 1]
+    overrides = " ".join(f"grid.{override}" for override in [*others, f"depth={count}"])
+    raise LayoutError(
+        f"{name} is {count} but the grid has {size} places ({places})\n"
+        f"    {remedy}, or change the grid, such as {overrides}"
+    )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from hyperslab.errors import no_run
+from hyperslab.studies import check_distinct
 from hyperslab.util.optional_libraries import importing_figures
 
-if TYPE_CHECKING:
-    from hyperslab.studies.report import FigureFormat
+FIGURE_FORMATS = ("pdf", "png")
 
 
 def report_command(
@@ -42,11 +44,20 @@ def report_command(
     values, errors with intervals. Runs that differ only in their seed form one configuration. Two
     runs give the page of the first one, in its folder, with both timelines on one scale.
     """
-    with importing_figures():  # other commands need not wait for it
-        from hyperslab.studies.report import figures_beside, write_comparison, write_report
-
-    formats = _formats(figures)
+    wanted = [word.strip() for word in figures.split(",") if word.strip()]
+    if not {*wanted} <= {*FIGURE_FORMATS}:
+        known = ", ".join(FIGURE_FORMATS)
+        raise typer.BadParameter(f"--figures {figures}: choose from {known}")
     controls = [_control(words) for words in control or []]
+    for run in runs:
+        if not any(os.path.isfile(run / file) for file in ("recipe.yaml", "sweep.json")):
+            raise no_run(run)
+    check_distinct(runs)
+    with importing_figures():
+        from hyperslab.studies.report import FigureFormat, write_comparison, write_report
+        from hyperslab.studies.report.canvas import figures_beside
+
+    formats = [FigureFormat(word) for word in wanted]
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     if compares or controls or output is not None or json_path is not None:
         whose = ""
@@ -60,16 +71,6 @@ def report_command(
         names = sorted({file.stem for file in folder.iterdir() if file.suffix[1:] in formats})
         typer.echo(f"{len(names)} figures in {folder}, each as {' and '.join(formats)}:")
         typer.echo(", ".join(names))
-
-
-def _formats(words: str) -> list[FigureFormat]:
-    from hyperslab.studies.report.canvas import FigureFormat
-
-    try:
-        return [FigureFormat(word.strip()) for word in words.split(",") if word.strip()]
-    except ValueError:
-        known = ", ".join(FigureFormat)
-        raise typer.BadParameter(f"--figures {words}: choose from {known}") from None
 
 
 def _control(words: str) -> tuple[str, Path]:

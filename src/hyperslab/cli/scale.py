@@ -6,25 +6,25 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from hyperslab.cli.options import OverridesArgument, TrustOption, rank_counts
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
-from hyperslab.comm.grid import AXES
+from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.launch.crew import Crew, Team, with_crew
-from hyperslab.planner.auto import machine_for
-from hyperslab.planner.search import process_bytes
+from hyperslab.planner import check_machine
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.schema import GridSection, Recipe, planned_device
+from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe, planned_device
 from hyperslab.recipe.trust import trust_of
-from hyperslab.studies.scaling import study as scaling
 from hyperslab.util.atomic_files import check_links
 from hyperslab.util.optional_libraries import importing_figures
+
+if TYPE_CHECKING:
+    from hyperslab.launch.crew import Crew, Team
+    from hyperslab.studies.scaling import study as scaling
 
 AUTO = "auto"
 """This axis means that the plan chooses the grids."""
@@ -32,7 +32,7 @@ AUTO = "auto"
 
 def scale_command(
     kind: Annotated[
-        scaling.ScalingKind,
+        Literal["strong", "weak"],
         typer.Argument(help="strong: the mini-batch stays; weak: it grows with the ranks."),
     ],
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
@@ -75,22 +75,31 @@ def scale_command(
     """Measure or predict how training scales.
 
     As in Oyama et al. 2020, every point is a training of 4 epochs on this machine, in its own
-    folder; the result is the median step without the first epoch. Existing points are not run
-    again. With --machine, a prediction stands beside each measurement. Synthetic data
-    (data.path=null data.synthetic.width=128) need no files. Under srun, jsrun and torchrun the
-    points run on the ranks that there are.
+    folder; the result is the median step without the first epoch. Finished points do not run
+    again. --machine adds a prediction to each measurement. Synthetic data (data.path=null
+    data.synthetic.width=128) need no files. Under srun, jsrun and torchrun the points run on the
+    ranks of the job.
     """
-    with importing_figures():  # --help need not wait for it
-        from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
-
     adopt_rank()
+    if axis is not None and (kind == "weak" or axis not in (*AXES, AUTO)):
+        raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
+    grids = [parse_grid(words) for words in grid or []]
+    counts = rank_counts(ranks) if ranks or not grids else []
+    check_machine(machine)
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
+    config.check_targets_exist(*(OF_A_STEP if predict else ()))
+    with importing_figures():
+        from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
+    from rich.console import Console
+
+    from hyperslab.launch.crew import with_crew
+    from hyperslab.studies.scaling import study as scaling
+
     predictor = _predictor(machine, config) if predict or machine is not None else None
-    points, refused = points_of(
-        kind, config, ranks=ranks, axis=axis, grids=grid or [], predictor=predictor
-    )
+    which = scaling.ScalingKind(kind)
+    points, refused = points_of(which, config, counts, axis=axis, grids=grids, predictor=predictor)
     request = scaling.StudyRequest(
-        kind=kind,
+        kind=which,
         name=recipe.stem,
         recipe=config,
         points=tuple(points),
@@ -134,21 +143,21 @@ def _team_of_all(crew: Crew, points: list[scaling.ScalingPoint]) -> Team:
     return team
 
 
-def _default_output(recipe: Recipe, kind: scaling.ScalingKind) -> Path:
+def _default_output(recipe: Recipe, kind: str) -> Path:
     """Return a folder beside the recipe's, or in it where that is a run's."""
     if recipe.trust.own:
         return recipe.output.with_name(f"{recipe.output.name}-{kind}")
-    check_links(recipe.output, str(kind))
+    check_links(recipe.output, kind)
     return recipe.output / kind
 
 
 def points_of(
     kind: scaling.ScalingKind,
     recipe: Recipe,
+    counts: list[int],
     *,
-    ranks: str,
     axis: str | None,
-    grids: list[str],
+    grids: list[GridSection],
     predictor: scaling.Predictor | None,
 ) -> tuple[list[scaling.ScalingPoint], list[scaling.RefusedPoint]]:
     """Return the points that the options ask for, by ranks, and those that cannot be.
@@ -157,10 +166,9 @@ def points_of(
 
     The plan's grids are those for the predictor's machine, or for the usual one of the device.
     """
-    if axis is not None and (kind is scaling.ScalingKind.WEAK or axis not in (*AXES, AUTO)):
-        raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
-    points = scaling.own_points(kind, recipe, [parse_grid(words) for words in grids])
-    counts = rank_counts(ranks) if ranks or not grids else []
+    from hyperslab.studies.scaling import study as scaling
+
+    points = scaling.own_points(kind, recipe, grids)
     rest = [count for count in counts if count not in {point.ranks for point in points}]
     # Weak scaling has its rule already: more replicas.
     chooses = axis == AUTO or (axis is None and recipe.grid.auto)
@@ -175,6 +183,10 @@ def points_of(
 
 
 def _predictor(machine: str | None, recipe: Recipe) -> scaling.Predictor:
+    from hyperslab.planner.auto import machine_for
+    from hyperslab.planner.search import process_bytes
+    from hyperslab.studies.scaling import study as scaling
+
     found = machine_for(machine, planned_device(recipe))
     return scaling.Predictor(found, process_bytes(found.device))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hyperslab.cli.options import PartOption, part_of_command
 from hyperslab.cli.terminal import counting
-from hyperslab.simulate.parameters import NAMES, RANGES
-from hyperslab.simulate.universes import make_universes
+from hyperslab.simulate.parameters import NAMES, RANGES, settings_of
 
 
 def simulate_command(
@@ -49,19 +48,20 @@ def simulate_command(
     jsrun and torchrun each task makes its part of them.
     """
     number, parts = part_of_command(part)
+    settings: dict[str, Any] = {
+        "count": count,
+        "size": size,
+        "box_size": box_size,
+        "seed": seed,
+        "parameters": [name.strip() for name in parameters.split(",") if name.strip()],
+        "particles": particles,
+        "steps": steps,
+        "ranges": ranges,
+    }
+    settings_of(**settings)
+    from hyperslab.simulate.universes import make_universes
+
     mine = len(range(number, count, parts))
     with counting("universes", mine) as done:
-        make_universes(
-            out,
-            count=count,
-            size=size,
-            box_size=box_size,
-            seed=seed,
-            parameters=[name.strip() for name in parameters.split(",") if name.strip()],
-            particles=particles,
-            steps=steps,
-            ranges=ranges,
-            part=(number, parts),
-            done=done,
-        )
+        make_universes(out, **settings, part=(number, parts), done=done)
     typer.echo(f"{mine} universes in {out}" + (f", part {number} of {parts}" * (parts > 1)))

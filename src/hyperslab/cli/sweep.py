@@ -6,20 +6,22 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
-from hyperslab.comm.grid import AXES
+from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
-from hyperslab.launch.crew import Crew, with_crew
-from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.sweep import run
+from hyperslab.planner import check_machine
+from hyperslab.recipe.schema import OF_A_STEP, Recipe
 from hyperslab.studies.sweep.schema import load_sweep
+
+if TYPE_CHECKING:
+    from hyperslab.launch.crew import Crew
+    from hyperslab.studies.sweep.run import DoRun, SweepState
 
 _WIDTH = 140
 """Columns where the output is no terminal."""
@@ -49,25 +51,33 @@ def sweep_command(
 ) -> None:
     """Train and compare variants of a recipe.
 
-    First chooses a learning rate for each variant, by the validation loss of shorter runs; then
-    trains each with several seeds. Repeat the command to continue after an interruption; finished
-    runs are kept. A failed run is named, and the exit code is 1. Under srun, jsrun and torchrun
-    the runs are dealt to groups of the ranks that there are.
+    The command chooses a learning rate for each variant, by the validation loss of shorter runs,
+    and then trains each with several seeds. Repeat the command to continue after an interruption;
+    finished runs are kept. A failed run is named, and the exit code is 1. Under srun, jsrun and
+    torchrun groups of the job's ranks share the runs.
     """
     adopt_rank()
+    check_machine(machine)
     words = overrides or []
     # The user's own words come last, and so win.
     words = [*_uncut(words, ranks), *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
+    for variant in wanted.variants:
+        variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))
+    from rich.console import Console
+
+    from hyperslab.launch.crew import with_crew
+    from hyperslab.studies.sweep import run
+
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if dry_run:
         console.print(run.forecast_table(wanted, machine).for_terminal(wrap="a step"))
         return
     log_to_stdout(logging.INFO)
 
-    def train(crew: Crew | None = None) -> run.SweepState:
-        ways: list[run.DoRun] = [run.do_run]
+    def train(crew: Crew | None = None) -> SweepState:
+        ways: list[DoRun] = [run.do_run]
         if crew is not None:
             teams = crew.teams(count)
             if not teams:

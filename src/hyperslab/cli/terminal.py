@@ -48,10 +48,8 @@ def clean_errors() -> Iterator[None]:
             raise
         # As soon as one rank has failed, torchrun ends the others; their words come first.
         with StopRequest().listening():
-            from rich.console import Console
-
-            console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-            console.print(f"error: {printable(words)}", style="red")
+            colour = None if os.environ.get("NO_COLOR") else "red"
+            typer.secho(f"error: {printable(words)}", fg=colour, err=True)
         raise SystemExit(1) from None
 
 
@@ -112,7 +110,7 @@ def leave_rank(end: BaseException) -> NoReturn:
         with suppress(OSError, ValueError):  # nobody reads it any more
             stream.flush()
     if code == 0:
-        from hyperslab.comm.launchers import finish_mpi  # torch
+        from hyperslab.comm.launchers import finish_mpi
 
         finish_mpi()
     os._exit(code)

@@ -10,21 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from hyperslab.checkpoint.retention import epochs_done, folder_of, steps_in
+from hyperslab.checkpoint import check_unused, folder_of
 from hyperslab.cli import rank
-from hyperslab.cli.early import NEEDS_RANKS, note_done, nothing_left, training_digest
+from hyperslab.cli.done import done_words, note_done, nothing_left, training_digest
 from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
+from hyperslab.planner import check_machine
+from hyperslab.recipe.compare import changed_keys
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.recipe.trust import trust_of
-from hyperslab.train.profiler import ProfilePolicy
-from hyperslab.train.run import RECIPE, is_done, prepare_folder, train
+from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.util.logs import show_logs
 
 log = logging.getLogger("hyperslab")
@@ -46,9 +45,7 @@ def train_command(
     profile: Annotated[
         bool, typer.Option("--profile", help="Profile a few steps; the report shows them.")
     ] = False,
-    profile_steps: Annotated[
-        int, typer.Option(min=1, help="Steps to profile, after warm-up.")
-    ] = ProfilePolicy().steps,
+    profile_steps: Annotated[int, typer.Option(min=1, help="Steps to profile, after warm-up.")] = 3,
     machine: Annotated[
         str | None,
         typer.Option(help="Machine for grid=auto and for the prediction beside a profile."),
@@ -75,6 +72,11 @@ def train_command(
     """
     words = list(overrides or [])
     rank.adopt_rank()
+    if not rank.is_started():
+        said = done_words(recipe, words, ranks, output, resume=resume)
+        if said is not None:
+            say(said)
+            return
     if restarts and rank.is_started():
         raise RecipeError(
             "--restarts can restart only ranks that hyperslab has started: omit it here\n"
@@ -84,24 +86,36 @@ def train_command(
     notes = rank.is_main_of_command() and recipe.is_file()  # a pipe is read once
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
+        if rank.is_main_of_command():
+            check_machine(machine)
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
         as_asked = training_digest(recipe, words, ranks) if notes else None
         if output is not None:
             asked = asked.model_copy(update={"output": output})
+        count = ranks if asked.grid.auto else asked.grid.size
+        if count is None and not rank.is_started():
+            raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
+        if not asked.grid.auto:
+            rank.check_ranks(asked, ranks)
+        if not rank.is_started():
+            asked.check_targets_exist()
+            if resume:
+                _check_resumed(asked)
+            else:
+                check_unused(asked.output)
+                asked.data.check_path()
         config = asked
         # Ranks that something else has started choose together, once they have met.
-        if asked.undecided and not rank.is_started():
-            count = ranks if asked.grid.auto else asked.grid.size
-            if count is None:
-                raise RecipeError(NEEDS_RANKS["train"])
+        if asked.undecided and not rank.is_started() and count is not None:
             show_logs(is_main=True)
             config = choose(asked, count)
-        if not config.grid.auto:
-            rank.check_ranks(config, ranks)
-    if resume and not rank.is_started() and is_done(config):
-        say(nothing_left(config.output, config.epochs))
-        return
     with rank.exit_when_stopped(), requeue_when_stopped(requeue):
+        from hyperslab.train.profiler import ProfilePolicy
+        from hyperslab.train.run import is_done, prepare_folder, train
+
+        if resume and not rank.is_started() and is_done(config):
+            say(nothing_left(config.output, config.epochs))
+            return
         # With --restarts even a single rank is a process of its own, which can be started again.
         if rank.is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
@@ -129,6 +143,17 @@ def train_command(
         _note_end(as_asked, config)
 
 
+def _check_resumed(recipe: Recipe) -> None:
+    """Refuse keys that a resumed run may not change; what cannot be read is logged later."""
+    there = recipe.output / RUN_RECIPE
+    if there.is_file() and any(folder_of(recipe.output).glob("*step-*")):
+        try:
+            before = load_recipe(there)
+        except RecipeError:
+            return
+        changed_keys(before, recipe)
+
+
 def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
     """Return the recipe with the plan's best grid; other trainings need not import the planner."""
     from hyperslab.planner.auto import choose_grid_here
@@ -138,6 +163,8 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
 
 def _note_end(as_asked: str | None, config: Recipe) -> None:
     """Note what was asked for, where this process does so and all epochs of the run are done."""
+    from hyperslab.checkpoint.retention import epochs_done, steps_in
+
     newest = next(iter(steps_in(folder_of(config.output))), None)
     if as_asked is None or newest is None or epochs_done(newest) != config.epochs:
         return
@@ -148,6 +175,8 @@ def _note_end(as_asked: str | None, config: Recipe) -> None:
 @contextmanager
 def _advising(recipe: Recipe, machine: str | None) -> Iterator[None]:
     """Say, where the device's memory ran out, what the plan expected and what would fit."""
+    import torch
+
     try:
         yield
     except HyperslabError as error:
@@ -184,7 +213,7 @@ def _predict(recipe: Recipe, machine: str | None) -> None:
     from hyperslab.planner.auto import write_prediction
 
     try:
-        write_prediction(load_recipe(recipe.output / RECIPE, trust=recipe.trust), machine)
+        write_prediction(load_recipe(recipe.output / RUN_RECIPE, trust=recipe.trust), machine)
     except HyperslabError as error:
         log.warning("the profile has no prediction beside it: %s", error)
     except OSError as error:

@@ -1,10 +1,21 @@
-"""Arranges ranks as a grid and communicates between them, each operation with its adjoint."""
+"""Arranges ranks as a grid and communicates between them, each operation with its adjoint.
 
-from hyperslab.comm.collectives import all_reduce_sum, average_gradients
-from hyperslab.comm.communicator import Communicator
-from hyperslab.comm.exchange import ExchangePlan, plan_exchange
-from hyperslab.comm.grid import AXES, Grid, log_once, per_grid
-from hyperslab.comm.shared_memory import Shown, shared_buffers, shared_channels
+A name is imported when it is first asked for: `launchers` needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyperslab.util import importing_names
+
+if TYPE_CHECKING:
+    from hyperslab.comm.collectives import all_reduce_sum, average_gradients
+    from hyperslab.comm.communicator import Communicator
+    from hyperslab.comm.exchange import ExchangePlan, plan_exchange
+    from hyperslab.comm.grid import Grid, log_once, per_grid
+    from hyperslab.comm.launchers import AXES
+    from hyperslab.comm.shared_memory import Shown, shared_buffers, shared_channels
 
 __all__ = [
     "AXES",
@@ -20,3 +31,15 @@ __all__ = [
     "shared_buffers",
     "shared_channels",
 ]
+
+_MODULES = {
+    "collectives": ("all_reduce_sum", "average_gradients"),
+    "communicator": ("Communicator",),
+    "exchange": ("ExchangePlan", "plan_exchange"),
+    "grid": ("Grid", "log_once", "per_grid"),
+    "launchers": ("AXES",),
+    "shared_memory": ("Shown", "shared_buffers", "shared_channels"),
+}
+"""The module of each name, as the imports above have it for type checkers."""
+
+__getattr__ = importing_names(__name__, _MODULES)

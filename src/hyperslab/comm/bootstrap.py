@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hyperslab.comm.launchers import (
-    RankVariables,
-    adopt_lsf,
-    adopt_mpi,
-    adopt_slurm,
-    read_variables,
-)
+from hyperslab.comm.launchers import RankVariables, adopt_launcher, read_variables
 from hyperslab.comm.placement import Numbering
 from hyperslab.comm.rendezvous import (
     Deadline,
@@ -69,17 +63,6 @@ MOST_SHOWN = 32
 """Limits how many ranks a log names one by one."""
 
 NVIDIA_DEVICE_FILE = Path("/dev/nvidia0")
-
-
-def adopt_launcher(environ: MutableMapping[str, str]) -> None:
-    """Set the variables that torchrun would, if srun, jsrun or mpirun has started this process.
-
-    Raises:
-        HyperslabError: one of theirs is missing or odd; names it.
-    """
-    adopt_lsf(environ)
-    adopt_mpi(environ)
-    adopt_slurm(environ)
 
 
 def start_ranks(

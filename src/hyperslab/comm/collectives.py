@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from hyperslab.comm.bootstrap import ranks_of
 from hyperslab.comm.communicator import Communicator
-from hyperslab.comm.grid import AXES, Grid
+from hyperslab.comm.grid import Grid
+from hyperslab.comm.launchers import AXES
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.util.capture import refuse_capture

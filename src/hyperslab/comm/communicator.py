@@ -175,7 +175,7 @@ def purposes_of_groups() -> dict[str, str]:
 
 
 class PendingMessages:
-    """Messages under way: the buffers to fill and the handles to wait for.
+    """Holds messages under way: the buffers to fill and the handles to wait for.
 
     Between ranks of one machine small ones go through shared memory.
     """
@@ -288,7 +288,7 @@ def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
 
 
 class ThroughHost:
-    """Messages of CUDA tensors by gloo, which sends from the host's memory alone.
+    """Sends messages of CUDA tensors by gloo, which sends from the host's memory alone.
 
     Both copies wait for what is queued on the device, so nothing hides behind them: it is how
     several ranks share one device to be tested there.

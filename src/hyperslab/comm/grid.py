@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import math
+import operator
 import os
 import socket
 import sys
@@ -49,7 +50,7 @@ from hyperslab.comm.communicator import (
     communicator_of_part,
     communicators_of_world,
 )
-from hyperslab.comm.placement import AXES as AXES
+from hyperslab.comm.launchers import AXES
 from hyperslab.comm.placement import (
     CUBE,
     axes_in_nodes,
@@ -147,25 +148,25 @@ log = logging.getLogger("hyperslab")
 class Grid:
     """Arranges the ranks as a ``data x depth x height x width`` array, the same on every rank.
 
-    The first one waits for all ranks, which then agree on the memory that they share and connect
+    The first grid waits for all ranks, which then agree on the memory that they share and connect
     a communicator for each purpose.
 
     ``data`` cuts the mini-batch over replicas, the other three cut every sample; the ranks
     that share one sample are a replica. ``Grid()`` alone is a serial run and needs no process
-    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` if nobody
-    has (NCCL for CUDA, gloo for the CPU), where a rank waits for another as long as ``timeout``
-    [s], by default torch's limit; an existing process group is used as it is, with its own limit.
+    group. Under torchrun, ``srun`` or ``mpirun`` the grid starts ``torch.distributed`` unless it
+    runs already (NCCL for CUDA, gloo for the CPU). A rank then waits for another for at most
+    ``timeout`` [s], by default torch's limit; an existing process group keeps its own limit.
 
-    ``ranks`` are those of `torch.distributed` that the grid has, ascending: by default all of them,
-    else a part, which alone makes the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
-    says the same; its dims that are named as axes give their extents, unless the axes are given.
-    A process belongs to one part at a time: its grids alive have the same ranks.
+    ``ranks`` lists the ranks of `torch.distributed` that form the grid, ascending: all by default;
+    only the listed ones may make the grid. ``mesh``, a `torch.distributed.device_mesh.DeviceMesh`,
+    does the same; its dims that have the names of axes give their extents, unless you give them.
+    A process belongs to one set of ranks at a time: all its live grids have the same ranks.
 
     Raises:
         LayoutError: the product of the axes is not the number of ranks.
         RecipeError: the ranks ask for different grids, or have different versions.
         CommError: a rank died or did not come within the time limit.
-        HyperslabError: an environment variable that says which rank this is is missing or odd.
+        HyperslabError: an environment variable that tells this rank's number is missing or odd.
     """
 
     has_values = True
@@ -236,6 +237,7 @@ class Grid:
                 self,
                 f"the fused kernels for GPUs do not run on rank {rank}: {why}\n    torch's own "
                 f"operators compute in their place on all ranks, more slowly. {TRITON_NEEDS}",
+                logging.WARNING,
             )
 
     def _take_ranks(self, ranks: Sequence[int] | None) -> None:
@@ -247,14 +249,21 @@ class Grid:
         """
         places = math.prod(self.extents.values())
         everybody = dist.get_world_size() if dist.is_initialized() else 1
-        wanted = list(range(everybody) if ranks is None else map(int, ranks))
+        try:
+            wanted = list(range(everybody) if ranks is None else map(operator.index, ranks))
+        except TypeError:
+            raise LayoutError(
+                f"ranks={ranks!r}: a grid takes the numbers of its ranks, such as "
+                f"ranks=range({places})"
+            ) from None
         me = dist.get_rank() if dist.is_initialized() else 0
         if len(wanted) != places:
+            other = f" (Grid(depth={everybody}) cuts the depth over all)" * (everybody > 1)
+            part = f", or name the ranks that it has: ranks=range({places})" * (everybody > places)
             wrong = LayoutError(
                 f"{self} has {places} places but there are {len(wanted)} ranks\n    start as many "
                 f"ranks as the grid has places (torchrun --nproc-per-node {places} ...), "
-                "or change the grid, or name the ranks that it has: ranks=range("
-                f"{places})"
+                f"or change the grid{other}{part}"
             )
             if ranks is None:  # where all ask, a rank that asks for another grid is named
                 _ask_for_a_while(self.extents)
@@ -302,7 +311,7 @@ class Grid:
     ) -> Partition:
         """Return how a tensor (batch, channel, ...spatial) or (batch, feature) is cut on this grid.
 
-        Without ``channels`` it is (batch, ...spatial): the class of every voxel, say.
+        Without ``channels`` the tensor is (batch, ...spatial), such as the class of every voxel.
 
         The batch dim is cut by ``data``; the last dims by ``depth``, ``height``, ``width`` in
         the order of their names (an image is cut by height and width). A mini-batch smaller than
@@ -334,7 +343,7 @@ class Grid:
                 words += (
                     '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
                 )
-            log_once(self, words)
+            log_once(self, words, logging.WARNING)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
     def _cut(self, shape: tuple[int, ...], dim: int, axis: str | None) -> Cut | None:
@@ -344,7 +353,12 @@ class Grid:
         if not cut.thin:
             return cut
         if axis == "data":
-            log_once(self, f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas")
+            log_once(
+                self,
+                f"a mini-batch of {shape[dim]} is not cut over {cut.parts} replicas: each computes "
+                "all of it",
+                logging.WARNING,
+            )
             return None
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
@@ -356,9 +370,9 @@ class Grid:
     ) -> ReplicaSampler:
         """Return a `DataLoader`'s sampler of this replica's samples, the same on all of its ranks.
 
-        All ranks call it. Its order depends on ``seed`` and on the epoch that `set_epoch` was told
-        and on nothing else, and is that of torch's DistributedSampler. Every sample is shown once
-        an epoch, by one replica. A loader's ``batch_size`` is then of one replica.
+        All ranks call it. Its order depends only on ``seed`` and on the epoch given to `set_epoch`,
+        and is that of torch's DistributedSampler. One replica shows each sample, once an epoch. A
+        loader's ``batch_size`` then counts the samples of one replica.
 
         Raises:
             LayoutError: the samples cannot be dealt out evenly and ``drop_last`` is not set; the
@@ -382,7 +396,7 @@ class Grid:
 
     @property
     def halos(self) -> Communicator:
-        """Carries messages between any ranks: halos, and whatever else an operator exchanges."""
+        """Carries messages between any ranks: halos, and all else that an operator exchanges."""
         assert self._communicators is not None
         return self._communicators.halos
 
@@ -418,10 +432,15 @@ class Grid:
     def process_group(self, *axes: str) -> dist.ProcessGroup | None:
         """Return torch's group of the ranks that differ along these axes only.
 
-        For libraries that add up over ranks themselves. Without axes it is this rank alone: losses
-        and `Sharded.full` are of the whole mini-batch on every rank, so nothing is left to add up.
-        ``"data"`` is for what a replica has of its own samples. All ranks ask alike.
+        It is for libraries that add up over ranks themselves. Without axes it has this rank alone,
+        because losses and `Sharded.full` cover the whole mini-batch on every rank. ``"data"`` is
+        for values of a replica's own samples. All ranks ask for the same axes.
+
+        Raises:
+            LayoutError: there is no such axis.
         """
+        if wrong := [axis for axis in axes if axis not in AXES]:
+            raise LayoutError(f"a grid has no axis {wrong[0]!r}, but {', '.join(AXES)}")
         self.groups_handed_out = True
         if not dist.is_initialized():
             return None
@@ -463,6 +482,7 @@ def warn_of_metrics(grid: Grid) -> None:
                 f"{type(thing).__name__} of torchmetrics adds up over all ranks, and each has the "
                 "whole of x.full(), so sums count every voxel once a rank: make it with "
                 "process_group=grid.process_group()",
+                logging.WARNING,
             )
             return
 
@@ -520,6 +540,8 @@ def _read_mesh(
     Raises:
         LayoutError: no extents are given and its dims are not named as axes, or in another order.
     """
+    if not hasattr(mesh, "mesh"):
+        raise LayoutError(f"mesh={mesh!r} is no DeviceMesh; see torch's init_device_mesh")
     ranks = mesh.mesh.flatten().tolist()
     if extents != (1, 1, 1, 1):
         return extents, ranks
@@ -568,13 +590,13 @@ def log_nodes(grid: Grid, volume: Sequence[int] = CUBE) -> None:
         least = share_between_nodes(grid.extents, best.tolist(), volume)
         if least < share:
             words += f", and {least:.0%} would if the recipe gave grid and data.shape"
-    log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}", logging.INFO)
+    log_once(grid, f"{grid.size} ranks on {nodes} nodes: {words}")
 
 
 @per_grid
-def log_once(grid: Grid, message: str, level: int = logging.WARNING) -> None:
+def log_once(grid: Grid, message: str, level: int = logging.INFO) -> None:
     """Log a message once per grid, on the main rank.
 
-    ``logging.INFO`` is for what a user may like to know; a warning costs him something.
+    ``logging.WARNING`` is for a cost or a risk that the user can do something about.
     """
     grid.log(message, level)

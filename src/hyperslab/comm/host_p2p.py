@@ -244,7 +244,7 @@ def _timeout(seconds: float) -> datetime.timedelta:
 
 
 def _pop_each(sent: list[SentMessage]) -> Iterator[SentMessage]:
-    """Each message once: gloo would wait for the arrival of a second one."""
+    """Yield each message once: gloo would wait for the arrival of a second one."""
     while sent:
         yield sent.pop(0)
 

@@ -2,7 +2,7 @@
 
 `read_variables` reads torchrun's variables and those of hyperslab's own launcher. `adopt_slurm`,
 `adopt_lsf` and `adopt_mpi` set these for ranks that Slurm's `srun`, LSF's `jsrun` or `mpirun` has
-started.
+started. `AXES` are those of the grid that they form. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from hyperslab.errors import HyperslabError
 from hyperslab.util.optional_libraries import how_to_install
+
+AXES = ("data", "depth", "height", "width")
+"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
 
 STORE_VARIABLE = "HYPERSLAB_STORE"
 """Names the file, in a rank's environment, by which ranks that `hyperslab` started meet."""
@@ -267,6 +270,17 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     if MPI_JOB_VARIABLE in environ:
         environ.setdefault(RUN_VARIABLE, f"MPI job {environ[MPI_JOB_VARIABLE]}")
     environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
+
+
+def adopt_launcher(environ: MutableMapping[str, str]) -> None:
+    """Set the variables that torchrun would, if srun, jsrun or mpirun has started this process.
+
+    Raises:
+        HyperslabError: one of theirs is missing or odd; names it.
+    """
+    adopt_lsf(environ)
+    adopt_mpi(environ)
+    adopt_slurm(environ)
 
 
 def forget_launcher(environ: MutableMapping[str, str]) -> None:

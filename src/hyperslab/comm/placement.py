@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-AXES = ("data", "depth", "height", "width")
-"""Lists the axes of the grid, outermost first: neighbours in width have neighbouring ranks."""
+from hyperslab.comm.launchers import AXES
 
 SPATIAL_AXES = AXES[1:]
 """Lists the axes that cut volumes."""

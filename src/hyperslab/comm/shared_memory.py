@@ -153,9 +153,11 @@ class Segment:
         self.numbers = memoryview(memory)[begin:end].cast("q")[:: CACHE_LINE // 8]
         self.data = whole[end:]
         self._libc = ctypes.CDLL(None, use_errno=True)
-        # With fewer cores than ranks, one that spins keeps another from running.
+        # With fewer cores than ranks, one that spins keeps another from running; or a program
+        # beside them, of which users tell OpenMP's threads in this way.
         enough = len(os.sched_getaffinity(0)) >= ranks_in()
-        self._spins = SPINS if enough else 1
+        asleep = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+        self._spins = SPINS if enough and not asleep else 1
 
     def prepare(self) -> None:
         """Give every semaphore its first value; one rank does, before anybody uses them."""

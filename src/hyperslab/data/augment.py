@@ -28,7 +28,7 @@ class Symmetry:
 
     @classmethod
     def draw(cls, shape: Sequence[int], *key: int, turns: bool = True) -> Symmetry:
-        """One of those that keep the shape (48 of a cube), evenly, by the key alone.
+        """Draw one of those that keep the shape (48 of a cube), evenly, by the key alone.
 
         Without ``turns`` it is one of the 8 flips: the axes of a scan are not interchangeable.
         """

@@ -100,7 +100,7 @@ class Prefetcher:
         self._lock = threading.Lock()
 
     def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead:
-        """The steps of an epoch from ``start`` on; with ``onward`` those of the next one follow."""
+        """Yield an epoch's steps from ``start`` on; with ``onward`` those of the next follow."""
         waiting = self._next.waiting
         self._next = StepsAhead(deque(), iter(()))
         first = start

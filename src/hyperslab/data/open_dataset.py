@@ -40,9 +40,9 @@ from hyperslab.data.store import (
 )
 from hyperslab.data.transforms import LowHigh, Transform, check_name, transform_of
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.formats.files import AccessPolicy
+from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.formats.registry import Driver, sources_of
-from hyperslab.formats.source import DataMap, ScanOptions, Source
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.views import Padded, selected
 
 Mode = Literal["direct", "store", "preload", "sample"]
@@ -133,53 +133,53 @@ def open(
 ) -> Dataset:
     """Opens a folder of samples (or several, or a `Source`); every rank calls this alike.
 
-    Universes with their parameters or scans with a class for every voxel, in HDF5, Zarr v3, .npy,
-    TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
+    A folder has universes with their parameters, or scans with a class for every voxel, in HDF5,
+    Zarr v3, .npy, TFRecord or NIfTI files: names, keys and first bytes tell (docs/formats.md).
 
     Args:
         batch_size: samples per step over the whole grid.
         split: ``"train"``, ``"validation"``, ``"test"`` (dealt out by ``seed`` and ``fractions``,
-            whole volumes at a time, or as a list of the data has it) or ``"all"``.
-        splits: which samples those are, `Listed` or `Folds`, in place of what is drawn.
-        counts: (train, validation, test) volumes in place of fractions; train may be ``None``, what
-            the others leave.
-        folders: the splits are the sub-folders ``train``, ``validation`` and ``test``, as MLPerf's
-            data have them; fractions and counts are not looked at.
+            whole volumes at a time, or by a list of the data) or ``"all"``.
+        splits: the samples of each split, `Listed` or `Folds`, in place of a random choice.
+        counts: (train, validation, test) volumes in place of fractions; ``None`` for train takes
+            the rest.
+        folders: the splits are the sub-folders ``train``, ``validation`` and ``test``, as in
+            MLPerf's data; fractions and counts are ignored.
         repeat: how often an epoch shows every sample, each time in another order and augmented
             anew.
         shuffle: a new order each epoch; by default for ``"train"`` only.
         format: the name of a registered format, such as ``"hdf5"`` or ``"lbann"`` (HDF5 with
-            reversed spatial dims); needed only where a folder holds several.
-        channels: where the channel dim is stored; needed only where the shape does not tell.
+            reversed spatial dims); needed only if a folder holds several.
+        channels: where the channel dim is stored; needed only if the shape does not tell.
         driver: ``"mpio"`` reads HDF5 files collectively, under ``mpirun`` and with an MPI build of
             h5py; by default each rank reads by itself.
         mapping: which files and arrays are volumes, and where their targets are, see `DataMap`:
             keys in HDF5, Zarr or .npz, many volumes in one array, a table of parameters.
-        redshifts: of the channels that are read, in this order, see `Selected`; by default all.
-        targets: the names of those that are given, in this order; by default all.
+        redshifts: the redshifts of the channels to read, in this order; by default all.
+        targets: the names of the targets to use, in this order; by default all.
         subvolume: cut each volume into cubes of this width, see `Subvolumes`.
-        multiple: round the extents of every volume up to multiples of it, see `Padded`; what is
-            added holds 0, or the lower end of the window, and is background.
+        multiple: round the extents of every volume up to multiples of it, see `Padded`; the added
+            voxels hold 0, or the lower end of the window, and are background.
         transform: ``"log1p"``, ``"mean"`` (x / mean(x)) or ``None``. ``"auto"`` is ``"log1p"`` of
             counts, and ``None`` where voxels have classes or a window is given.
         window: (low, high) in the unit of the volumes (HU): clip to it, then scale it to [0, 1].
             Takes the place of a transform.
-        augment: flip and permute the axes at random; where voxels have classes, flip only. Meant
+        augment: flip and permute the axes at random; if voxels have classes, only flip. It is meant
             for training.
-        dtype: of ``x``.
+        dtype: the type of ``x``.
         store: which boxes are kept in memory, a `StorePolicy` or its mode: ``"direct"`` keeps
-            nothing, ``"store"`` what was read, ``"preload"`` reads all of it now, ``"sample"``
-            keeps whole samples, for comparison.
-        mode, budget, staging: of a `StorePolicy`, one by one; ``budget`` in bytes.
-        prefetch: what is read ahead, a `PrefetchPolicy` or its number of mini-batches.
-        prefetch_bytes: of a `PrefetchPolicy` [B].
+            nothing, ``"store"`` keeps the boxes that it reads, ``"preload"`` reads all of them now,
+            ``"sample"`` keeps whole samples, for comparison.
+        mode, budget, staging: the fields of a `StorePolicy`, one by one; ``budget`` in bytes.
+        prefetch: how much is read ahead, a `PrefetchPolicy` or its number of mini-batches.
+        prefetch_bytes: the bytes of a `PrefetchPolicy`.
         on_error: ``"stop"`` raises when a sample cannot be read; ``"skip"`` leaves it out, on all
-            ranks and from then on, and says so.
+            ranks and from then on, and logs it.
         outside_files: HDF5 files and Zarr groups may take values from files outside of the folder,
             by external links, external storage or as virtual data sets. Their author then
-            says which files of yours are read.
-        missing_chunks: what an HDF5 file or a Zarr group does not store is its fill value. Many
-            programs leave out chunks of zeros; but a chunk that was lost looks the same.
+            chooses which files of yours are read.
+        missing_chunks: take the fill value for chunks that an HDF5 file or a Zarr group does not
+            store. Many programs omit chunks of zeros; but a chunk that was lost looks the same.
 
     Raises:
         DataError: the folder or a file in it is not what it should be, or an argument.
@@ -239,6 +239,7 @@ def open(
             "physical parameters are not linear in the targets (off by "
             f"{source.parameters.misfit:.1%} of their range): errors in physical units are "
             "approximate",
+            logging.WARNING,
         )
     samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
@@ -274,7 +275,7 @@ def _store_policy(
 
 
 def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> int:
-    """The mini-batches of ``count`` that are read ahead; a word if they are fewer than asked."""
+    """Counts the mini-batches to read ahead; logs it if they are fewer than asked."""
     if source.collective:
         return 0
     replicas = 1 if count < grid.data else grid.data
@@ -285,7 +286,6 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> in
             grid,
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
             f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
-            logging.INFO,
         )
     return depth
 
@@ -347,7 +347,7 @@ def build_assembler(
     """
     whole = policy.mode == "sample"
     if whole and source.collective:
-        raise DataError('mode="sample" has one rank read a sample, but the driver all of a replica')
+        raise DataError('mode="sample" reads a sample on one rank, the driver on all of a replica')
     boxes = SampleBoxes(grid, source)
     size = sample_bytes(source, grid, whole=whole)
     kept = _kept(grid, schedule, policy, size, boxes)
@@ -376,7 +376,7 @@ def build_assembler(
         collective_try(assembler.fill)
         seconds = time.perf_counter() - begin
         read = _gib(assembler.reader.bytes_read)
-        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s", logging.INFO)
+        log_once(grid, f"the store was filled: {read} a rank in {seconds:.1f} s")
     return assembler
 
 

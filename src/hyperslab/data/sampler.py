@@ -73,7 +73,7 @@ def samples_of(
 
 
 def shuffled_volumes(volumes: set[str], seed: int) -> list[str]:
-    """In the order of a hash of seed and name, which adding volumes does not change."""
+    """Sorts by a hash of seed and name, which adding volumes does not change."""
     return sorted(volumes, key=lambda name: hashlib.sha256(f"{seed}/{name}".encode()).digest())
 
 
@@ -332,7 +332,7 @@ class _Names:
             while folder:
                 self.below[folder].append(sample)
                 folder = folder.rpartition("/")[0]
-        suffixes = [suffix for one in registry.formats() for suffix in one.suffixes]
+        suffixes = [suffix for _, suffix in registry.suffixes_of_formats()]
         self.suffixes = tuple(sorted(suffixes, key=len, reverse=True))
 
     def listed(self, split: str, words: Sequence[str]) -> list[int]:

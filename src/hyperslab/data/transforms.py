@@ -93,7 +93,7 @@ class MeanScale(Transform):
 
 @dataclass(frozen=True)
 class Log1pMeanScale(MeanScale):
-    """log(1 + x / mean(x)): of a density in whatever unit, from 0 to about 10.
+    """Computes log(1 + x / mean(x)), from 0 to about 10 for a density in any unit.
 
     The mean of each channel of the whole sample, and with it what that says, is lost: channels
     may be fields in units of their own.
@@ -191,7 +191,7 @@ def decode(
     shape: tuple[int, ...],
     grid: Grid,
 ) -> torch.Tensor:
-    """This rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
+    """Returns this rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
 
     Half-precision results are computed in float32. All ranks of a replica call it.
     """

@@ -1,10 +1,10 @@
 """Lists the files of a data set and guards them: access, changes, damage, other processes.
 
 `list_files` and `walk_folder` find files, `sift` leaves out those that cannot be read, and
-`naming` turns errors of libraries into errors that name the file. A `FileAccess` says how far
-files may refer to others, a `Stamp` notices that one has changed since its folder was
-scanned, and `lock_folder` lets one process fill a folder at a time. `read_box` and
-`check_finite` look at values that were read.
+`naming` turns errors of libraries into errors that name the file. A `DataMap` is what a user says
+of where volumes and targets are, a `FileAccess` how far files may refer to others. A `Stamp`
+notices that a file has changed since its folder was scanned, and `lock_folder` lets one process
+fill a folder at a time. `read_box` and `check_finite` look at values that were read.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import google_crc32c
-import numpy as np
-from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, HyperslabError, system_errors_as
-from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import try_lock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hyperslab.geometry import Box
 
 ErrorKinds = tuple[type[Exception], ...]
 
@@ -95,6 +98,8 @@ def read_box(
         DataError: it cannot be read, is not as much as the box has, or has whole numbers that the
             storage type does not hold.
     """
+    import numpy as np
+
     with reading(name):
         found = np.asarray(read(sample, box))
     where = f"{name}: {box}"
@@ -115,6 +120,8 @@ def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
     Raises:
         DataError: they are NaN or infinite.
     """
+    import numpy as np
+
     with np.errstate(invalid="ignore"):
         low = values.min()
         high = values.max()
@@ -280,6 +287,74 @@ class FileAccess:
                 f"{path}: {what} refers to {target}, which does not exist, and would be read as "
                 "zeros\n    put it back"
             )
+
+
+OWN_DATA = "docs/own-data.md"
+FIELDS_AS_TARGETS = "fields of numbers are learnt in your own loop: docs/coming-from/fourier.md"
+
+
+@dataclass(frozen=True, slots=True)
+class DataMap:
+    """Says where the volumes of a folder, or of one file, and their targets are.
+
+    ``files``: a pattern of the files with volumes, relative to the folder; by default all arrays
+    in it. ``volume``: the array's path in an HDF5 file, Zarr group or .npz. ``targets``: paths in
+    the same file of arrays, or of attributes, ``group@name``. ``table``: a text or .npy file with
+    a row of targets for each sample, in the folder or anywhere else. ``columns``: their names.
+    ``labels``: the path in the same file of an array with the class of every voxel, in place of
+    targets; ``classes`` names the classes. ``fields``: several patterns, or several paths of
+    arrays, in place of ``files`` or ``volume``; the channels of each become channels of the volume.
+    ``ranges``: by name, the values that become -1 and 1; by default those of a published data set
+    if its table is recognised, or else the least and the greatest of all rows.
+
+    Raises:
+        DataError: targets are in two places, labels have no names of classes, or a range is wrong.
+    """
+
+    files: str = ""
+    volume: str = ""
+    targets: tuple[str, ...] = ()
+    table: Path | None = None
+    columns: tuple[str, ...] = ()
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    labels: str = ""
+    classes: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    of_files: bool = True  # the fields are patterns of files, not paths of arrays
+
+    def __post_init__(self) -> None:
+        if self.targets and self.table is not None:
+            raise DataError(
+                "data.keys.targets and data.table are two places of targets; give one of them"
+            )
+        if self.labels and (self.targets or self.table is not None):
+            raise DataError("data.keys.labels and targets: a network learns one of the two")
+        names = len(set(self.classes))
+        if bool(self.labels) != bool(names) or (names and not 2 <= names == len(self.classes)):
+            raise DataError(
+                "data.keys.labels and data.classes go together: two different names or more, by "
+                "the labels' numbers, the background's first, such as data.classes: "
+                f"[background, liver]\n    {FIELDS_AS_TARGETS}"
+            )
+        for name, (low, high) in self.ranges.items():
+            if not (math.isfinite(high - low) and low < high):
+                raise DataError(f"data.ranges.{name}={[low, high]}: give two numbers, low to high")
+
+    @property
+    def of_fields(self) -> list[DataMap]:
+        """Lists the map of each field; without fields, the map itself."""
+        if not self.fields:
+            return [self]
+        alone = replace(self, fields=())
+        if self.of_files:
+            return [replace(alone, files=pattern) for pattern in self.fields]
+        return [replace(alone, volume=array) for array in self.fields]
+
+    @property
+    def without_targets(self) -> DataMap:
+        """Returns the map of volumes alone, as a trained network is shown them."""
+        nothing: dict[str, Any] = {"targets": (), "table": None, "columns": (), "ranges": {}}
+        return replace(self, labels="", classes=(), **nothing)
 
 
 SUMMED_AT_ONCE = 4 << 20

@@ -5,8 +5,8 @@ Formats of users are registered by modules that `load_plugins` imports.
 
 from __future__ import annotations
 
+import functools
 import importlib
-import logging
 import os
 import sys
 from collections import Counter
@@ -14,18 +14,25 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.arrays.source import MappedFolder
-from hyperslab.formats.files import STRICT, AccessPolicy, Refuse, check_folder, walk_folder
+from hyperslab.formats.files import (
+    OWN_DATA,
+    STRICT,
+    AccessPolicy,
+    DataMap,
+    Refuse,
+    check_folder,
+    walk_folder,
+)
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
-from hyperslab.formats.source import OWN_DATA, DataMap, ScanOptions, Source
-from hyperslab.formats.storage_order import Channels
-from hyperslab.formats.views import joined
-from hyperslab.formats.writer import Writer
+
+if TYPE_CHECKING:  # with torch, for which recipes do not wait
+    from hyperslab.comm import Grid
+    from hyperslab.formats.source import ScanOptions, Source
+    from hyperslab.formats.storage_order import Channels
+    from hyperslab.formats.writer import Writer
 
 
 def load_plugins(modules: Sequence[str], allow: Callable[[str], None] | None = None) -> None:
@@ -71,9 +78,9 @@ MAPPED = "arrays"
 class Format:
     """Describes a storage format.
 
-    ``suffixes``: of its files' names, by which a folder is known to hold it; without any it has to
-    be asked for by its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``:
-    of what `hyperslab convert` makes; ``None`` where it makes none. ``help``: one line.
+    ``suffixes``: those of its files, by which a folder is recognised; without any the user has to
+    give its ``name``. ``source``: opens a folder, see `Source.open_folder`. ``writer``: writes the
+    files of `hyperslab convert`; ``None`` if it cannot be written. ``help``: one line.
     """
 
     name: str
@@ -83,8 +90,81 @@ class Format:
     help: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _BuiltIn:
+    """Describes a `Format` of ours without its classes, whose names are those in `formats`."""
+
+    suffixes: tuple[str, ...]
+    source: str
+    writer: str
+    help: str
+    compressions: tuple[str, ...] = ("none",)  # those of the writer
+
+
+_BUILT_IN = {
+    "hdf5": _BuiltIn(
+        (".hdf5", ".h5"),
+        "arrays.source.Hdf5Folder",
+        "arrays.writer.Hdf5Writer",
+        "public CosmoFlow and LiTS HDF5",
+        ("none", "gzip"),
+    ),
+    "lbann": _BuiltIn(
+        (),
+        "arrays.source.Hdf5Folder",
+        "arrays.writer.LbannWriter",
+        "LBANN's parts, dims reversed",
+        ("none", "gzip"),
+    ),
+    "npy": _BuiltIn(
+        (".npy",),
+        "arrays.source.NpyFolder",
+        "arrays.writer.NpyWriter",
+        "numpy's arrays and a table of targets",
+    ),
+    "tfrecord": _BuiltIn(
+        (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
+        "tfrecord.mlperf.TfRecordFolder",
+        "tfrecord.writer.TfRecordWriter",
+        "MLPerf's CosmoFlow",
+        ("none", "gzip"),
+    ),
+    "zarr": _BuiltIn(
+        (".zarr",),
+        "arrays.source.ZarrFolder",
+        "arrays.writer.ZarrWriter",
+        "Zarr v3 groups with the keys of HDF5",
+        ("none", "gzip", "zstd"),
+    ),
+    "nifti": _BuiltIn(
+        (".nii", ".nii.gz"),
+        "nifti.source.NiftiFolder",
+        "nifti.source.NiftiWriter",
+        "scans with labels: dataset.json, CSV, or named as LiTS or MSD",
+        ("none", "gzip"),
+    ),
+    "sc18": _BuiltIn(
+        (),
+        "tfrecord.sc18.Sc18Folder",
+        "tfrecord.writer.Sc18Writer",
+        "TFRecords of Mathuriya et al. 2018, many samples a file",
+    ),
+}
+"""The formats that come along, by name; their classes are imported with torch, when needed."""
+
 _FORMATS: dict[str, Format] = {}
-"""All formats by name, in the order of their registration."""
+"""The formats that have been registered besides, by name, in that order."""
+
+
+@functools.cache
+def _built_in(name: str) -> Format:
+    def made(path: str) -> type:
+        module, _, last = path.rpartition(".")
+        found: type = getattr(importlib.import_module(f"{__package__}.{module}"), last)
+        return found
+
+    known = _BUILT_IN[name]
+    return Format(name, known.suffixes, made(known.source), made(known.writer)(), known.help)
 
 
 def register(
@@ -102,42 +182,67 @@ def register(
             suffixes are one string.
         ValueError: the name, or a suffix, is that of another format.
     """
+    from hyperslab.formats.source import Source
+    from hyperslab.formats.writer import Writer
+
     if not (isinstance(source, type) and issubclass(source, Source)):
         raise TypeError(f"{source=}: give a class that is derived from hyperslab.formats.Source")
     if writer is not None and not isinstance(writer, Writer):
         raise TypeError(f"{writer=}: give an instance of a hyperslab.formats.Writer, or none")
     if isinstance(suffixes, str):
         raise TypeError(f'{suffixes=}: give a list, ["{suffixes}"]')
-    if name in _FORMATS:
-        raise ValueError(f"format {name!r} is registered already, by {_FORMATS[name].source}")
-    for other in _FORMATS.values():
-        for known in other.suffixes:
-            for suffix in suffixes:
-                if suffix.endswith(known) or known.endswith(suffix):
-                    raise ValueError(f"files *{suffix} are those of the format {other.name!r}")
+    if name in names():
+        raise ValueError(f"format {name!r} is registered already, by {named(name).source}")
+    for other, known in suffixes_of_formats():
+        for suffix in suffixes:
+            if suffix.endswith(known) or known.endswith(suffix):
+                raise ValueError(f"files *{suffix} are those of the format {other!r}")
     _FORMATS[name] = Format(name, tuple(suffixes), source, writer, help)
     return _FORMATS[name]
 
 
 def adopt(format: Format) -> None:
     """Makes a format of the process that has started this one known here, if it is not."""
-    _FORMATS.setdefault(format.name, format)
+    if format.name not in _BUILT_IN:
+        _FORMATS.setdefault(format.name, format)
 
 
 def formats() -> tuple[Format, ...]:
     """Lists all formats that are registered."""
-    return tuple(_FORMATS.values())
+    return tuple(map(named, names()))
 
 
 def names() -> tuple[str, ...]:
     """Names all formats that are registered."""
-    return tuple(_FORMATS)
+    return (*_BUILT_IN, *_FORMATS)
+
+
+def suffixes_of_formats() -> list[tuple[str, str]]:
+    """Lists the suffixes of all formats, each after the format's name."""
+    known: dict[str, Format | _BuiltIn] = {**_BUILT_IN, **_FORMATS}
+    return [(name, suffix) for name, one in known.items() for suffix in one.suffixes]
 
 
 def compressions() -> list[str]:
     """Lists the compressions that any writer has."""
-    writers = [one.writer for one in formats() if one.writer is not None]
-    return list(dict.fromkeys(word for writer in writers for word in writer.compressions))
+    ours = [word for one in _BUILT_IN.values() for word in one.compressions]
+    writers = [one.writer for one in _FORMATS.values() if one.writer is not None]
+    return list(dict.fromkeys([*ours, *(word for one in writers for word in one.compressions)]))
+
+
+def check_written(format: str, compression: str) -> None:
+    """Refuses a format that is not written, or has no such compression.
+
+    Raises:
+        DataError: names those that there are.
+    """
+    has = {name: known.compressions for name, known in _BUILT_IN.items()}
+    has |= {name: one.writer.compressions for name, one in _FORMATS.items() if one.writer}
+    if format not in has:
+        raise DataError(f"format {format!r}: choose from {', '.join(has)}")
+    if compression not in has[format]:
+        known = ", ".join(has[format])
+        raise DataError(f"compression of {format}: {known}, not {compression}")
 
 
 def choices(names: Sequence[str]) -> str:
@@ -156,9 +261,9 @@ def named(format: str) -> Format:
     Raises:
         DataError: there is none; names those that there are.
     """
-    if format not in _FORMATS:
+    if format not in names():
         raise DataError(f"{format=}: choose from {', '.join(names())}")
-    return _FORMATS[format]
+    return _built_in(format) if format in _BUILT_IN else _FORMATS[format]
 
 
 def source_of(
@@ -183,6 +288,8 @@ def source_of(
         DataError: the folder is missing or holds no known file, or files of two formats side by
             side; or as the format's own source.
     """
+    from hyperslab.formats.source import ScanOptions
+
     return sources_of([path], grid, ScanOptions(channels, format, refuse, allowed, mapping), driver)
 
 
@@ -193,11 +300,16 @@ def sources_of(
     driver: Driver | None = None,
 ) -> Source:
     """Opens several folders as one source, see `Joined`; errors are those of `source_of`, too."""
+    from hyperslab.formats.views import joined
+
     parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
     return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
+    from hyperslab.comm import log_once
+    from hyperslab.comm.agreement import broadcast_from_main
+
     if driver is not None and driver not in get_args(Driver):
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
     if options.format is not None:
@@ -210,7 +322,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
     source, volumes, others = broadcast_from_main(scan)
     for words in filter(None, (others, source.remark)):
-        log_once(grid, words, logging.INFO)
+        log_once(grid, words)
     if driver is not None:
         source = source.read_together(driver, grid)
     source.volumes = volumes
@@ -224,6 +336,8 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
         DataError: see `source_of`.
     """
     if options.mapping is not None:
+        from hyperslab.formats.arrays.source import MappedFolder
+
         return MappedFolder.open_folder(folder, options), ""
     if options.format is not None:
         return named(options.format).source.open_folder(folder, options), ""
@@ -243,22 +357,32 @@ def find_format(folder: Path) -> tuple[Format, str]:
         lister = next((one for one in formats() if folder.name.endswith(one.source.lists)), None)
         if lister is not None:
             return lister, ""
-    if MappedFolder.claims(folder):
-        return Format(MAPPED, (), MappedFolder), ""
+    inside = walk_folder(folder)
+    known = suffixes_of_formats()
+    kinds = {name: kind for kind, end in reversed(known) for name in inside if name.endswith(end)}
+    found = Counter((name.count("/"), kind) for name, kind in kinds.items())
+    # What is claimed is in files of a suffix that is known, which may lie behind links.
+    if found or folder.is_file() or any((folder / name).is_symlink() for name in inside):
+        from hyperslab.formats.arrays.source import MappedFolder
+
+        if MappedFolder.claims(folder):
+            return Format(MAPPED, (), MappedFolder), ""
     check_folder(folder)
-    found = Counter(
-        (name.count("/"), kind) for name in walk_folder(folder) if (kind := _kind(name))
-    )
     if not found:
-        known = ", ".join("*" + suffix for format in formats() for suffix in format.suffixes)
+        suffixes = ", ".join(f"*{suffix}" for _, suffix in known)
         raise DataError(
-            f"{folder}: no file {known} in it or below\n    for others see {OWN_DATA}, a Source"
+            f"{folder}: no file {suffixes} in it or below\n"
+            f"    .npz files are read by a recipe with data.keys ({OWN_DATA}, keys); for others "
+            f"see {OWN_DATA}, a Source"
         )
     top = min(depth for depth, _ in found)
     first = sorted(kind for depth, kind in found if depth == top)
     if len(first) > 1:
         words = " and ".join(f"{found[top, kind]} of {kind}" for kind in first)
-        raise DataError(f'{folder}: holds files of two formats, {words}; say format="{first[0]}"')
+        raise DataError(
+            f"{folder}: holds files of two formats, {words}; choose one, such as "
+            f'format="{first[0]}"'
+        )
     others = sorted({kind for _, kind in found} - {first[0]})
     if not others:
         return named(first[0]), ""
@@ -268,6 +392,15 @@ def find_format(folder: Path) -> tuple[Format, str]:
     )
 
 
-def _kind(file: str) -> str | None:
-    """Names the format of a file, by its suffix."""
-    return next((one.name for one in formats() if file.endswith(one.suffixes)), None)
+def check_source(path: Path, format: str | None) -> None:
+    """Refuses a folder that is not there, or has no files that are data, as far as names tell.
+
+    Raises:
+        DataError: as `source_of`.
+    """
+    if format is None:
+        find_format(path)
+    elif format not in (*names(), MAPPED):
+        named(format)
+    elif not path.exists():
+        check_folder(path)

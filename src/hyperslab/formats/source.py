@@ -1,17 +1,14 @@
 """Defines `Source`, the interface between a storage format and everything that reads samples.
 
-`Extras` is what a file holds beside its voxels, `DataMap` what a user says of where volumes and
-targets are, `ScanOptions` all that is said of a folder before it is scanned. A `SourceView`
-shows the samples of other sources in another way.
+`Extras` is what a file holds beside its voxels, `ScanOptions` all that is said of a folder before
+it is scanned. A `SourceView` shows the samples of other sources in another way.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +20,7 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
-from hyperslab.formats.files import STRICT, AccessPolicy, Refuse
+from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import Channels, StorageOrder
 from hyperslab.formats.targets import Parameters, numbered_names
@@ -35,11 +32,11 @@ PUBLIC_KEYS = ("full", "unitPar")
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Holds what a file has beside its voxels, to be carried into another format.
+    """Holds what a file has beside its voxels, for a conversion to another format.
 
-    ``keys``: of volume and targets, by which a file with keys knows them. ``names``: of the
-    parameters. ``arrays``: physical values and redshifts, where they are known. ``attributes``: of
-    a file with keys. ``affine`` (4, 4): (d, h, w, 1) to (x, y, z, 1) [mm], RAS+.
+    ``keys``: the keys of volume and targets in a file with keys. ``names``: the names of the
+    parameters. ``arrays``: physical values and redshifts, if they are known. ``attributes``: those
+    of a file with keys. ``affine`` (4, 4): (d, h, w, 1) to (x, y, z, 1) [mm], RAS+.
     """
 
     keys: tuple[str, str] = PUBLIC_KEYS
@@ -50,85 +47,18 @@ class Extras:
     affine: NDArray[Any] | None = None
 
 
-OWN_DATA = "docs/own-data.md"
-
-
-@dataclass(frozen=True, slots=True)
-class DataMap:
-    """Says where the volumes of a folder, or of one file, and their targets are.
-
-    ``files``: a pattern of the files with volumes, relative to the folder; by default all arrays
-    in it. ``volume``: the array's path in an HDF5 file, Zarr group or .npz. ``targets``: paths in
-    the same file of arrays, or of attributes, ``group@name``. ``table``: a text or .npy file with
-    a row of targets for each sample, in the folder or anywhere else. ``columns``: their names.
-    ``labels``: the path in the same file of an array with the class of every voxel, whose names are
-    ``classes``, in place of targets. ``fields``: several patterns, or several paths of arrays, of
-    which each becomes a channel, or as many as it has; they take the place of ``files`` or
-    ``volume``.
-    ``ranges``: by name, the values that become -1 and 1; by default those of a published data set
-    where its table is recognised, or the least and the greatest of all rows.
-
-    Raises:
-        DataError: targets are in two places, labels have no names of classes, or a range is none.
-    """
-
-    files: str = ""
-    volume: str = ""
-    targets: tuple[str, ...] = ()
-    table: Path | None = None
-    columns: tuple[str, ...] = ()
-    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    labels: str = ""
-    classes: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
-    of_files: bool = True  # the fields are patterns of files, not paths of arrays
-
-    def __post_init__(self) -> None:
-        if self.targets and self.table is not None:
-            raise DataError(
-                "data.keys.targets and data.table are two places of targets; give one of them"
-            )
-        if self.labels and (self.targets or self.table is not None):
-            raise DataError("data.keys.labels and targets: a network learns one of the two")
-        names = len(set(self.classes))
-        if bool(self.labels) != bool(names) or (names and not 2 <= names == len(self.classes)):
-            raise DataError(
-                "data.keys.labels and data.classes go together: two different names or more, by "
-                "the labels' numbers, the background's first"
-            )
-        for name, (low, high) in self.ranges.items():
-            if not (math.isfinite(high - low) and low < high):
-                raise DataError(f"data.ranges.{name}={[low, high]}: give two numbers, low to high")
-
-    @property
-    def of_fields(self) -> list[DataMap]:
-        """Lists the map of each field; without fields, the map itself."""
-        if not self.fields:
-            return [self]
-        alone = replace(self, fields=())
-        if self.of_files:
-            return [replace(alone, files=pattern) for pattern in self.fields]
-        return [replace(alone, volume=array) for array in self.fields]
-
-    @property
-    def without_targets(self) -> DataMap:
-        """The map of volumes alone, as a trained network is shown them."""
-        nothing: dict[str, Any] = {"targets": (), "table": None, "columns": (), "ranges": {}}
-        return replace(self, labels="", classes=(), **nothing)
-
-
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """Holds what a user says of a folder that is to be scanned.
+    """Holds the user's options for scanning a folder.
 
-    ``channels``: where they are stored, needed where the shape does not tell. ``format``: the name
-    of the format, if the user has said it. ``refuse``: told of files that are not what they should
-    be, which are then left out; without it the first is an error. ``allowed``: what files
-    may do. ``mapping``: where volumes and targets are, of formats that can be told. ``own``: this
-    process has just written them, so that no child has to try their headers first.
+    ``channels``: where they are stored, needed if the shape does not tell. ``format``: the name
+    of the format, if the user gave it. ``refuse``: called with the error of each bad file, which is
+    then left out; without it the first one is raised. ``allowed``: what files may do. ``mapping``:
+    where volumes and targets are, for formats that take it. ``own``: this process has just written
+    the files, so no child has to try their headers first.
     """
 
     channels: Channels | None = None
@@ -137,6 +67,17 @@ class ScanOptions:
     allowed: AccessPolicy = STRICT
     mapping: DataMap | None = None
     own: bool = False
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            DataError: ``mapping`` is something else, such as a dict of its fields.
+        """
+        if not isinstance(self.mapping, DataMap | None):
+            raise DataError(
+                f"mapping={self.mapping!r} is no DataMap; pass hyperslab.formats.DataMap("
+                'volume="grid/delta", targets=("Header@Omega0",))'
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +92,25 @@ class VolumePart:
 class Source(ABC):
     """Samples of one shape, each a volume that can be read box by box, with its target or labels.
 
-    A target is P numbers (implement `target`); where ``classes`` has their names, voxels have
+    A target is P numbers (implement `target`); if ``classes`` names classes, voxels have
     labels (implement `labels`). Implement `read` too and set ``names``, ``shape`` and ``dtype``;
-    every rank must set them alike. An instance can be given to `hyperslab.open` in place of a path;
+    every rank must set them alike. `hyperslab.open` takes an instance in place of a path;
     a class whose constructor takes a folder can be registered, see `hyperslab.formats.register`.
 
-    ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume; where they differ,
-    that of the largest, and ``shapes`` has one per sample, of as many channels. ``dtype``: of the
-    storage, kept until the data is on the device. ``parameters``: what the P targets are, none
-    where voxels have classes; by default ``y0``, ``y1``, ... ``classes``: their names, the
-    background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: of the
-    stored dims, where it is one for all samples and known. ``collective``: the ranks of a replica
-    read together, so nothing is read in the background. ``volumes``: of samples that are parts of
-    one, by name. ``remark``: what a user should know of how the folder was read. ``redshifts``: of
-    the channels, where they are known; ``stored_redshifts``: of all channels of the files, where
-    only some are shown. ``summed_whole``: a sum is over all of a volume, and compared where all
-    of it is read. ``targets_apart``: targets are not in the files of the volumes, and may change
-    alone. ``lists``: suffixes of files that list samples and may be opened in
-    place of a folder. ``channel_names``: what the channels are, where that is known. ``splits``: by
-    name, the split of each sample, where who made the data set has dealt them out.
+    ``names``: one per sample, unique. ``shape``: (C, D, H, W) of every volume; if they differ, that
+    of the largest, and ``shapes`` has one per sample, all with as many channels. ``dtype``: the
+    type in storage, kept until the data is on the device. ``parameters``: names and ranges of the P
+    targets, none if voxels have classes; by default ``y0``, ``y1``, ... ``classes``: their names,
+    the background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: the
+    order of the stored dims, if it is known and the same for all samples. ``collective``: the ranks
+    of a replica read together, so nothing is read in the background. ``volumes``: by name, the
+    volume of each sample that is a part of one. ``remark``: what a user should know about how the
+    folder was read. ``redshifts``: those of the channels, if known; ``stored_redshifts``: those of
+    all channels of the files, if only some are shown. ``summed_whole``: a checksum covers a whole
+    volume, and is compared only if all of it is read. ``targets_apart``: targets are not in the
+    files of the volumes, and may change alone. ``lists``: suffixes of files that list samples and
+    may be opened in place of a folder. ``channel_names``: what the channels are, if known.
+    ``splits``: by name, the split of each sample, if the data set has its own.
     """
 
     names: Sequence[str]
@@ -216,7 +157,7 @@ class Source(ABC):
         options = ScanOptions(channels)
         source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
         if source.remark:
-            log_once(grid, source.remark, logging.INFO)
+            log_once(grid, source.remark)
         return source
 
     @cached_property
@@ -250,7 +191,7 @@ class Source(ABC):
         return self.volumes.get(name, name)
 
     def unpadded(self, sample: int) -> tuple[int, ...]:
-        """Returns the extents (D, H, W) of what is stored of a sample; what is beyond was added."""
+        """Returns the stored extents (D, H, W) of a sample; the voxels beyond were added."""
         return self.shape_of(sample)[1:]
 
     def shape_of(self, sample: int) -> tuple[int, ...]:
@@ -259,15 +200,15 @@ class Source(ABC):
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        """(C, D, H, W) of the volumes from which the samples are cut."""
+        """Returns the shape (C, D, H, W) of the volumes from which the samples are cut."""
         return self.shape
 
     def part(self, sample: int) -> VolumePart | None:
-        """Returns the part of its volume that the sample is; ``None`` where none was cut here."""
+        """Returns the part of its volume that the sample is; ``None`` if none was cut here."""
         return None
 
     def where(self, sample: int) -> str:
-        """Returns the words by which an error names the sample."""
+        """Returns the name of the sample for an error."""
         return f"sample {self.names[sample]!r}"
 
     def storage(self, sample: int) -> Storage | None:
@@ -279,7 +220,7 @@ class Source(ABC):
         return None
 
     def extras(self, sample: int) -> Extras:
-        """Reads what there is beside the voxels, for `hyperslab convert`.
+        """Reads all that a file has beside the voxels, for `hyperslab convert`.
 
         Raises:
             DataError: the file cannot be read.
@@ -289,7 +230,7 @@ class Source(ABC):
         return Extras(names=self.parameters.names, target=self.target(sample))
 
     def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        """Returns a scan's size of voxels along D, H and W [mm]; None where nobody says so.
+        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell.
 
         Raises:
             DataError: the file cannot be read.

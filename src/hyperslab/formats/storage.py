@@ -226,10 +226,11 @@ FILE_BUFFER = 4096
 class Storage:
     """Describes how the volume of a sample lies in its file.
 
-    ``shape``: of the stored array, whose dims have an ``order``. ``chunk``: none where it is one
-    piece. ``size``: of all of it as stored [B]. ``buffer``: what is read at least where a piece
-    begins [B]. ``bridged``: read by ourselves, short gaps too, see `strided_read`. ``packed``: one
-    stream, of which all before the end of a box is read, or (``whole``) all.
+    ``shape``: the shape of the stored array, whose dims have an ``order``. ``chunk``: None if it is
+    in one piece. ``size``: the stored bytes of all of it. ``buffer``: the bytes that are read at
+    least where a piece begins. ``bridged``: hyperslab reads it itself, short gaps too, see
+    `strided_read`. ``packed``: it is one stream, which is read up to the end of a box, or
+    (``whole``) completely.
     """
 
     order: StorageOrder

@@ -34,8 +34,8 @@ def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> C
         if len(found) == 1:
             return found[0]
     raise DataError(
-        f"{path}: shape {stored} does not tell which dim is the channel's; "
-        'say channels="first" or channels="last"'
+        f"{path}: shape {stored} does not tell which dim is the channel's; set data.channels to "
+        'first or last (channels="first" or "last" in a program)'
     )
 
 
@@ -90,7 +90,7 @@ class StorageOrder:
 
     @property
     def reversed(self) -> StorageOrder:
-        """The order of the same array by an index that runs the other way, as Fortran's does."""
+        """Returns the order of the same array for an index in reverse, as Fortran's."""
         return StorageOrder(self.dims[::-1], self.flipped)
 
     def volume_shape(self, stored: Sequence[int]) -> tuple[int, ...]:

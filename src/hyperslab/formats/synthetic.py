@@ -52,7 +52,7 @@ class SyntheticVolumes(Source):
     def __init__(
         self, shape: Sequence[int], samples: int, *, targets: int = 4, classes: int = 0
     ) -> None:
-        """With ``classes`` there are labels, and no targets."""
+        """Takes labels if there are ``classes``, else targets."""
         self.names = [f"synthetic-{sample:05}" for sample in range(samples)]
         self.shape = tuple(shape)
         self.dtype = np.dtype(np.int16)

@@ -51,14 +51,14 @@ class Parameters:
 
     @classmethod
     def normalised(cls, names: Sequence[str]) -> Parameters:
-        """No physical values are known: they are taken to be the targets themselves."""
+        """Takes the targets themselves for physical values, as none are known."""
         return cls(tuple(names), (0.0,) * len(names), (1.0,) * len(names))
 
     @classmethod
     def within(
         cls, ranges: Mapping[str, tuple[float, float]], unit: Floats, physical: Floats
     ) -> Parameters:
-        """Drawn within ``ranges``, by name; both (N, P) are there to see how exact that is."""
+        """Makes parameters drawn within ``ranges``, by name; both (N, P) show how exact that is."""
         lo, hi = np.array(list(ranges.values())).T
         centre = (lo + hi) / 2
         scale = (hi - lo) / 2
@@ -88,7 +88,7 @@ class Parameters:
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
-        """The physical values at unit = -1 and +1, by name."""
+        """Returns the physical values at unit = -1 and +1, by name."""
         return {
             name: (centre - scale, centre + scale)
             for name, centre, scale in zip(self.names, self.centre, self.scale, strict=True)

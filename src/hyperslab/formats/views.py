@@ -296,8 +296,8 @@ class Subvolumes(SourceView):
 
     W' is ``width``. Sample ``{name}_{ix}_{iy}_{iz}`` begins at (ix, iy, iz)·W' along depth, height
     and width of its volume; samples are ordered by volume, then ix, then iy, then iz. So 512³ cubes
-    become the 128³ data set of Oyama et al. 2020, section V-A. The target is the volume's; labels
-    are those of the voxels.
+    become the 128³ data set of Oyama et al. 2020, section V-A. A sample has the target of its
+    volume and the labels of its voxels.
 
     Raises:
         LayoutError: volumes differ in shape, or an extent is not a multiple of ``width``.
@@ -352,7 +352,7 @@ class Subvolumes(SourceView):
         return VolumePart(self.source.names[volume], self.places[number], number)
 
     def storage(self, sample: int) -> None:
-        """Not known: the volume's would be of more than the sample."""
+        """Returns None: the volume's storage has more than the sample."""
 
     def extras(self, sample: int) -> Extras:
         """Takes the extras of the volume but for attributes and affine, which are of the whole."""
@@ -409,7 +409,7 @@ class Padded(SourceView):
 
 
 def padded(source: Source, multiple: int | None, fill: float = 0) -> Source:
-    """The source itself where nothing is to be added, else a `Padded` of it; raises as that."""
+    """Returns the source itself if nothing is added, else a `Padded` of it; raises as that."""
     return source if multiple is None else Padded(source, multiple, fill)
 
 

@@ -132,7 +132,7 @@ class Verified:
 
 
 def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
-    """Each sample, read whole; sums of chunks, records and gzip are compared by who reads them.
+    """Yields each sample, read whole; reading compares the sums of chunks, records and gzip.
 
     ``folder``: of the samples, where a conversion may have left their checksums.
 
@@ -205,11 +205,11 @@ class SampleToWrite:
 class Writer(ABC):
     """Writes samples in one format; pickle can send it to another process.
 
-    ``compressions``: that it has. ``chunked``: its files are cut into chunks, for grids.
+    ``compressions``: those that it has. ``chunked``: its files are cut into chunks, for grids.
     ``labels``: it holds a class for every voxel. ``named``: it holds parameters' names.
-    ``read_as``: the format's name, where the reader has to be told it, because it would find it out
-    and write it to the log. ``per_file``: so many samples share a file ``NUMBER{suffix}``, into
-    which the one file of each is appended when it is finished.
+    ``read_as``: the format's name, if the reader should be told it instead of finding it out and
+    logging it. ``per_file``: the number of samples that share a file ``NUMBER{suffix}``; the file
+    of each sample is appended to it when it is finished.
     """
 
     compressions: ClassVar[tuple[str, ...]] = ("none",)
@@ -221,14 +221,14 @@ class Writer(ABC):
     suffix: ClassVar[str] = ""
 
     def misfit(self, source: Source) -> str:
-        """Names what of the samples the format cannot hold without a loss; empty if nothing.
+        """Names what the format cannot hold of the samples without a loss; empty if nothing.
 
         A format that adds to this asks its base class first.
         """
         return "labels" if source.classes and not self.labels else ""
 
     def view(self, source: Source) -> Source:
-        """The source as the format can give it back: the same, or in other units or types."""
+        """Returns the source as the format stores it: the same, or in other units or types."""
         return source
 
     def told(self, source: Source) -> Channels | None:
@@ -259,10 +259,10 @@ class Writer(ABC):
         """
 
     def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:  # noqa: B027
-        """Before a run: ``entries`` are of the samples that are finished."""
+        """Prepares a run; ``entries`` are those of the finished samples."""
 
     def finish(self, out: Path, entries: Sequence[Entry]) -> None:  # noqa: B027
-        """These samples are about to get their names."""
+        """Hears that these samples are about to get their names."""
 
 
 @contextmanager

@@ -162,7 +162,8 @@ def dispatch(problem: Problem, *operands: Any) -> Any:
 
     def run(problem: Problem, *operands: Any) -> Any:
         variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
-        return variant.run(*operands, problem)
+        more = (dispatch,) if variant.nested else ()
+        return variant.run(*operands, problem, *more)
 
     return guarded(run, problem, *operands)
 

@@ -3,8 +3,8 @@
 A `ConvVariant` is one implementation of a convolution pass and the problems it supports. In
 reading order: the taps of the last dim as channels (oneDNN's kernels for bfloat16 work on
 several channels at a time: of one channel they do the work of many); products of matrices, a
-window in each row; direct kernels in bfloat16; Winograd's filtering; the variants of the
-forward pass, of the input's gradient and of the weight's gradient.
+window in each row; direct kernels in bfloat16; Winograd's filtering; bfloat16 in float32, slab by
+slab; the variants of the forward pass, of the input's gradient and of the weight's gradient.
 
 As matrices: where windows tile the volume nothing is there twice, and channels last a kernel of
 one voxel needs no copy at all. The gradient of the weight is one product of long rows also
@@ -38,7 +38,7 @@ from hyperslab.kernels.conv_problem import (
     problem_for,
     torch_uses_im2col,
 )
-from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
 from hyperslab.util.torch_internals import onednn_transposed_convolution
 
 MOST_IM2COL_BYTES = 64 << 20
@@ -64,12 +64,14 @@ class ConvVariant:
 
     ``run`` takes blocks in channels last, the problem last, and gives such blocks.
 
-    ``file`` is where it is written.
+    ``file`` is where it is written. A ``nested`` one gets `conv.dispatch` as well, for passes that
+    it is made of.
     """
 
     run: Callable[..., Any]
     legal: Callable[[Problem], bool] = lambda _: True
     file: str = "conv_variants.py"
+    nested: bool = False
 
 
 WeightAndBias = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -304,6 +306,127 @@ def weight_by_channel(
     return dw, db
 
 
+WIDENED_BYTES = 32 << 20
+"""[B] What a slab of both volumes takes in float32, if a plane is not more."""
+
+Dispatch = Callable[..., Any]
+"""Runs a pass by the implementation that the rule chooses: `conv.dispatch`."""
+
+
+def is_bfloat16(problem: Problem) -> bool:
+    """Asks for what can be computed in float32 and rounded."""
+    return problem.dtype == torch.bfloat16
+
+
+def forward_widened(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    problem: Problem,
+    dispatch: Dispatch,
+) -> torch.Tensor:
+    """Convolves in float32, a slab of the result at a time."""
+    y = _empty_in_channels_last(problem.y, x)
+    wide, wide_bias = weight.float(), None if bias is None else bias.float()
+    for first, end in _slabs(problem, problem.y[2]):
+        slab, block = _read_by(problem, x, first, end)
+        y[:, :, first:end] = dispatch(slab, block, wide, wide_bias)
+    return y
+
+
+def weight_widened(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    with_bias: bool,
+    problem: Problem,
+    dispatch: Dispatch,
+) -> WeightAndBias:
+    """Adds up the gradients of weight and bias in float32, a slab of ``g`` at a time."""
+    wide = weight.float()
+    dw, db = torch.zeros_like(wide), wide.new_zeros(len(wide)) if with_bias else None
+    for first, end in _slabs(problem, problem.y[2]):
+        slab, block = _read_by(problem, x, first, end)
+        dw_slab, db_slab = dispatch(slab, block, _planes(g, first, end), wide, with_bias)
+        dw += dw_slab
+        if db is not None:
+            db += db_slab
+    return dw.to(x.dtype), None if db is None else db.to(x.dtype)
+
+
+def input_widened(
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    problem: Problem,
+    dispatch: Dispatch,
+) -> torch.Tensor:
+    """Computes the input's gradient in float32, a slab of it at a time."""
+    if can_flip(problem):
+        turned = turned_kernel(weight, problem.options.groups)
+        padding = tuple(_flipped_padding(problem))
+        flipped = problem_for(
+            "forward", problem.y, tuple(turned.shape), problem.dtype, problem.options, padding
+        )
+        return forward_widened(g, turned, bias, flipped, dispatch)
+    x = _empty_in_channels_last(problem.x, g)
+    wide = weight.float()
+    stride, padding_in_depth = problem.options.stride[0], problem.padding[0]
+    reach = problem.options.dilation[0] * (problem.kernel[0] - 1)
+    for first, end in _slabs(problem, problem.x[2], stride):
+        # The windows that reach the slab, and all planes that they read: some are beyond it.
+        one = max(0, -(-(first + padding_in_depth - reach) // stride))
+        last = min(problem.y[2] - 1, (end - 1 + padding_in_depth) // stride)
+        part = g.new_zeros(*problem.x[:2], end - first, *problem.x[3:], dtype=torch.float32)
+        if one <= last:
+            slab = _in_float32(problem, (last - one) * stride + reach + 1)
+            read = dispatch(slab, _planes(g, one, last + 1), wide, None)
+            begin = one * stride - padding_in_depth
+            part = _planes(read, first - begin, end - begin)
+        if bias is not None:
+            part += bias.float().view(-1, *[1] * len(problem.kernel))
+        x[:, :, first:end] = part
+    return x
+
+
+def _slabs(problem: Problem, planes: int, step: int = 1) -> list[tuple[int, int]]:
+    """Cuts so many planes of one of the volumes into slabs of whole steps."""
+    nbytes = 4 * (math.prod(problem.x) + math.prod(problem.y))
+    thick = max(1, WIDENED_BYTES * planes // nbytes // step) * step
+    return [(first, min(first + thick, planes)) for first in range(0, planes, thick)]
+
+
+def _read_by(
+    problem: Problem, x: torch.Tensor, first: int, end: int
+) -> tuple[Problem, torch.Tensor]:
+    """Returns the pass for some planes of the result, and what its windows read, in float32."""
+    stride = problem.options.stride[0]
+    planes = (end - 1 - first) * stride + problem.options.dilation[0] * (problem.kernel[0] - 1) + 1
+    begin = first * stride - problem.padding[0]
+    return _in_float32(problem, planes), _planes(x, begin, begin + planes)
+
+
+def _in_float32(problem: Problem, planes: int) -> Problem:
+    """Returns the pass over so many planes of the input, padded in the other dims only."""
+    x = (*problem.x[:2], planes, *problem.x[3:])
+    padding = (0, *problem.padding[1:])
+    return problem_for(problem.task, x, problem.weight, torch.float32, problem.options, padding)
+
+
+def _planes(x: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Returns some planes of a block in float32, channels last; beyond it there are zeros."""
+    before, after = max(-first, 0), max(end - x.shape[2], 0)
+    part = x[:, :, first + before : end - after].float()
+    if before or after:
+        part = F.pad(part, [0, 0] * (x.dim() - 3) + [before, after])
+    return in_channels_last(part)
+
+
+def _empty_in_channels_last(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    last = CHANNELS_LAST[len(shape)]
+    return dense(torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last), last)
+
+
 def forward_by_onednn(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
@@ -335,6 +458,7 @@ def forward_in_columns(
 
 
 FORWARD_VARIANTS: ConvVariants = {
+    "widened": ConvVariant(forward_widened, is_bfloat16, nested=True),
     "onednn": ConvVariant(forward_by_onednn),
     "contiguous": ConvVariant(in_contiguous_memory(forward_by_onednn)),
     "columns": ConvVariant(forward_in_columns, has_columns),
@@ -385,12 +509,9 @@ def input_by_flipped_kernel(
 ) -> torch.Tensor:
     """Convolves ``g`` with the kernel turned round: the forward pass is the faster one."""
     options = problem.options
-    dims = tuple(range(2, g.dim()))
-    groups = weight.unflatten(0, (options.groups, -1))
-    turned = groups.transpose(1, 2).flatten(0, 1).flip(dims)
     x = torch.ops.aten.mkldnn_convolution(
         g,
-        turned,
+        turned_kernel(weight, options.groups),
         bias,
         _flipped_padding(problem),
         options.stride,
@@ -398,6 +519,12 @@ def input_by_flipped_kernel(
         options.groups,
     )
     return in_channels_last(x)
+
+
+def turned_kernel(weight: torch.Tensor, groups: int) -> torch.Tensor:
+    """Returns the kernel turned round, inputs and outputs changing places."""
+    dims = tuple(range(2, weight.dim()))
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(dims)
 
 
 def input_in_float32(
@@ -427,6 +554,7 @@ def _flipped_padding(problem: Problem) -> list[int]:
 
 
 INPUT_VARIANTS: ConvVariants = {
+    "widened": ConvVariant(input_widened, is_bfloat16, nested=True),
     "flipped": ConvVariant(input_by_flipped_kernel, can_flip),
     "float32": ConvVariant(input_in_float32, is_flipped_in_float32),
     "onednn": ConvVariant(input_by_onednn, onednn_has_input_pass),
@@ -506,6 +634,7 @@ def takes_im2col(problem: Problem) -> bool:
 
 
 WEIGHT_VARIANTS: ConvVariants = {
+    "widened": ConvVariant(weight_widened, is_bfloat16, nested=True),
     "torch": ConvVariant(weight_by_torch, torch_memory_is_small),
     "halves": ConvVariant(weight_in_halves, has_halves),
     "contiguous": ConvVariant(weight_contiguous),

@@ -325,7 +325,8 @@ def _convolves_on_cpu(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -
         and device_kind(x) == "cpu"
         and weight.device == x.device
         and onednn_enabled()
-        and onednn_supports(x.dtype)
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and onednn_supports(torch.float32)
     )
 
 
@@ -422,8 +423,12 @@ def _flips(problem: Problem) -> bool:
     return problem.dtype == torch.float32 and even and _windows(problem)
 
 
+def _widens(problem: Problem) -> bool:
+    return problem.dtype == torch.bfloat16 and not onednn_supports(torch.bfloat16)
+
+
 def _small_samples(problem: Problem) -> bool:
-    small = problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
+    small = not _widens(problem) and problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
     return small and min(problem.x[1], problem.y[1]) >= MANY_CHANNELS
 
 
@@ -441,6 +446,8 @@ def _conv_case(
 
 FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16"
 FEW_REASON = "oneDNN works on 16 channels, however few there are"
+WIDENED = "bfloat16, no AVX-512"
+WIDENED_REASON = "in float32, slab by slab: torch's own loops take ten to a hundred times as long"
 HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
 HEAVY_REASON = "the order of the weight counts, and parameters are contiguous"
 
@@ -504,6 +511,7 @@ RULES: dict[str, tuple[Case, ...]] = {
     ),
     "conv forward": (
         _conv_case("forward", "registers", FEW, FEW_REASON, _few_channels),
+        _conv_case("forward", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case(
             "forward",
             "columns",
@@ -522,6 +530,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             FEW_REASON,
             lambda problem: _few_channels(problem) and _windows(problem),
         ),
+        _conv_case("input", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case(
             "input",
@@ -568,6 +577,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "64 products for 216",
             lambda problem: problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype],
         ),
+        _conv_case("weight", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case(
             "weight",
             "matrix",

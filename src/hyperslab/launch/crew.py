@@ -157,11 +157,11 @@ class Mail:
         deadline.poll(lambda: store.check(["key"]))
         path = folder / Path(store.get("key").decode()).name
         if not deadline.poll(path.exists):
-            raise CommError(f"rank {place.rank} does not see in {folder} what rank 0 has put there")
+            raise CommError(f"rank {place.rank} does not see the file of rank 0 in {folder}")
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
             if state.st_uid != os.geteuid() or state.st_mode & 0o077:
-                raise RecipeError(f"{path} is not this user's alone")
+                raise RecipeError(f"{path} belongs to another user, or is open to others")
             key = file.read()
         store.add("key was read", 1)
         return cls(store, key)
@@ -279,7 +279,7 @@ class Crew:
         known, since = self._beats.get(rank, (-1, now))
         self._beats[rank] = (beats, since if beats == known else now)
         if now - self._beats[rank][1] > SILENCE:
-            raise CommError(f"rank {rank}, on {self.nodes[rank]}, gives no sign of life")
+            raise CommError(f"rank {rank}, on {self.nodes[rank]}, does not answer")
         return False
 
     def map(

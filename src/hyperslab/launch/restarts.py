@@ -18,14 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import OneRankError, RankFailed, RankLost
 from hyperslab.launch.supervisor import launch
 from hyperslab.recipe.schema import Recipe
-from hyperslab.util.torch_internals import import_compiler
 
 
 @dataclass
@@ -91,6 +88,8 @@ def launch_training(
 
     A rank may be stopped, and all may take to end, for ``seconds``; raises what `launch` does.
     """
+    from hyperslab.util.torch_internals import import_compiler
+
     preload = import_compiler if words[0] == "train" else None
     command = ["-m", "hyperslab", *words]
     launch(ranks, command, logs, limit=seconds, patience=seconds, silent=silent, preload=preload)
@@ -143,6 +142,8 @@ class TrainingLaunch:
         asked = self.asked
         if not asked.grid.auto:
             return recipe
+        import torch
+
         if asked.device == "cuda" or (asked.device == "auto" and torch.cuda.is_available()):
             ranks = min(ranks, torch.cuda.device_count())  # one may be gone
         if ranks == recipe.grid.size:
@@ -187,7 +188,7 @@ def requeue_when_stopped(wanted: bool) -> Iterator[None]:
     if wanted and shutil.which("scontrol") is None:
         raise RecipeError(
             "--requeue needs Slurm's command `scontrol`, which was not found\n"
-            f"    omit it, and let the batch script ask for exit code {REQUEUE_EXIT_CODES[0]}"
+            f"    omit it, and requeue in the batch script on exit code {REQUEUE_EXIT_CODES[0]}"
         )
     try:
         yield

@@ -160,17 +160,17 @@ def _log2(width: int) -> int:
 class CosmoFlow(nn.Module):
     """Predicts targets in [-1, 1]: (B, in_channels, width, width, width) -> (B, outputs).
 
-    Every convolution is followed by batch norm where asked for, a leaky ReLU, and mostly a pooling;
+    Every convolution is followed by batch norm (if asked for), a leaky ReLU and, mostly, a pooling;
     three dense layers follow.
 
     Args:
         width: voxels along each side of the volume; each variant says which it takes.
         variant: "paper2020" (Oyama et al. 2020, table I), "sc18" (Mathuriya et al. 2018, figure 2),
             "lbann" (the network of LBANN's users) or "mlperf" (the MLPerf HPC benchmark).
-        in_channels: the variant's own where None.
-        outputs: the variant's own where None.
-        dropout: the probability of dropping; the variant's own where None.
-        batch_norm: after every convolution, which then has no bias.
+        in_channels: None takes the variant's own.
+        outputs: None takes the variant's own.
+        dropout: the probability of dropping; None takes the variant's own.
+        batch_norm: adds one after every convolution, which then has no bias.
 
     Raises ValueError for a variant that does not exist and a width that it does not take.
     """

@@ -9,15 +9,15 @@ from torch import nn
 class UNet3D(nn.Module):
     """Predicts the logits of every voxel: (B, in_channels, D, H, W) -> (B, classes, D, H, W).
 
-    Down: ``levels`` times two convolutions and a maximum pooling, then two convolutions at the
-    bottom. Up: as often a transposed convolution, the skipped map beside it, two convolutions.
-    Every convolution is 3^3, padded, without bias, and followed by batch norm and ReLU; the last
-    one is 1^3 and gives the classes' logits. With 32 channels and 3 levels this is the paper's. The
-    weights are He normal: torch's own, which are smaller, often never find a rare class, because
-    where no feature is left its logits have no gradient.
+    The way down has ``levels`` times two convolutions and a maximum pooling, then two convolutions
+    at the bottom. The way up has as often a transposed convolution, the skipped map beside it, and
+    two convolutions. Every convolution is 3^3, padded, without bias, and followed by batch norm and
+    ReLU; the last one is 1^3 and gives the classes' logits. With 32 channels and 3 levels this is
+    the paper's network. The weights are He normal: torch's own, which are smaller, often never find
+    a rare class, because its logits have no gradient once no feature is left.
 
-    Any extents from ``2**levels`` on will do: where a map has an odd extent, its pooling leaves the
-    last plane out, and on the way up that plane is one of zeros.
+    It takes all extents from ``2**levels`` on: if a map has an odd extent, its pooling leaves the
+    last plane out, and on the way up a plane of zeros takes its place.
 
     Args:
         channels: after the very first convolution; every level has twice as many as the one before.

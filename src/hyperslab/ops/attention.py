@@ -17,6 +17,7 @@ tokens, features), where *lead* are batch and heads.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -693,6 +694,7 @@ def _with_all_tokens(x: torch.Tensor, name: str) -> torch.Tensor:
         f"{x.partition.without([cut.axis]).box(x.grid.coords).size * x.element_size() / 2**20:.1f} "
         "MiB each on every rank; queries stay cut. Without the weights (need_weights=False) and "
         "keys that are added, nothing is gathered",
+        logging.WARNING,
     )
     return gather(x, cut.axis)
 

@@ -662,7 +662,7 @@ def _convolve_joined(
     weight = shard_parameter(weight, operand_type(weight), x.policy.homes)
     bias = bias if bias is None else bias.to(operand_type(bias))
     run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=x.policy.kernels)
-    whole = partial(_convolve_whole, run, join.whole)
+    whole = partial(_convolve_whole, run, join.block_of)
     conv = DeferredConv(replace(geometry, whole=whole), join.tensors, weight, bias, None)
     pending = SlabEpilogue(x, conv, 0, EpilogueOps(dtype), torch.is_grad_enabled())
     last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)

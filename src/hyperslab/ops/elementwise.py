@@ -536,7 +536,7 @@ def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str
     if axes:
         raise LayoutError(
             f"{name} draws its dropout mask for the block only\n{describe(cut)}"
-            f"    use a dropout of 0 in it; or, of all of these,\n{gather_first(*axes)}"
+            f"    use a dropout of 0 in it; or, for all of these,\n{gather_first(*axes)}"
         )
     check_random_state(cut[0])
 

@@ -9,7 +9,6 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -32,9 +31,10 @@ def batched_input(x: object, n: int, name: str) -> Sharded:
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
     if x.dim() != n + 2:
+        image = "give a network of images x.squeeze(2) of volumes of depth 1"
+        remedy = "use x.unsqueeze(0) before cutting it" if x.dim() < n + 2 else image
         raise LayoutError(
-            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n"
-            "    use x.unsqueeze(0) before cutting it"
+            f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n    {remedy}"
         )
     return with_whole(x, (1,), name)
 
@@ -56,7 +56,6 @@ def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
         x.grid,
         f"{name} needs the whole of dim {', '.join(map(str, dims))} of {x.partition}: from here on "
         f"it is {partition}",
-        logging.INFO,
     )
     return x.redistribute(partition, f"a change of the cut before {name}")
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -490,7 +491,7 @@ class DeferredJoin:
         with torch.set_grad_enabled(self.with_graph):
             if self.sources:  # whose gradients somebody may watch
                 return self.run([source.block for source in self.sources])
-            return self.whole(self.tensors)
+            return self.block_of(self.tensors)
 
     def bypassed(self) -> None:
         """State that windows are computed from the operands, past the tensors in between."""
@@ -498,10 +499,11 @@ class DeferredJoin:
             if isinstance(source.pending, DeferredUpsampling):
                 source.mark_as_bypassed("a convolution over slabs computes in parts")
 
-    def whole(self, tensors: Operands) -> torch.Tensor:
-        """Compute the block of these operands, with its graph."""
-        parts = self.with_tensors(tensors).parts
-        return self.run([p if isinstance(p, torch.Tensor) else p.run(*p.tensors) for _, p in parts])
+    @property
+    def block_of(self) -> Callable[[Operands], torch.Tensor]:
+        """Return what computes the block of operands, with its graph; it holds none of its own."""
+        ways = [None if isinstance(part, torch.Tensor) else part.run for _, part in self.parts]
+        return partial(_join, self.run, ways)
 
     def reader(self, cover: Cover, grid: Grid, name: str) -> JoinedInput:
         """Return what reads windows of the result within this rank's box of ``cover``."""
@@ -515,6 +517,15 @@ class DeferredJoin:
             else:
                 parts.append(part.reader(cover, grid))
         return JoinedInput(tuple(parts))
+
+
+def _join(
+    run: Callable[[list[torch.Tensor]], torch.Tensor],
+    ways: Sequence[Callable[..., torch.Tensor] | None],
+    tensors: Operands,
+) -> torch.Tensor:
+    given: Iterator[Any] = iter(tensors)
+    return run([next(given) if way is None else way(*_take(given, 3)) for way in ways])
 
 
 def join_channels(

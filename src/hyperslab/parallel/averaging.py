@@ -8,7 +8,6 @@ DistributedDataParallel do it.
 from __future__ import annotations
 
 import inspect
-import logging
 import queue
 import threading
 import weakref
@@ -96,7 +95,6 @@ class Averaging:
                 f"{len(found)} of {len(averaged)} parameters of {type(self.module).__name__} got "
                 f"no gradient in a backward pass ({', '.join(names)}): their .grad stays as it is, "
                 "as in serial torch",
-                logging.INFO,
             )
         return list(found.values())
 

@@ -9,6 +9,7 @@ training.
 from __future__ import annotations
 
 import json
+import logging
 import random
 import socket
 import zlib
@@ -161,6 +162,7 @@ class EqualParameters:
                 self.grid,
                 f"the parameters of {type(self.module).__name__} differ between ranks by rounding: "
                 "are their processors of different kinds?",
+                logging.WARNING,
             )
             return
         raise LayoutError(
@@ -217,7 +219,7 @@ class OrdinaryInputs:
             f"an ordinary tensor {tuple(x.shape)} {x.dtype} enters the parallelised {self.name} in "
             f"training on {self.grid.size} ranks without a cut one: each rank would train alone on "
             "what it holds\n    cut it: hyperslab.shard(x, grid), or hyperslab.scatter(x, grid) "
-            "where one rank holds it\n    if each rank is to compute its own, say "
+            "where one rank holds it\n    if each rank should compute its own, use "
             'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
         )
 
@@ -232,7 +234,7 @@ class OrdinaryInputs:
                     f"{describe_ranks(strangers)} would pass other ordinary tensors to {name} than "
                     f"rank 0, beside cut ones\n    on this rank they are {forms}\n    an ordinary "
                     "tensor has to be equal on every rank: draw random numbers\n    "
-                    "from torch's generator, cut it by hyperslab.shard, or say "
+                    "from torch's generator, cut it by hyperslab.shard, or use "
                     'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
                 )
 

@@ -8,6 +8,7 @@ has sharded are refused: see docs/design/0026-fsdp.md.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -24,6 +25,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
+from hyperslab.tensor.dispatch import watched_gradients
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
@@ -31,6 +33,7 @@ from hyperslab.util.torch_internals import (
     graph_task,
     inside_ddp,
     jit_is_tracing,
+    keep_out_of_graphs,
     tree_leaves,
     version_of,
 )
@@ -87,8 +90,9 @@ class ForwardBody(nn.Module):
             raise LayoutError(
                 f"{type(part).__name__} was called outside the forward of the parallelised "
                 f"{type(self.module).__name__}, so its gradients would not be averaged\n"
-                "    call the module that parallelize returned, parallelize this part by itself "
-                "instead, or use torch.no_grad()"
+                "    call the module that parallelize returned (give it a forward that does all: "
+                "encode and decode),\n    parallelize this part by itself instead, or use "
+                "torch.no_grad()"
             )
 
 
@@ -125,7 +129,10 @@ class Guard:
         self.seen: set[int] = set()
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
+        watched = watched_gradients(grid)
         for parameter in module.parameters():
+            if parameter in watched:  # it has met a cut tensor before
+                watched.pop(parameter).remove()
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
 
@@ -138,6 +145,7 @@ class Guard:
                 "which averages its averaged gradients once more in each step\n    train it "
                 "without: Lightning's Trainer with strategy=GridStrategy(...) of "
                 "hyperslab.parallel.lightning, Accelerate with prepare(optimizer) alone",
+                logging.WARNING,
             )
         trainable = self._check_parameters()
         if self.inputs is not None and trainable:
@@ -272,12 +280,22 @@ class GuardedForward(functools.partial[Any]):
 
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep a function that works on cut tensors out of graphs; torch quotes the reason."""
+    _keep_packages_out_of_graphs()
     return torch.compiler.disable(
         function,
         reason="a module of hyperslab.parallelize runs eagerly, because graphs cannot hold "
         "messages between ranks: leave fullgraph=True out, and compile functions that do not call "
         "the module",
     )
+
+
+@functools.cache
+def _keep_packages_out_of_graphs() -> None:
+    """Have what a compiled function calls run eagerly: `hs.shard`, say, before the module.
+
+    Models and losses are plain torch, which compiles as ever.
+    """
+    keep_out_of_graphs([f"hyperslab.{name}" for name in ("comm", "tensor", "ops", "parallel")])
 
 
 def replace_sync_batch_norm(module: nn.Module) -> None:

@@ -45,6 +45,7 @@ from hyperslab.parallel.guard import (
     replace_sync_batch_norm,
     run_eagerly,
 )
+from hyperslab.parallel.offload import Store, offload_activations, store_for
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
@@ -83,7 +84,7 @@ def _submodule_name(module: nn.Module, wanted: Submodule) -> str:
         members = ", ".join(f"{name}.{key}" for key, _ in submodule.named_children())
         raise LayoutError(
             f"until={name!r} is a {type(submodule).__name__}, which is never called\n"
-            f"    name what it holds: {members}"
+            f"    name one of its members: {members}"
         )
     return name
 
@@ -106,7 +107,6 @@ def _gather_hook(name: str, grid: Grid) -> Callable[..., Any]:
             grid,
             f"until {name!r}: {value.partition} gathered along {', '.join(space)}; the ranks "
             "there repeat the work from here on",
-            logging.INFO,
         )
         whole = value.redistribute(value.partition.without(space), f"until {name!r}")
         whole.mark_as_copy(value)  # serial torch passes the tensor itself, not a copy
@@ -122,7 +122,7 @@ NoSync = Callable[[], AbstractContextManager[None]]
 
 BATCH_NORM_STATISTICS = ("grid", "replica")
 
-Memory = Literal["none", "tile", "recompute"]
+Memory = Literal["none", "tile", "recompute", "offload"]
 """How memory is saved at the cost of time: what `parallelize` may be told."""
 
 
@@ -142,8 +142,8 @@ def parallelize(
     """Make a module run on cut tensors and its gradients the serial ones; returns the same module.
 
     Parameters, buffers and torch's random state become equal to those of rank 0; the states of
-    NumPy's and Python's global generators equal within each replica. The module moves to the grid's
-    device. Call it last: after freezing, replacing or converting parameters. After
+    NumPy's and Python's global generators become equal within each replica. The module moves to the
+    grid's device. Call it last: after freezing, replacing or converting parameters. After
     ``loss.backward()`` every ``.grad`` is the gradient of the one global loss: torch's
     DistributedDataParallel averages over all ranks, bucketed and overlapped with the backward
     pass; on the CPU of one machine the ranks do so themselves, in memory that they share. Names in
@@ -155,37 +155,41 @@ def parallelize(
         module: any module; its forward takes `Sharded` inputs.
         grid: the ranks.
         until: submodules, or their names in the module, that need whole volumes (a transformer
-            behind convolutions, a sort). What they are given is gathered along the axes
-            that cut space; the batch stays cut. The ranks of a replica repeat their work and that
-            of what uses their results, until such a result meets a tensor that is cut (the skip
-            connection of a decoder): then each rank takes its part. Takes the memory of the
-            whole from there on; the log says where.
+            behind convolutions, a sort). Their inputs are gathered along the axes that cut space;
+            the batch stays cut. The ranks of a replica repeat the work of these submodules and of
+            all that uses their results, until such a result meets a tensor that is cut (the skip
+            connection of a decoder): then each rank takes its part. Until then the whole takes
+            memory on every rank; the log says where.
         batch_norm: statistics over the whole ``"grid"``, which is the serial result, or per
             ``"replica"`` as in Oyama et al. 2020 (the running statistics are the replicas' mean).
         kernels: how kernels of convolutions are chosen on the CPU: by a rule from types and
             shapes, the same on every machine with the same instruction set (``"fixed"``, and
-            ``"measure"``, a word of before measuring went), or as torch chooses (``"torch"``).
+            ``"measure"``, its older name), or as torch chooses (``"torch"``).
             The results differ by rounding. ``python -m hyperslab.kernels`` prints the rule.
         memory: ``"tile"``: a convolution with a large result, and the normalisation, activation and
             pooling behind it, run over slabs of the rank's block one after the other, so that the
             result and its gradient never exist whole; behind a normalisation it is convolved
             again. ``"recompute"``: autograd keeps the inputs of stages (parts of an
             `torch.nn.Sequential` up to a pooling) and runs each again in the backward pass; wide
-            results are tiled as well. The numbers are the same but for rounding.
-        find_unused_parameters: pass True to freeze some parameters later, between steps. (Those
-            that take no part in a step's loss need no word: they get no gradient, as serially.)
-        ordinary_inputs: what becomes of an ordinary tensor that enters the module in training on
-            several ranks. ``"check"``: beside a cut one it counts as one of which every rank has an
-            equal copy (a time, an embedding), and the ranks compare it, bit by bit, by a checksum
-            in one small message; with no cut tensor beside it every rank would train alone on what
-            it holds, which is an error. ``"trust"``: as it is meant; no message.
-        random_states: ``"replica"``: NumPy's and Python's global generators go on on the ranks of
-            the first replica as on rank 0, and on those of each other replica from a state that
-            follows from rank 0's. So data sets that draw from them give the ranks of a replica the
+            results are tiled as well. ``"offload"``: what autograd keeps waits for the backward
+            pass in a file in ``TMPDIR`` (else ``/var/tmp``), or in the host's memory if the ranks
+            compute on GPUs; wide results are tiled as well. The numbers are the same but for
+            rounding.
+        find_unused_parameters: pass True to freeze some parameters later, between steps.
+            (Parameters that take no part in a step's loss need nothing: they get no gradient, as
+            in a serial run.)
+        ordinary_inputs: how to treat an ordinary tensor that enters the module in training on
+            several ranks. ``"check"``: beside a cut tensor it counts as a value of which every rank
+            has an equal copy (a time, an embedding), and the ranks compare it, bit by bit, by a
+            checksum in one small message; without a cut tensor beside it every rank would train
+            alone on what it holds, which is an error. ``"trust"`` accepts it without a message.
+        random_states: ``"replica"``: NumPy's and Python's global generators get the state of rank 0
+            on the ranks of the first replica, and a state that follows from it on those of each
+            other replica. So data sets that draw from them give the ranks of a replica the
             same samples, also in the workers of a `torch.utils.data.DataLoader`, whose seeds come
             from torch's generator; those are the same in all replicas, unless its ``generator`` is
-            seeded by `grid.coords["data"]`. Generators that a data set makes for itself
-            (`numpy.random.default_rng()`) it has to seed itself. ``"own"``: they stay as they are.
+            seeded by `grid.coords["data"]`. A data set has to seed generators of its own
+            (`numpy.random.default_rng()`) itself. ``"own"`` leaves the states as they are.
         gradients: how they travel between machines without GPUs. ``"bf16"`` is inexact, for a slow
             network: each rank's float32 gradients are rounded to bfloat16, added up in float32, and
             their mean is rounded once more, so that half as many bytes are sent. Ranks of one
@@ -195,9 +199,9 @@ def parallelize(
         LayoutError: the module is parallelised already, ``batch_norm``, ``kernels``, ``memory``,
             ``ordinary_inputs``, ``random_states`` or ``gradients`` is unknown, or not for such a
             device, or ``until`` names no part of it. Later, from forward or backward: the module is
-            used in a way that would leave a gradient partial, or trained with ordinary tensors, or
-            parameters, that are not equal on all ranks: at the module's training forwards 1, 2, 4,
-            8, ... the ranks compare parameters.
+            used in a way that would leave a gradient partial, or trained with ordinary tensors or
+            parameters that are not equal on all ranks. The ranks compare parameters at the module's
+            training forwards 1, 2, 4, 8, ...
     """
     if "no_sync" in vars(module):
         raise LayoutError("the module is parallelised already")
@@ -211,6 +215,7 @@ def parallelize(
             grid,
             f"{type(module).__name__}: torch.compile has no effect, and its parts run eagerly, "
             "with fullgraph=True too: graphs cannot hold messages between ranks",
+            logging.WARNING,
         )
     homes = GradientBuffers()
     policy = prepare(
@@ -281,6 +286,7 @@ def _check_rounding(gradients: Gradients, grid: Grid) -> None:
             grid,
             "gradients=bf16: INEXACT: gradients are rounded to bfloat16 on their way between ranks "
             "(8 bits); this is not the serial result",
+            logging.WARNING,
         )
 
 
@@ -293,11 +299,13 @@ def prepare(
     kernels: Kernels = "measure",
     memory: Memory = "none",
     homes: GradientBuffers | None = None,
+    store: Store | None = None,
 ) -> Policy:
     """Prepare a module for forward passes: device, gathers, the policy of its tensors.
 
     The inputs have to get that policy, and its scope has to be open while the module runs.
-    ``homes``: see `Policy`.
+    ``homes``: see `Policy`; ``store``: where activations are offloaded to, by default `store_for`
+    the grid.
 
     Raises:
         LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
@@ -311,6 +319,8 @@ def prepare(
     module.to(grid.device)
     if memory == "recompute":
         recompute_stages(module)
+    if memory == "offload":
+        offload_activations(module, store or store_for(grid))
     scope = ForwardScope() if grid.size > grid.data else None
     slab = None if memory == "none" else slabs.SLAB_BYTES
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes, slab=slab)

@@ -28,7 +28,16 @@ from numpy.typing import NDArray
 
 from hyperslab.comm.shared_memory import shared_bytes
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.records import Event, Exchange, LocalOperator, Pass, Sum, Trace, Wait
+from hyperslab.planner.records import (
+    Event,
+    Exchange,
+    LocalOperator,
+    Offload,
+    Pass,
+    Sum,
+    Trace,
+    Wait,
+)
 
 PhaseName = Pass | str
 """Names a pass of Oyama et al. 2020, or is "optimizer"."""
@@ -59,8 +68,9 @@ class Breakdown(_Parts[float]):
     Comp(D_main) + Comp(D_halo). Operators of the backward pass that are no convolution count as
     BD, for they hand a gradient on. ``halos`` and ``gradients`` are what of these messages no
     work hides; of ``statistics`` (batch norm's all-reduce, section III-C) nothing is hidden.
-    ``optimizer``, ``overhead`` (what Python and the rules take between operators) and ``input``
-    (waiting for data) are neglected by the paper.
+    ``offload`` (activations to a file or a GPU's host, and back), ``optimizer``, ``overhead`` (what
+    Python and the rules take between operators) and ``input`` (waiting for data) are neglected by
+    the paper.
     """
 
     forward: float = 0.0
@@ -69,6 +79,7 @@ class Breakdown(_Parts[float]):
     halos: float = 0.0
     statistics: float = 0.0
     gradients: float = 0.0
+    offload: float = 0.0
     optimizer: float = 0.0
     overhead: float = 0.0
     input: float = 0.0
@@ -188,6 +199,7 @@ class _StepClock:
         self, machine: Machine, ranks: int, rank: int, place: NDArray[np.int64] | None
     ) -> None:
         self.machine = machine
+        self.ranks = ranks
         self.setting = machine.setting(ranks)
         self.rank = rank
         self.place = place
@@ -227,6 +239,9 @@ class _StepClock:
                 # A batch norm's per-channel sums (section III-C).
                 seconds = self._sum(event.nbytes, event.ranks)
                 self._wait("statistics", event, seconds)
+            case Offload():
+                seconds = self.machine.offload_seconds(event.nbytes, self.ranks)
+                self._wait("offload", event, seconds)
 
     def _is_far(self, peer: int) -> bool:
         here, there = self.rank, peer
@@ -268,7 +283,7 @@ class _StepClock:
         self.now += exposed
         self.reduced = 0.0
 
-    def _wait(self, cause: str, event: Exchange | Sum, seconds: float) -> None:
+    def _wait(self, cause: str, event: Exchange | Sum | Offload, seconds: float) -> None:
         phase = "forward" if event.stage == "forward" else "backward-data"
         self._layer(event.layer, phase).waiting += seconds
         self.spent[cause] += seconds

@@ -13,13 +13,12 @@ import torch
 
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm.grid import SPATIAL_AXES
-from hyperslab.errors import DataError, RecipeError
+from hyperslab.errors import RecipeError
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import joined, padded, selected
 from hyperslab.planner.trace import Workload
-from hyperslab.recipe.network import CosmoFlowSection
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.train.builders import samples_of_split
 from hyperslab.train.network import build_network, check_first_pass
@@ -162,7 +161,7 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     if shape is not None:
         assumed = f"volumes of {_product(shape)}, as asked for"
     elif not data.is_here:
-        shape = data.shape or _shape_of_network(recipe)
+        shape = recipe.expected_shape
         where = data.path or data.where
         said = "data.shape" if data.shape else "the recipe's width"
         assumed = f"{where} is not here: volumes of {_product(shape)}, as {said} says"
@@ -228,22 +227,6 @@ def _classes(recipe: Recipe) -> int:
     except RecipeError:
         return 3
     return 0
-
-
-def _shape_of_network(recipe: Recipe) -> VolumeShape:
-    model = recipe.model
-    width = recipe.data.subvolume
-    if width is None and isinstance(model, CosmoFlowSection):
-        width = model.width
-    if width is None:
-        raise DataError(
-            f"{recipe.data.where} is not on this machine, so the shape of its volumes is "
-            "unknown\n    give it: --shape C,D,H,W, such as --shape 4,512,512,512, or data.shape"
-        )
-    if recipe.data.redshifts is not None:
-        return len(recipe.data.redshifts), width, width, width
-    one = recipe.segments or (isinstance(model, CosmoFlowSection) and model.variant == "sc18")
-    return 1 if one else 4, width, width, width
 
 
 def _product(shape: VolumeShape) -> str:

@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date as Date
 from functools import cache, cached_property
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -50,10 +49,9 @@ from pydantic import (
 )
 
 from hyperslab.errors import MachineError
-from hyperslab.planner import calls
+from hyperslab.planner import calls, read_machine, shipped_machines
 from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
 from hyperslab.util.atomic_files import write_text
-from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
 from hyperslab.util.optional_libraries import current_versions
 
 
@@ -516,6 +514,15 @@ class Machine(MachineSection):
         """
         return self.reading.seconds(nbytes, ranks) if self.reading else 0.0
 
+    def offload_seconds(self, nbytes: int, ranks: int) -> float:
+        """Computes the time [s] in which a rank moves so many bytes out of its memory, or back.
+
+        From a GPU they go to its host, else to a file, as fast as files are read.
+        """
+        if self.device == "cpu":
+            return self.read_seconds(nbytes, ranks)
+        return nbytes / (self.copying or math.inf)
+
     def _pieces(self, link: LinkClass) -> tuple[LinearFit, ...]:
         """Returns the fits of a class of link, else of the next slower, else of the next faster."""
         at = LINKS.index(link)
@@ -548,17 +555,6 @@ def _spread(ranks: Sequence[int], per_node: int) -> tuple[int, int]:
 
 log = logging.getLogger("hyperslab")
 
-_SHIPPED = files("hyperslab.planner") / "machines"
-
-
-def shipped_machines() -> list[str]:
-    """Lists the names of the shipped machines."""
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in _SHIPPED.iterdir()
-        if entry.name.endswith(".yaml")
-    )
-
 
 def load_machine(name_or_path: str | Path) -> Machine:
     """Loads a shipped machine (``laptop-2core``) or that of a YAML file.
@@ -582,7 +578,7 @@ def _shipped(name: str) -> Machine:
 
 
 def _load(where: str) -> Machine:
-    values = _read_values(where)
+    values = read_machine(where)
     if values.get("format", FORMAT) != FORMAT:
         log.warning(
             "%s has format %s, this hyperslab reads format %d: its numbers may mean other things",
@@ -611,26 +607,6 @@ class _OneLine(yaml.SafeDumper):
         scalars = all(isinstance(value, yaml.ScalarNode) for _, value in node.value)
         node.flow_style = scalars and bool(node.value) and len(self.represented_objects) > 1
         return node
-
-
-def _read_values(where: str) -> dict[str, Any]:
-    shipped = where in shipped_machines()
-    try:
-        own = _SHIPPED / f"{where}.yaml"
-        text = own.read_text() if shipped else read_text(Path(where), MOST_LONG_YAML_CHARACTERS)
-        values = parse_long_yaml(text)
-    except FileNotFoundError:
-        raise MachineError(
-            f"there is no machine file {where}\n    give the path of a file that `hyperslab "
-            f"calibrate` wrote, or a shipped machine: {', '.join(shipped_machines())}"
-        ) from None
-    except OSError as error:
-        raise MachineError(f"cannot read the machine file {where}: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise MachineError(f"the machine file {where} is not valid YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise MachineError(f"{where} holds no `key: value` lines, so it is not a machine file")
-    return values
 
 
 def _sentences(error: ValidationError, where: str) -> list[str]:

@@ -146,7 +146,16 @@ class Sum:
     rounded: int = 0
 
 
-Event = LocalOperator | Exchange | Wait | Sum
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Records an activation that leaves for a file or a GPU's host, or returns; the rank waits."""
+
+    layer: str
+    stage: Stage
+    nbytes: int
+
+
+Event = LocalOperator | Exchange | Wait | Sum | Offload
 
 
 @dataclass(slots=True)

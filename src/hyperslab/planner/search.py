@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.comm.placement import AXES, SPATIAL_AXES, places
+from hyperslab.comm import AXES
+from hyperslab.comm.placement import SPATIAL_AXES, places
 from hyperslab.data.dataset import PrefetchPolicy
 from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp

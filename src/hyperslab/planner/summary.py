@@ -125,7 +125,7 @@ def plan_opening(plan: search.GridPlan) -> str:
     )
 
 
-NONE_FOUND = f"none was found that fits, among few grids of up to {search.MOST_RANKS} ranks"
+NONE_FOUND = f"none of the few traced grids of up to {search.MOST_RANKS} ranks fits"
 """Says what `least_ranks` has shown where it finds none: no proof that there is none."""
 
 
@@ -150,7 +150,7 @@ def plan_remarks(
             f"{bytes_text(fewest.memory.total)} a rank{searched}"
         )
     elif least.proven:
-        yield "least      no number of ranks: the parameters and what goes with them are too large"
+        yield "least      no number of ranks: parameters, gradients and optimizer are too large"
     else:
         yield f"least      {NONE_FOUND}"
     for change in changes:
@@ -168,8 +168,8 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
     if machine.measured and there != here:
         was, now = (f"{name} ({kind})" if kind else name for name, kind in (there, here))
         yield (
-            f"machine    {machine.name} was measured on {was}, and this is {now}: times are those "
-            "of the first, `hyperslab plan --calibrate FILE` measures the second"
+            f"machine    {machine.name} was measured on {was}, and this is {now}: the times are "
+            "for the former; `hyperslab plan --calibrate FILE` measures the latter"
         )
     farthest = machine.link(0, plan.ranks - 1)
     if plan.ranks > 1 and farthest in machine.missing_links:
@@ -195,7 +195,7 @@ def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     else:
         yield (
             f"time       unknown: {best.cost.unknown:.0%} of the step, by its roofline, are "
-            f"operators of which {plan.machine.name} has measured nothing alike; "
+            f"operators unlike any that {plan.machine.name} has measured; "
             "`hyperslab plan --calibrate FILE` measures them here"
         )
     yield f"memory     {_parts_text(best.memory, 0.01, ' ', bytes_text)}"
@@ -210,7 +210,7 @@ def _about(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
         names = ", ".join(f"{name} ({count})" for name, count in best.cost.left_out.items())
         yield (
             f"left out   {names}: no meta form, so their costs are not known; about "
-            f"{best.cost.left_out_share:.1%} of the step if they take as long as others do"
+            f"{best.cost.left_out_share:.1%} of the step if they take as long as the others"
         )
     yield from (f"note       {note}" for note in best.notes)
 
@@ -237,7 +237,7 @@ def _input(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
     whose = "of whole samples on the busiest rank" if job.whole_each(best.grid) else "a rank"
     yield (
         f"input      {bytes_text(nbytes)} {whose} and step{took}; {needed / 1e6:.3g} MB/s "
-        "hide it in the first epoch, later ones read nothing that is kept"
+        "hide it in the first epoch; later epochs read only what the store does not keep"
     )
 
 
@@ -314,6 +314,7 @@ CAUSE_COLOURS = {
     "forward": "#2a5d9f",
     "backward_data": "#5b8fd1",
     "backward_filter": "#9dbfe8",
+    "offload": "#8c6d46",
     "optimizer": "#7a6bb0",
     "overhead": "#b8b8b8",
     "halos": "#d9730d",

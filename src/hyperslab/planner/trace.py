@@ -24,12 +24,14 @@ from hyperslab.comm.communicator import PeerTensor
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.averaging import Gradients
+from hyperslab.parallel.offload import Offloaded
 from hyperslab.parallel.parallelize import Memory, prepare
-from hyperslab.planner.recorder import Journal, TraceMode
-from hyperslab.planner.records import Exchange, Sum, Trace, Wait
+from hyperslab.planner.recorder import Journal, TraceMode, spec_of
+from hyperslab.planner.records import Exchange, Offload, Sum, TensorSpec, Trace, Wait
 from hyperslab.planner.unbacked_memory import UnbackedMemory
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.free_memory import LARGE_BLOCK
 from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES, DisableTorchFunctionSubclass
 
 Device = Literal["cpu", "cuda"]
@@ -187,6 +189,30 @@ class GradientBuckets:
             self._leave()
 
 
+@dataclass(frozen=True, slots=True)
+class _RecordedStore:
+    """Records activations that are offloaded: they take no memory until they are loaded."""
+
+    memory: UnbackedMemory
+    journal: Journal
+
+    def move(self, tensor: torch.Tensor) -> Offloaded:
+        spec = spec_of(tensor)
+        self.journal.add(Offload(*self.journal.place, spec.nbytes))
+        return _Recorded(self, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    store: _RecordedStore
+    spec: TensorSpec
+
+    def load(self) -> torch.Tensor:
+        journal = self.store.journal
+        journal.add(Offload(*journal.place, self.spec.nbytes))
+        return self.store.memory.empty(self.spec.shape, self.spec.strides, self.spec.dtype)
+
+
 @dataclass(frozen=True)
 class Workload:
     """Describes a step that can be traced on any grid.
@@ -233,7 +259,9 @@ def trace_step(
         TooLargeError: at some moment all tensors take more than ``most`` [B].
     """
     journal = Journal()
-    step = _Step(workload, VirtualGrid(extents, rank, journal), UnbackedMemory(most))
+    to_file = workload.memory == "offload" and device == "cpu"
+    memory = UnbackedMemory(most, LARGE_BLOCK if to_file else math.inf)
+    step = _Step(workload, VirtualGrid(extents, rank, journal), memory)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(TraceMode(step.memory, journal, scratch=device == "cpu"))
@@ -276,6 +304,7 @@ class _Step:
             batch_norm=work.batch_norm,
             memory=work.memory,
             homes=GradientBuffers(),
+            store=_RecordedStore(self.memory, self.grid.journal),
         )
         # Of a replica that is cut: as a parallelised module has it open while it runs.
         if self.policy.scope is not None:

@@ -173,29 +173,27 @@ class UnbackedMemory:
     """Makes tensors from addresses without memory, and counts their bytes.
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
-    most that it has been, and ``most`` [B] what it may become.
+    most that it has been, and ``most`` [B] what it may become. ``heap`` [B] estimates the most that
+    the C library would have taken for them; blocks from ``mapped_from`` [B] on lie outside its
+    heap, and are given back when they are freed.
+
+    The heap is the harmonic mean of both bounds: of the memory of 32 measured steps
+    (`benchmarks/model.py`: CosmoFlow and the U-Net, on one rank and on two) the median is 3 % off,
+    the worst 16 %.
     """
 
-    def __init__(self, most: float = math.inf) -> None:
+    def __init__(self, most: float = math.inf, mapped_from: float = math.inf) -> None:
         self.most = most
+        self.mapped_from = mapped_from
         self._memory, self.size = _reserve_addresses()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
         self._joined = Heap()
         self._apart = Heap(joining=False)
+        self._mapped = 0
         self.live = 0
         self.peak = 0
-
-    @property
-    def heap(self) -> int:
-        """Estimates how far the C library's heap would have grown [B].
-
-        It is the harmonic mean of both bounds: of the memory of 32 measured steps
-        (`benchmarks/model.py`: CosmoFlow and the U-Net, on one rank and on two) the median is 3 %
-        off, the worst 16 %.
-        """
-        both = self._joined.top + self._apart.top
-        return 2 * self._joined.top * self._apart.top // both if both else 0
+        self.heap = 0
 
     def empty(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -230,19 +228,29 @@ class UnbackedMemory:
             )
         if self.live + nbytes > self.most:
             raise TooLargeError
-        joined = self._joined.take(nbytes)
-        apart = self._apart.take(nbytes)
         self.live += nbytes
         self.peak = max(self.peak, self.live)
-        at = joined[0] % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
+        places = None
+        if nbytes < self.mapped_from:
+            places = self._joined.take(nbytes), self._apart.take(nbytes)
+        else:
+            self._mapped += nbytes
+        both = self._joined.top + self._apart.top
+        heap = 2 * self._joined.top * self._apart.top // both if both else 0
+        self.heap = max(self.heap, heap + self._mapped)
+        first = self._joined.top if places is None else places[0][0]
+        at = first % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
         buffer = self._view[at : at + nbytes]  # some may overlap: nobody reads or writes them
-        weakref.finalize(buffer, self._freed, nbytes, joined, apart).atexit = False
+        weakref.finalize(buffer, self._freed, nbytes, places).atexit = False
         return buffer
 
-    def _freed(self, nbytes: int, joined: tuple[int, int], apart: tuple[int, int]) -> None:
+    def _freed(self, nbytes: int, places: tuple[tuple[int, int], tuple[int, int]] | None) -> None:
         self.live -= nbytes
-        self._joined.give(*joined)
-        self._apart.give(*apart)
+        if places is None:
+            self._mapped -= nbytes
+            return
+        self._joined.give(*places[0])
+        self._apart.give(*places[1])
 
 
 def _reserve_addresses() -> tuple[mmap.mmap, int]:

@@ -5,10 +5,8 @@ Keys that may change are listed; those that are not named may not.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from hyperslab.comm.placement import CUBE, Numbering, number_by_node
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import Recipe
 
@@ -32,18 +30,6 @@ def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
     values["data"] |= recipe.data.absolute_paths()
     values["data"]["staging"] = recipe.data.staging is not None  # each node may have its own
     return {**{f"--{name}": value for name, value in options.items()}, **values}
-
-
-def numbering_of(recipe: Recipe) -> Numbering:
-    """Return how the ranks of a recipe's grid are placed on nodes, as far as it says the volumes.
-
-    They count as cubes if it does not, and with ``grid: auto`` only ranks of a node come together.
-    """
-    data = recipe.data
-    shape = data.shape if data.synthetic is None else data.synthetic.shape
-    volume = CUBE if shape is None or data.subvolume is not None else shape[1:]
-    extents = None if recipe.grid.auto else recipe.grid.model_dump()
-    return partial(number_by_node, extents=extents, volume=volume)
 
 
 def differences(a: Any, b: Any, key: str = "") -> list[str]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -31,14 +31,14 @@ from pydantic import (
 
 from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
-from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import formats
-from hyperslab.formats.source import DataMap, Source
-from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.views import common_parent
+from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.section import OneOf, Section, TargetSection
 from hyperslab.util.documents import open_plain
+
+if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
+    from hyperslab.formats.source import Source
+    from hyperslab.formats.synthetic import SyntheticVolumes
 
 
 def _as_words(value: object) -> object:
@@ -53,7 +53,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 class KeysSection(Section):
     """Finds volume and targets in a file; by default in its only array with so many dims."""
 
-    volume: Words | None = None  # the path of an array, "grid/delta" say; several: channels
+    volume: Words | None = None  # the path of an array, such as "grid/delta"; several: channels
     targets: Words | None = None  # paths of arrays, or of attributes: "Header@Omega0"
     labels: str | None = None  # the path of an array with the class of every voxel
 
@@ -63,9 +63,9 @@ class SyntheticSection(Section):
 
     width: PositiveInt | None = None  # voxels along each side
     extents: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None  # or D, H and W
-    channels: PositiveInt = 4  # of each volume
-    samples: PositiveInt = 128  # of all splits
-    targets: PositiveInt | None = None  # numbers to predict; None: 4 where there are no classes
+    channels: PositiveInt = 4  # in each volume
+    samples: PositiveInt = 128  # in all splits
+    targets: PositiveInt | None = None  # numbers to predict; None: 4 if there are no classes
     classes: Annotated[int, Field(ge=2, le=256)] | None = None  # of the voxels, if they have any
 
     @model_validator(mode="after")
@@ -92,6 +92,8 @@ class SyntheticSection(Section):
 
     def source(self) -> SyntheticVolumes:
         """Return the volumes."""
+        from hyperslab.formats.synthetic import SyntheticVolumes
+
         targets = 4 if self.targets is None else self.targets
         return SyntheticVolumes(
             self.shape, self.samples, targets=targets, classes=self.classes or 0
@@ -139,10 +141,12 @@ class Lists:
 
     def relative(self, split: str) -> tuple[str, ...]:
         """Return the words of a split, relative to the data set's folder; raises as `folders`."""
-        root = self.path if self.path is not None else common_parent(self.folders())
-        if self.path is None:
-            return tuple(_below(root, path) for path in self._paths(split))
-        return tuple(self._written(split, root))
+        if self.path is not None:
+            return tuple(self._written(split, self.path))
+        from hyperslab.formats.views import common_parent
+
+        root = common_parent(self.folders())
+        return tuple(_below(root, path) for path in self._paths(split))
 
     def _written(self, split: str, root: Path) -> Iterator[str]:
         """Words beside ``data.path``; those of list files in their place."""
@@ -225,7 +229,7 @@ def _below(root: Path, path: Path) -> str:
 
 def _is_folder(path: Path) -> bool:
     """Check whether samples lie in it; those of Zarr are folders themselves."""
-    suffixes = tuple(suffix for one in formats() for suffix in one.suffixes)
+    suffixes = tuple(suffix for _, suffix in registry.suffixes_of_formats())
     return path.is_dir() and not path.name.endswith(suffixes)
 
 
@@ -253,57 +257,57 @@ LISTS = ("train", "validation", "test")
 class DataSection(TargetSection):
     """The volumes and how they are read; a ``target`` is a class derived from `Source`."""
 
-    path: Path | None = None  # a folder; without it train, validation, test; or
-    synthetic: SyntheticSection | None = None  # made in memory, in place of files
-    python_class: str | None = None  # of a source that a program has handed in
+    path: Path | None = None  # a folder; without it train, validation and test name folders
+    synthetic: SyntheticSection | None = None  # volumes made in memory, in place of files
+    python_class: str | None = None  # the class of a source that a program has passed
     batch_size: PositiveInt  # samples over all ranks
-    redshifts: tuple[NonNegativeFloat, ...] | None = None  # of the channels read; None: all
-    targets: tuple[str, ...] | None = None  # the parameters to train, by name; None: all
+    redshifts: tuple[NonNegativeFloat, ...] | None = None  # those of channels to read; None: all
+    targets: tuple[str, ...] | None = None  # the parameters to learn, by name; None: all
     subvolume: PositiveInt | None = None  # cut every cube into cubes of this width
-    # C, D, H, W of a volume, for plans made where the data are not there, and for the placement on
-    # nodes of ranks, which start before data are opened
+    # C, D, H, W of a volume, for plans made without the data, and for the placement of ranks on
+    # nodes, which is chosen before data are opened
     shape: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] | None = None
     multiple: PositiveInt | None = None  # round extents up to multiples, with background
     plugins: tuple[str, ...] = ()  # modules to import, which register formats
-    format: FormatName | None = None  # None: found out
-    channels: Literal["first", "last"] | None = None  # None: found out
-    # a pattern of those with volumes, "*/df_m_128_z=0.npy" say; several: each is a channel
+    format: FormatName | None = None  # None: recognised
+    channels: Literal["first", "last"] | None = None  # None: recognised
+    # a pattern of files with volumes, such as "*/df_m_128_z=0.npy"; several: each is a channel
     files: Words | None = None
-    keys: KeysSection = KeysSection()  # of arrays in files of HDF5, Zarr and .npz
+    keys: KeysSection = KeysSection()  # paths of arrays in HDF5, Zarr and .npz files
     table: Path | None = None  # a text or .npy file with a row of targets for each sample
     columns: tuple[str, ...] | None = None  # the names of its columns, or of keys.targets
-    classes: tuple[str, ...] | None = None  # the names of those of keys.labels, background first
-    # of targets of keys and tables: what becomes -1 and 1; others: the least and the greatest
+    classes: tuple[str, ...] | None = None  # names of the classes of keys.labels, background first
+    # values of targets (keys, tables) that become -1 and 1; by default the least and the greatest
     ranges: dict[str, tuple[float, float]] | None = None
-    # log1p of counts, none of scans; mean: x / mean(x); log1p_mean: log1p of that
+    # auto: log1p of counts, none of scans; mean: x / mean(x); log1p_mean: log1p of that
     transform: Literal["auto", "log1p", "mean", "log1p_mean"] | None = "auto"
     window: tuple[float, float] | None = None  # [HU], becomes [0, 1]; takes the transform's place
     augment: bool = False  # flips, and axis permutations where voxels have no classes
-    # each a folder, a file, a pattern, a list *.txt, places 0:800 or several of these; in
+    # a folder, a file, a pattern, a list *.txt, places 0:800, or several of these; relative to
     # data.path, if that is given
     train: Words | None = None
     validation: Words | None = None  # as train
     test: Words | None = None  # as train
     fold: NonNegativeInt | None = None  # the fold that validates; the others train
     folds: PositiveInt | None = None  # the number of folds
-    # of volumes, to train, validate and test on
+    # the shares of volumes to train, validate and test on
     fractions: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
-    # volumes to train, validate and test on, in place of fractions; train null: what is left
+    # volumes to train, validate and test on, in place of fractions; train null: the rest
     counts: tuple[NonNegativeInt | None, NonNegativeInt, NonNegativeInt] | None = None
     repeat: PositiveInt = 1  # how often an epoch shows every sample to train on
-    seed: NonNegativeInt = 0  # of the split and of the order
+    seed: NonNegativeInt = 0  # for the split and the order
     driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
     # whether boxes are kept, see `open`; sample: one rank reads and sends, for comparison
     mode: Literal["direct", "store", "preload", "sample"] = "store"
-    budget: ByteSize | None = None  # of a rank's store, "8GiB" say; None: half of what is free
-    staging: Path | None = None  # a folder of the node for what does not fit into the budget
-    staging_budget: ByteSize | None = None  # that a rank may take of it; None: what is free
+    budget: ByteSize | None = None  # of a rank's store, such as "8GiB"; None: half of free memory
+    staging: Path | None = None  # a folder of the node for boxes beyond the budget
+    staging_budget: ByteSize | None = None  # of a rank in staging; None: all free space
     outside_files: bool = False  # HDF5 files may take values from files outside of the folder
-    missing_chunks: bool = False  # what HDF5 and Zarr do not store is their fill value
-    on_error: Literal["stop", "skip"] = "stop"  # where a sample cannot be read
+    missing_chunks: bool = False  # take the fill value for chunks that are not stored
+    on_error: Literal["stop", "skip"] = "stop"  # if a sample cannot be read
     prefetch: NonNegativeInt = 2  # mini-batches read ahead
-    prefetch_bytes: ByteSize = ByteSize(1 << 30)  # that a rank may hold of them
+    prefetch_bytes: ByteSize = ByteSize(1 << 30)  # a limit on them for each rank
 
     @field_validator("plugins")
     @classmethod
@@ -351,7 +355,7 @@ class DataSection(TargetSection):
             )
         trains = [key for key in ("train", "validation") if getattr(self, key) is not None]
         if self.folds is not None and trains:
-            raise ValueError(f"data.folds and data.{trains[0]} both say what is trained on")
+            raise ValueError(f"data.folds and data.{trains[0]} both choose the training samples")
         if self.folds is None and self.listed and len(trains) < 2:
             missing = "validation" if trains == ["train"] else "train"
             raise ValueError(f"data.{missing} is missing: data.{self.listed[0]} is given as a list")
@@ -477,7 +481,7 @@ class DataSection(TargetSection):
         if self.python_class is not None:
             raise RecipeError(
                 f"the data came from a program, a source {self.python_class}\n"
-                "    hand it in: hs.TrainedRun(run, data=...), or hs.fit(..., resume=True)"
+                "    pass it: hs.TrainedRun(run, data=...), or hs.fit(..., resume=True)"
             )
         if self.target is not None:
             source: Source = Maker("data", A_SOURCE)(self)
@@ -494,6 +498,18 @@ class DataSection(TargetSection):
         for key in self.listed:
             found[key] = absolute(getattr(self, key), self.path)
         return found
+
+    def check_path(self) -> None:
+        """Refuse a folder that is not there, or has no files that are data, by their names.
+
+        Files of plug-ins are not known, as these may have to wait until the data are opened.
+
+        Raises:
+            DataError: as `registry.check_source`.
+        """
+        if self.path is not None and not self._made and not self.plugins:
+            mapped = registry.MAPPED if self.mapping else self.format
+            registry.check_source(self.path, mapped)
 
     @property
     def is_here(self) -> bool:

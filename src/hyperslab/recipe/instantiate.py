@@ -9,6 +9,7 @@ are looked at by the target's signature and its annotations.
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import re
 import sys
@@ -18,15 +19,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.errors import RecipeError, reason
-from hyperslab.formats.source import Source
 from hyperslab.recipe.section import TargetSection
-from hyperslab.recipe.trust import Trust
+from hyperslab.recipe.trust import Trust, located
 
 FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """YAML 1.1 takes 1e-3 for a text."""
@@ -82,13 +79,15 @@ def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any
     Raises:
         RecipeError: it is of another type.
     """
+    import torch  # what has this annotation has imported it
+
     if value is NOT_YET or (value is None and default is None):
         return value
-    if isinstance(value, list) and _mentions_tensor(hint):
+    if isinstance(value, list) and torch.Tensor in (hint, *typing.get_args(hint)):
         return torch.tensor(value)
     if hint in (Any, inspect.Parameter.empty):
         return float(value) if isinstance(value, str) and FLOAT_WORDS.fullmatch(value) else value
-    if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, LRScheduler)):
+    if isinstance(value, AN_OBJECT.classes):
         return value
     try:
         adapter = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
@@ -105,10 +104,6 @@ def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any
         ) from None
 
 
-def _mentions_tensor(hint: Any) -> bool:
-    return hint is torch.Tensor or torch.Tensor in typing.get_args(hint)
-
-
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 
 
@@ -117,21 +112,40 @@ class RightKind:
     """Says what a target has to be: of one of the ``classes``, or called, if it is ``deferred``.
 
     ``words`` name it in errors. A deferred function is not called for its result now but is the
-    result, with the recipe's arguments filled in.
+    result, with the recipe's arguments filled in. Classes are given by their dotted names and
+    imported when something is compared with them.
     """
 
     words: str
-    classes: tuple[type, ...]
-    deferred: tuple[type, ...] = ()
+    names: tuple[str, ...]
+    deferred_names: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[type, ...]:
+        return tuple(map(_class_named, self.names))
+
+    @property
+    def deferred(self) -> tuple[type, ...]:
+        return tuple(map(_class_named, self.deferred_names))
 
 
-A_NETWORK = RightKind("a torch.nn.Module", (nn.Module,))
+def _class_named(name: str) -> type:
+    module, _, last = name.rpartition(".")
+    found: type = getattr(importlib.import_module(module), last)
+    return found
+
+
+_MODULE, _OPTIMIZER = "torch.nn.Module", "torch.optim.Optimizer"
+_SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
+
+A_NETWORK = RightKind(f"a {_MODULE}", (_MODULE,))
 A_LOSS = RightKind(
-    "a torch.nn.Module or a function that returns a tensor", (nn.Module,), (torch.Tensor,)
+    f"a {_MODULE} or a function that returns a tensor", (_MODULE,), ("torch.Tensor",)
 )
-AN_OPTIMIZER = RightKind("a torch.optim.Optimizer", (torch.optim.Optimizer,))
-A_SCHEDULE = RightKind("a torch.optim.lr_scheduler.LRScheduler", (LRScheduler,))
-A_SOURCE = RightKind("a hyperslab.Source", (Source,))
+AN_OPTIMIZER = RightKind(f"a {_OPTIMIZER}", (_OPTIMIZER,))
+A_SCHEDULE = RightKind(f"a {_SCHEDULER}", (_SCHEDULER,))
+A_SOURCE = RightKind("a hyperslab.Source", ("hyperslab.formats.source.Source",))
+AN_OBJECT = RightKind("an object of torch's", (_MODULE, _OPTIMIZER, _SCHEDULER))
 
 
 @dataclass(frozen=True)
@@ -202,9 +216,9 @@ class Maker:
         kinds = (*self.kind.classes, *self.kind.deferred)
         named = kinds[-1].__name__
         raise RecipeError(
-            f"{key} {name} is a function that does not say that it returns {self.kind.words}, so a "
-            f"recipe may not call it\n    annotate it `-> {named}`, or name it on the command line "
-            f"yourself: {key}={name}"
+            f"{key} {name} is a function without an annotation that it returns {self.kind.words}, "
+            f"so a recipe may not call it\n    annotate it `-> {named}`, or name it on the command "
+            f"line yourself: {key}={name}"
         )
 
     def _fills_given(self, made: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
@@ -278,6 +292,17 @@ def imported(name: str, key: str, trust: Trust) -> Any:
         raise
     except (Exception, SystemExit) as error:  # whatever is wrong in somebody else's module
         raise RecipeError(f"{key} {name} cannot be imported: {_why_not(name, error)}") from error
+
+
+def check_exists(name: str, key: str, trust: Trust) -> None:
+    """Refuse what `imported` does, as far as it can be known without running its module.
+
+    Raises:
+        RecipeError: as `imported`.
+    """
+    trust.check_allowed(name, key)
+    if not located(name):
+        imported(name, key, trust)
 
 
 def _why_not(name: str, error: BaseException) -> str:

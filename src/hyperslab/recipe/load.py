@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import os
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from pydantic import BaseModel, ValidationError
-from torch.optim import lr_scheduler
 
-from hyperslab.errors import RecipeError, reason
+from hyperslab.comm import AXES
+from hyperslab.comm.launchers import read_variables
+from hyperslab.errors import RecipeError, no_run, reason
 from hyperslab.recipe.compare import value_at
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
@@ -31,17 +33,17 @@ from hyperslab.recipe.text import (
     UNNAMED,
     UNWRITTEN,
     bad_value,
-    missing_key,
-    no_section,
+    nearest_key,
     origin_of,
     parse_override,
     put_override,
     read_yaml,
-    unchosen_key,
-    unknown_key,
+    siblings,
+    torch_classes,
 )
 from hyperslab.recipe.trust import (
     NO_TRUST,
+    RUN_RECIPE,
     Trust,
     leave_out_liberties,
     named_code,
@@ -61,21 +63,6 @@ DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule"
 """Sections with alternatives, and the one that goes without saying."""
 
 
-def _classes_by_name(module: Any, base: type, without: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, one in vars(module).items():
-        if isinstance(one, type) and issubclass(one, base) and one is not base and name[0] != "_":
-            found.setdefault(name.lower(), f"{module.__name__}.{name}")
-    return {name: path for name, path in found.items() if name != without}
-
-
-TORCH_CLASSES: Mapping[str, Mapping[str, str]] = {
-    "optimizer": _classes_by_name(torch.optim, torch.optim.Optimizer),
-    "optimizer.schedule": _classes_by_name(lr_scheduler, lr_scheduler.LRScheduler, "_lrscheduler"),
-}
-"""Torch's classes by section: their dotted names by their own names in small letters."""
-
-
 def write_out_short_forms(values: dict[str, Any]) -> None:
     """Put the names into sections that leave them out; a name of torch's becomes a target."""
     for key, name in DEFAULT_NAMES.items():
@@ -83,7 +70,7 @@ def write_out_short_forms(values: dict[str, Any]) -> None:
         if not isinstance(section, dict):
             continue
         given = section.get("name")
-        of_torch = TORCH_CLASSES.get(key, {}).get(str(given).lower())
+        of_torch = torch_classes(key).get(str(given).lower())
         if given not in _OWN_CLASSES.get(key, ()) and of_torch and not section.get(A_TARGET):
             section[A_TARGET] = of_torch
             section["name"] = A_TARGET
@@ -113,16 +100,19 @@ def explain_errors(
 def _sentence(key: str, problem: dict[str, Any]) -> str:
     kind = problem["type"]
     value = problem["input"]
+    known = list(_fields())
     if kind == "extra_forbidden" and key in _fields():
-        return unchosen_key(key)
+        return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":
-        return unknown_key(key, list(_fields()))
+        nearest = nearest_key(key, known)
+        return f"unknown key {key!r}\n    nearest: {nearest!r}{siblings(key, known)}"
     if kind == "missing":
-        return missing_key(key)
+        return f"{key!r} is missing"
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
-        return no_section(key, value, list(_fields()))
+        below = siblings(f"{key}.", known)
+        return f"bad value {value!r} for {key!r}: it is a section of keys{below}"
     if kind == "union_tag_invalid":
         value = value["name"]
     return bad_value(key, value, problem["msg"], _choices(key))
@@ -188,7 +178,7 @@ def _choices(key: str) -> list[str]:
             choices += kind.words()
     if key.endswith(".name"):
         choices = [name for name in choices if name not in UNNAMED]
-        choices += TORCH_CLASSES.get(section, ())
+        choices += torch_classes(section)
     return list(dict.fromkeys(choices))
 
 
@@ -233,6 +223,56 @@ def load_recipe(
     named = frozenset(name for _, name, _ in named_code(asked))
     sources = {key: f"override {key}=" for key, _ in [*said, *added]}
     return recipe_of_values(values, str(path), sources, replace(trust, named=trust.named | named))
+
+
+UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
+
+
+def recipe_for(
+    run: Path,
+    overrides: Sequence[str],
+    *,
+    ranks: int | None = None,
+    axis: str = "data",
+    replicas: bool = True,
+    trust: Trust | None = None,
+) -> Recipe:
+    """Load the run's recipe for this many ranks, by default those of the environment.
+
+    Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
+    name are not cut. Without them the grid is the recipe's where it has as many places as there
+    are ranks, and else cuts along ``axis`` alone: the mini-batch. Without ``replicas`` it cuts
+    volumes only.
+
+    Raises:
+        RecipeError: an override is bad, or cuts mini-batches where there are none.
+    """
+    path = run / RUN_RECIPE
+    if not path.is_file():
+        raise no_run(run)
+    own_grid = any(override.startswith("grid") for override in overrides)
+    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
+    size = recipe.grid.size if own_grid else ranks or _started_ranks()
+    if replicas and size == recipe.grid.size:
+        return recipe
+    if own_grid and recipe.grid.data > 1:
+        raise RecipeError(
+            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
+            "    use all ranks for each: grid.depth, grid.height, grid.width"
+        )
+    if size == recipe.grid.size and recipe.grid.data == 1:
+        return recipe
+    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides], trust=trust)
+
+
+def _started_ranks() -> int:
+    """Return how many ranks there are; a process that has not imported torch has started none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_initialized():
+        count: int = dist.get_world_size()
+        return count
+    place = read_variables(os.environ)
+    return 1 if place is None else place.size
 
 
 def recipe_of_values(

@@ -7,16 +7,17 @@ plain torch.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import PositiveInt
 
-from hyperslab import models
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.optimizer import Probability
 from hyperslab.recipe.section import CodeSection, NamedSection, TargetSection
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 
@@ -24,7 +25,7 @@ Shape = tuple[int, ...]
 class NetworkSection(NamedSection):
     """Holds what all networks have. Their channels, outputs and classes are those of the data."""
 
-    # a class for every voxel, or numbers for the volume; None: whichever the data have
+    # a class for every voxel, or numbers for the volume; None: as the data have
     segments: ClassVar[bool | None] = False
 
     @property
@@ -55,11 +56,13 @@ class CosmoFlowSection(ModelSection):
     name: Literal["cosmoflow"] = "cosmoflow"
     # layers as in Oyama et al. 2020, Mathuriya et al. 2018, LBANN's example, or MLPerf HPC
     variant: Literal["paper2020", "sc18", "lbann", "mlperf"] = "paper2020"
-    width: PositiveInt | None = None  # voxels along each side; given, it is checked
+    width: PositiveInt | None = None  # voxels along each side; a given one is checked
     batch_norm: bool = False  # after each convolution
-    dropout: Probability | None = None  # of dropping; None: the variant's own
+    dropout: Probability | None = None  # of dropping a value; None: the variant's own
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        from hyperslab import models
+
         channels, *extents = shape
         width = self.width or extents[0]
         if extents != [width] * 3:
@@ -89,6 +92,8 @@ class UNet3DSection(ModelSection):
     levels: PositiveInt = 3  # poolings
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        from hyperslab import models
+
         channels, *extents = shape
         if min(extents) >> self.levels == 0:
             raise RecipeError(

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from hyperslab.errors import RecipeError
@@ -21,18 +20,21 @@ from hyperslab.recipe.section import NamedSection, Section, TargetSection, decla
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
-Weights = Iterable[torch.nn.Parameter]
-
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
+    import torch
+
     AnySchedule = ScheduleSection
 else:
     AnySchedule = declared(ScheduleSection)
 
 
+Weights = Iterable["torch.nn.Parameter"]
+
+
 class LarcSection(Section):
     """Layer-wise adaptive rate control, see `hyperslab.models.larc` (Mathuriya et al. 2018)."""
 
-    trust: PositiveFloat = 0.002  # of the weights' norm over the gradient's; at most 1 is taken
+    trust: PositiveFloat = 0.002  # times the weights' norm over the gradient's, at most 1
     otherwise: PositiveFloat = 6.25e-5  # where one of the norms is 0
 
 
@@ -41,7 +43,7 @@ class OptimizerSection(NamedSection):
 
     learning_rate: PositiveFloat = 1e-3  # before the schedule's factor
     schedule: AnySchedule | None = LinearSchedule()  # null: the rate stays
-    clip: PositiveFloat | None = None  # the gradient's L2 norm at most
+    clip: PositiveFloat | None = None  # the largest L2 norm of the gradient
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
 
@@ -59,6 +61,8 @@ def fused_update(kind: Any, weights: Sequence[torch.nn.Parameter]) -> dict[str, 
 
     Its default is a dozen kernels, each of which reads and writes all of them.
     """
+    import torch
+
     has_one = kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
     fits = all((w.is_cuda or w.is_cpu) and w.is_floating_point() for w in weights)
     return {"fused": True} if has_one and fits and weights else {}
@@ -72,6 +76,8 @@ class AdamSection(OptimizerSection):
     eps: PositiveFloat = 1e-8  # added to the root of the mean of g²
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
+        import torch
+
         given = [*weights]
         numbers: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
         return torch.optim.Adam(given, **numbers, **fused_update(torch.optim.Adam, given))
@@ -81,9 +87,11 @@ class SGDSection(OptimizerSection):
     """Configures stochastic gradient descent."""
 
     name: Literal["sgd"]
-    momentum: Probability = 0.9  # what stays of the last step
+    momentum: Probability = 0.9  # the share of the last step that stays
 
     def build(self, weights: Weights) -> torch.optim.Optimizer:
+        import torch
+
         given = [*weights]
         numbers: dict[str, Any] = {"lr": self.learning_rate, "momentum": self.momentum}
         return torch.optim.SGD(given, **numbers, **fused_update(torch.optim.SGD, given))
@@ -143,6 +151,8 @@ def check_optimizer_class(kind: Any, name: str) -> None:
             f"{name} calls the network several times a step (it needs a "
             "closure)\n    take one that makes one step of one gradient: AdamW, SGD, ..."
         )
+    import torch
+
     if kind is torch.optim.SparseAdam:
         raise RecipeError(
             f"{name} takes sparse gradients only, which volumes do not give\n"

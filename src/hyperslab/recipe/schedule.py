@@ -7,15 +7,17 @@ named by target.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import A_SCHEDULE, Maker, imported
 from hyperslab.recipe.section import NamedSection, TargetSection
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 Every = Literal["step", "epoch"]
 """A scheduler moves on after each of these."""
@@ -48,6 +50,8 @@ class RateFunction(ScheduleSection):
     def build(
         self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
+        from torch.optim.lr_scheduler import LambdaLR
+
         return LambdaLR(optimizer, lambda step: self.factor_at(step / steps_per_epoch)), "step"
 
 

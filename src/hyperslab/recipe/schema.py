@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import torch
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -20,11 +19,12 @@ from pydantic import (
     model_validator,
 )
 
+from hyperslab.errors import DataError
 from hyperslab.recipe.data import DataSection
+from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
 from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
-from hyperslab.recipe.text import OLDER_WORDS
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -39,9 +39,9 @@ class ParallelizeSection(Section):
 
     until: tuple[str, ...] = ()  # parts of the network before which cut tensors are gathered
     batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
-    ordinary_inputs: Literal["check", "trust"] = "check"  # beside cut ones: compared, or not
-    random_states: Literal["replica", "own"] = "replica"  # NumPy's and Python's: equal, or not
-    # bf16 is inexact: rounded on their way between machines without GPUs, half as many bytes
+    ordinary_inputs: Literal["check", "trust"] = "check"  # whether to compare those beside cut ones
+    random_states: Literal["replica", "own"] = "replica"  # whether to equate NumPy's and Python's
+    # bf16 is inexact: it rounds them between machines without GPUs and sends half as many bytes
     gradients: Literal["exact", "bf16"] = "exact"
 
     @field_validator("until", mode="before")
@@ -79,11 +79,15 @@ class GridSection(Section):
         return self.data * self.depth * self.height * self.width
 
 
-class CheckpointSection(Section):
-    """Says when a checkpoint is written and how many stay; the best stays besides."""
+OF_A_STEP = ("model", "data", "loss", "optimizer")
+"""Sections that decide what a plan says of a step."""
 
-    every: PositiveInt = 1  # [epochs]; the last epoch always
-    every_steps: PositiveInt | None = None  # besides, within epochs
+
+class CheckpointSection(Section):
+    """Says when checkpoints are written and how many stay; the best one stays, too."""
+
+    every: PositiveInt = 1  # [epochs]; also after the last epoch
+    every_steps: PositiveInt | None = None  # also within epochs
     keep: PositiveInt = 2  # the newest ones
     background: bool = False  # write while the steps go on, from a copy in host memory
 
@@ -138,7 +142,7 @@ COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
 
 
 def _newer_word(memory: object) -> object:
-    return OLDER_WORDS.get(memory, memory) if isinstance(memory, str) else memory
+    return "none" if memory == "keep" else memory
 
 
 class Recipe(CodeSection):
@@ -147,36 +151,36 @@ class Recipe(CodeSection):
     model: AnyModel = CosmoFlowSection()  # the network
     data: DataSection  # the volumes, and how they are read
     grid: GridSection = GridSection()  # how ranks cut mini-batches and volumes
-    optimizer: AnyOptimizer = AdamSection()  # and its learning rate
+    optimizer: AnyOptimizer = AdamSection()  # the optimizer and its learning rate
     loss: AnyLoss = "mse"  # a name, or a target
-    # by the name that they get in the history; each the mean over the samples of a split
+    # further measures, by their names in the history; each is the mean over the samples of a split
     metrics: dict[str, AnyLoss] = Field(default={})
     parallelize: ParallelizeSection = ParallelizeSection()  # how the network is cut
     epochs: PositiveInt = 130  # passes over the training split
-    # decay per step of a moving average of the weights, which is what is validated and used
+    # the decay per step of a moving average of the weights, which is validated and used
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    stop_at: StopSection | None = None  # before, where the validation is as good as this
+    stop_at: StopSection | None = None  # end the run once the validation is as good as this
     mlperf: MlperfSection | None = None  # write MLPerf's log
     # tf32: products of float32 on a CUDA device; bf16 and float16: torch's autocast
     precision: Literal["float32", "tf32", "bf16", "float16"] = "float32"
-    # of convolutions: by a rule from types and shapes, or as torch chooses. On a CUDA device cuDNN
-    # tries its own with "measure"; on the CPU this word of before measuring went means fixed
+    # of convolutions: chosen by a rule from types and shapes, or by torch. With "measure" cuDNN
+    # tries its own on a CUDA device; on the CPU it means fixed
     kernels: Literal["measure", "fixed", "torch"] = "measure"
-    # saved at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses what is fastest
-    # of what fits. "keep" is an older word for none
+    # how to save memory at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses
+    # the fastest that fits. "keep" is an older name for none
     memory: Annotated[
-        Literal["auto", "none", "tile", "recompute"], BeforeValidator(_newer_word)
+        Literal["auto", "none", "tile", "recompute", "offload"], BeforeValidator(_newer_word)
     ] = "none"
-    # cuda: one rank per device, over NCCL; cuda-shared: several may have one, over gloo, to test
+    # cuda: one rank per device, by NCCL; cuda-shared: several ranks per device, by gloo, for tests
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
-    seed: NonNegativeInt = 0  # of the weights and of dropout
+    seed: NonNegativeInt = 0  # for the weights and dropout
     output: Path  # the run's folder
-    checkpoint: CheckpointSection = CheckpointSection()  # how often
-    loggers: tuple[AnyLogger, ...] = ("csv",)  # which is written anyway; names, or targets
-    follow_test: bool = False  # the test loss by epoch, to be shown; nothing is chosen by it
-    timeout: PositiveFloat = 600  # [s] that a rank waits for the others
-    peak: PositiveFloat | None = None  # [flop/s] of a rank's device; --profile measures it
-    # classes of what a program has handed to `hyperslab.fit`, by key; nobody writes this
+    checkpoint: CheckpointSection = CheckpointSection()  # when they are written, and how many stay
+    loggers: tuple[AnyLogger, ...] = ("csv",)  # names, or targets; csv is always written
+    follow_test: bool = False  # record the test loss by epoch, for figures only
+    timeout: PositiveFloat = 600  # [s], the longest wait of a rank for the others
+    peak: PositiveFloat | None = None  # [flop/s], of a rank's device; --profile measures it
+    # classes of the objects passed to `hyperslab.fit`, by key; hyperslab writes this itself
     handed_in: dict[str, str] = Field(default={})
 
     @model_validator(mode="after")
@@ -208,7 +212,7 @@ class Recipe(CodeSection):
         if own != "grid" and self.parallelize.batch_norm not in (None, own):
             raise ValueError(
                 f"model.statistics={own} and parallelize.batch_norm={self.parallelize.batch_norm} "
-                "say one thing in two ways: give one of them"
+                "set the same thing: give one of them"
             )
         return self
 
@@ -243,6 +247,44 @@ class Recipe(CodeSection):
         return None
 
     @property
+    def expected_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape (C, D, H, W) of volumes that are not here, as keys say or imply.
+
+        Raises:
+            DataError: they do not.
+        """
+        data = self.data
+        cosmoflow = self.model if isinstance(self.model, CosmoFlowSection) else None
+        width = data.subvolume or (None if cosmoflow is None else cosmoflow.width)
+        if data.shape is not None:
+            return data.shape
+        if width is None:
+            raise DataError(
+                f"{data.where} is not on this machine, so the shape of its volumes is unknown\n"
+                "    give it: --shape C,D,H,W, such as --shape 4,512,512,512, or data.shape"
+            )
+        one = self.segments or (cosmoflow and cosmoflow.variant == "sc18")
+        channels = 1 if one else 4
+        return channels if data.redshifts is None else len(data.redshifts), width, width, width
+
+    def check_targets_exist(self, *sections: str) -> None:
+        """Refuse targets that are not found or must not be imported, and import none of them.
+
+        Only those of ``sections`` count, where any are given: a command need not use all.
+
+        Raises:
+            RecipeError: as `Maker`.
+        """
+        named: dict[str, object] = {"model": self.model, "data": self.data, "loss": self.loss}
+        named |= {"optimizer": self.optimizer, "optimizer.schedule": self.optimizer.schedule}
+        named |= {f"metrics.{name}": metric for name, metric in self.metrics.items()}
+        named |= {f"loggers.{place}": logger for place, logger in enumerate(self.loggers)}
+        for key, section in named.items():
+            used = (not sections or key in sections) and key not in self.handed_in
+            if used and isinstance(section, TargetSection) and section.target:
+                check_exists(section.target, f"{key}.target", section.trust)
+
+    @property
     def undecided(self) -> bool:
         """Tell whether the plan has to choose something before ranks can train."""
         return self.grid.auto or self.memory == "auto"
@@ -256,5 +298,9 @@ class Recipe(CodeSection):
 
 def planned_device(recipe: Recipe) -> str:
     """Return the kind of device on which the recipe computes here, ``cuda`` or ``cpu``."""
-    cuda = recipe.device == "cuda" or (recipe.device == "auto" and torch.cuda.is_available())
+    cuda = recipe.device == "cuda"
+    if recipe.device == "auto":
+        import torch
+
+        cuda = torch.cuda.is_available()
     return "cuda" if cuda else "cpu"

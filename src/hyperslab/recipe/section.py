@@ -27,7 +27,7 @@ from hyperslab.recipe.trust import NO_TRUST, Trust
 class Section(BaseModel):
     """A part of a recipe: no unknown keys, no changes, no infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class CodeSection(Section):

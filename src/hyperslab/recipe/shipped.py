@@ -22,7 +22,7 @@ def shipped_recipes() -> dict[str, str]:
     """Return the first sentence of each, by name; those of sweeps begin with ``sweeps/``.
 
     >>> shipped_recipes()["demo"]
-    'What `make demo` trains: small universes on two cores, each rank holding half of every sample'
+    'Small universes on two cores, each rank holding half of every sample'
     """
     paths = sorted(_FOLDER.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
     return {path.relative_to(_FOLDER).with_suffix("").as_posix(): _about(path) for path in paths}

@@ -25,6 +25,7 @@ rights, but nothing is written or deleted where they lead out of it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import itertools
@@ -42,10 +43,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ImportString, TypeAdapter
-from torch import nn
-from torch.optim import lr_scheduler
 
 from hyperslab.errors import RecipeError, reason
 from hyperslab.formats.registry import load_plugins, look_in_current_folder
@@ -58,36 +56,43 @@ RUN_RECIPE = "recipe.yaml"
 RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
 """Names what a training leaves beside the recipe in its folder."""
 
-TORCH_LOSSES = frozenset(
-    f"torch.nn.functional.{name}"
-    for name in vars(nn.functional)
-    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div"))
-    and name[0] != "_"
-)
-
 
 def _within(name: str, root: str) -> bool:
     return name == root or name.startswith(f"{root}.")
 
 
-def _torch_classes() -> Iterator[str]:
-    """Yield the dotted names of layers, losses, optimizers and schedules, as torch documents them.
+@functools.cache
+def listed() -> frozenset[str]:
+    """List the constructors and losses of torch that any recipe may name; imports torch.
 
-    None of their arguments is taken for code.
+    They are layers, losses, optimizers and schedules, as torch documents them. None of their
+    arguments is taken for code.
     """
+    import torch
+    from torch import nn
+    from torch.optim import lr_scheduler
+
+    found = {
+        f"torch.nn.functional.{name}"
+        for name in vars(nn.functional)
+        if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div"))
+        and name[0] != "_"
+    }
     for home, base, within in (
         (nn, nn.Module, "torch.nn.modules"),
         (torch.optim, torch.optim.Optimizer, "torch.optim"),
         (lr_scheduler, lr_scheduler.LRScheduler, "torch.optim"),
     ):
-        for name, found in vars(home).items():
-            is_class = isinstance(found, type) and issubclass(found, base)
-            if is_class and _within(found.__module__, within):
-                yield f"{home.__name__}.{name}"
+        for name, one in vars(home).items():
+            is_class = isinstance(one, type) and issubclass(one, base)
+            if is_class and _within(one.__module__, within):
+                found.add(f"{home.__name__}.{name}")
+    return frozenset(found)
 
 
-LISTED = frozenset(_torch_classes()) | TORCH_LOSSES
-"""Lists the constructors and losses of torch that any recipe may name."""
+def _is_listed(name: str) -> bool:
+    return _within(name, "torch") and name in listed()
+
 
 LIBERTIES = ("outside_files", "staging")
 """Keys of ``data`` by which a recipe reaches files of the user's that he has not named."""
@@ -155,13 +160,18 @@ class Trust:
             RecipeError: it is not allowed; says what would allow it. Nothing was imported.
             Exception: whatever is wrong in somebody else's module.
         """
+        self.check_allowed(name, key)
         if self.own or self.answers_for(name):
             self._look_here(name)
             return TypeAdapter(ImportString).validate_python(name)
         module, _, last = name.rpartition(".")
-        if not _within(name, OWN_PACKAGE) and name not in LISTED:
-            self._check_installed(name, module, key)
         return getattr(importlib.import_module(module), last)
+
+    def check_allowed(self, name: str, key: str) -> None:
+        """Refuse a name that `imported` does not import; raises as that does."""
+        answered = self.own or self.answers_for(name)
+        if not (answered or _within(name, OWN_PACKAGE) or _is_listed(name)):
+            self._check_installed(name, name.rpartition(".")[0], key)
 
     def load_plugins(self, modules: Sequence[str], key: str) -> None:
         """Import modules that register formats; raises as `imported`, or a `DataError`."""
@@ -183,7 +193,7 @@ class Trust:
         Raises:
             RecipeError: it is something else, or from somewhere else.
         """
-        if self.own or self.answers_for(name) or name in LISTED:
+        if self.own or self.answers_for(name) or _is_listed(name):
             return
         home = str(getattr(found, "__module__", ""))
         if home == OWN_LOSSES and _within(name, home):
@@ -223,7 +233,7 @@ class Trust:
         )
         if in_program:
             return (
-                f"{words}it is defined in a program itself: hand it in there, as in "
+                f"{words}a program defines it: pass it there, as in "
                 "hs.TrainedRun(RUN, model=...), or train with one from a module of its own"
             )
         if _may_be_own(Path(self.file)):
@@ -407,7 +417,7 @@ def _memory() -> Path:
 
 def _others(values: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return the code that is not listed."""
-    return [one for one in named_code(values) if one[1] not in LISTED]
+    return [one for one in named_code(values) if not _is_listed(one[1])]
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """Draws the four cosmological parameters of a universe from their ranges.
 
-Three sets of ranges have names, and any others can be given.
+Three sets of ranges have names, and any others can be given. `UniverseSettings` are all that the
+universes of a folder share.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from hyperslab.errors import DataError
-from hyperslab.formats.targets import range_words
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Attributes = Mapping[str, int | float | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ def draw_universe(
     nothing else. All four numbers are drawn in any case, so that a universe keeps its sigma_8 and
     its initial noise whatever else varies, and its place within whatever ranges.
     """
+    import numpy as np
+
     names = frozenset(varying)
     sequence = np.random.SeedSequence([seed, index])
     noise = sequence.generate_state(2).astype(np.uint32)
@@ -162,6 +169,8 @@ def parameters_in(words: str) -> tuple[Parameter, ...]:
 
 def words_of_ranges(parameters: Sequence[Parameter]) -> str:
     """Writes all ranges as they are kept in a file."""
+    from hyperslab.formats.targets import range_words
+
     return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
 
 
@@ -179,3 +188,88 @@ def _possible(parameter: Parameter) -> Parameter:
         words = f"above {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
         raise DataError(f"{parameter.name} from {lo:g} to {hi:g}: it has to be {words}")
     return parameter
+
+
+VOXEL_SIDE = 2.0
+"""Gives the default side of a voxel [Mpc/h]: small universes tell most about sigma_8 there."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniverseSettings:
+    """Holds what all universes of a folder share.
+
+    ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
+    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
+    mesh.
+
+    Raises:
+        DataError: if one is out of range, or a parameter's name unknown.
+    """
+
+    size: int
+    box_size: float
+    seed: int
+    parameters: tuple[str, ...]
+    particles: int
+    steps: int
+    ranges: str = "wide"
+
+    def __post_init__(self) -> None:
+        _at_least("size", self.size, 1)
+        _at_least("seed", self.seed, 0)
+        _at_least("particles", self.particles, 2)
+        _at_least("steps", self.steps, 1)
+        if not (math.isfinite(self.box_size) and self.box_size > 0):
+            raise DataError(f"box size must be a length in Mpc/h, not {self.box_size}")
+        object.__setattr__(self, "parameters", check_names(self.parameters))
+        parameters_in(self.ranges)
+
+    def side(self, h_0: float) -> float:
+        """Computes the side [Mpc/h] of a universe: all are alike in Mpc, so it grows with H_0."""
+        return self.box_size * h_0 / FIDUCIAL_H_0
+
+    def attributes(self, index: int) -> Attributes:
+        """Lists all that universe ``index`` is made from, as it is kept in its file."""
+        words = {
+            "parameters": ",".join(self.parameters),
+            "ranges": words_of_ranges(parameters_in(self.ranges)),
+        }
+        return {**asdict(self), **words, "index": index, "method": METHOD}
+
+
+METHOD = "3: torch, slopes by differences, noise of numpy"
+"""Tells universes of a seed from those that an earlier version made of it."""
+
+
+def settings_of(
+    *,
+    count: int,
+    size: int,
+    box_size: float | None,
+    seed: int,
+    parameters: Iterable[str],
+    particles: int | None,
+    steps: int,
+    ranges: str,
+) -> UniverseSettings:
+    """Returns the settings of ``count`` universes, with what is left out; see `make_universes`.
+
+    Raises:
+        DataError: an argument is out of range.
+    """
+    _at_least("count", count, 1)
+    _at_least("size", size, 1)
+    return UniverseSettings(
+        size=size,
+        box_size=VOXEL_SIDE * size if box_size is None else float(box_size),
+        seed=seed,
+        parameters=tuple(parameters),
+        particles=size if particles is None else particles,
+        steps=steps,
+        ranges=ranges,
+    )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise DataError(f"{name} must be at least {least}, not {value}")

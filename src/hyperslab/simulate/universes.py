@@ -6,10 +6,8 @@ Each is one HDF5 file of the public layout; a final name means a finished file.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import h5py
@@ -23,18 +21,17 @@ from hyperslab.formats.files import lock_folder
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.simulate.nbody import REDSHIFTS, Nbody
 from hyperslab.simulate.parameters import (
-    FIDUCIAL_H_0,
     NAMES,
     PARAMETERS,
+    Attributes,
     Draw,
-    check_names,
+    UniverseSettings,
     draw_universe,
     parameters_in,
+    settings_of,
     words_of_ranges,
 )
 from hyperslab.util.worker_pool import map_tasks
-
-Attributes = Mapping[str, int | float | str]
 
 
 def universe_path(folder: Path, index: int) -> Path:
@@ -110,57 +107,6 @@ def check_universe(path: Path, attributes: Attributes) -> None:
         raise DataError(f"{path} holds counts of shape {shape}, not {wanted_shape}: {remedy}")
 
 
-VOXEL_SIDE = 2.0
-"""Gives the default side of a voxel [Mpc/h]: small universes tell most about sigma_8 there."""
-
-
-@dataclass(frozen=True, slots=True)
-class UniverseSettings:
-    """Holds what all universes of a folder share.
-
-    ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
-    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
-    mesh.
-
-    Raises:
-        DataError: if one is out of range, or a parameter's name unknown.
-    """
-
-    size: int
-    box_size: float
-    seed: int
-    parameters: tuple[str, ...]
-    particles: int
-    steps: int
-    ranges: str = "wide"
-
-    def __post_init__(self) -> None:
-        _at_least("size", self.size, 1)
-        _at_least("seed", self.seed, 0)
-        _at_least("particles", self.particles, 2)
-        _at_least("steps", self.steps, 1)
-        if not (math.isfinite(self.box_size) and self.box_size > 0):
-            raise DataError(f"box size must be a length in Mpc/h, not {self.box_size}")
-        object.__setattr__(self, "parameters", check_names(self.parameters))
-        parameters_in(self.ranges)
-
-    def side(self, h_0: float) -> float:
-        """Computes the side [Mpc/h] of a universe: all are alike in Mpc, so it grows with H_0."""
-        return self.box_size * h_0 / FIDUCIAL_H_0
-
-    def attributes(self, index: int) -> Attributes:
-        """Lists all that universe ``index`` is made from, as it is kept in its file."""
-        words = {
-            "parameters": ",".join(self.parameters),
-            "ranges": words_of_ranges(parameters_in(self.ranges)),
-        }
-        return {**asdict(self), **words, "index": index, "method": METHOD}
-
-
-METHOD = "3: torch, slopes by differences, noise of numpy"
-"""Tells universes of a seed from those that an earlier version made of it."""
-
-
 def make_universes(
     folder: str | Path,
     *,
@@ -187,14 +133,13 @@ def make_universes(
         DataError: if an argument is out of range, if another simulation fills the folder, or if a
             file in it is not the universe it would be, or cannot be written.
     """
-    _at_least("count", count, 1)
-    _at_least("size", size, 1)
-    settings = UniverseSettings(
+    settings = settings_of(
+        count=count,
         size=size,
-        box_size=VOXEL_SIDE * size if box_size is None else float(box_size),
+        box_size=box_size,
         seed=seed,
-        parameters=tuple(parameters),
-        particles=size if particles is None else particles,
+        parameters=parameters,
+        particles=particles,
         steps=steps,
         ranges=ranges,
     )
@@ -252,8 +197,3 @@ def _make(settings: UniverseSettings, index: int, path: Path, concurrent: bool) 
 @functools.lru_cache(maxsize=1)
 def _nbody(size: int, particles: int, steps: int) -> Nbody:
     return Nbody(size=size, particles=particles, steps=steps)
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise DataError(f"{name} must be at least {least}, not {value}")

@@ -21,12 +21,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid, bootstrap
 from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm.launchers import adopt_launcher
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
-from hyperslab.recipe.compare import numbering_of
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust, trust_of
+from hyperslab.train.builders import numbering_of
 from hyperslab.train.evaluate import ClassEvaluation, Evaluation, evaluate
 from hyperslab.train.mask_files import MaskFormat
 from hyperslab.train.network import LossFunction, UserObjects, class_name, digest_of_network
@@ -40,12 +41,12 @@ T = TypeVar("T")
 
 
 class TrainedRun:
-    """Holds a run's folder, and what a program has handed in where no recipe can name it.
+    """Holds a run's folder, and the objects of a program that no recipe can name.
 
     ``model``: the network, or one built alike; it may be parallelised. ``data``: the source that
-    it was trained on. Neither is needed where the recipe names them, as ``hyperslab train`` has it.
-    ``trust``: installed modules whose classes the recipe of somebody else may name, as ``--trust``
-    has them. Every rank calls the methods alike.
+    it was trained on. Neither is needed if the recipe names them, as after ``hyperslab train``.
+    ``trust``: installed modules whose classes the recipe of somebody else may name, as for
+    ``--trust``. Every rank calls the methods alike.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ def fit(
         optimizer: a name, a section, or an optimizer of ``model.parameters()``.
         schedule: a section, or a scheduler of that optimizer, which moves on after each epoch;
             OneCycleLR and CyclicLR after each step.
-        metrics: what else is measured, by name, each as a loss is given.
+        metrics: further measures by name, each given like a loss.
         grid: by default all ranks cut the depth.
         resume: go on from the newest checkpoint in ``output``, if there is one.
         recipe: other keys of a recipe: ``epochs=10``, ``precision="bf16"``, ``parallelize={...}``.
@@ -247,7 +248,7 @@ class _Arguments:
             section = {"path": str(Path(data))}
         else:
             raise RecipeError(
-                f"data is {_kind_of(data)}: hand in a folder, a hyperslab.Source or a recipe's "
+                f"data is {_kind_of(data)}: pass a folder, a hyperslab.Source or a recipe's "
                 "section; a torch DataLoader goes with a loop of your own (docs/own-data.md)"
             )
         return section if batch_size is None else {**section, "batch_size": batch_size}
@@ -274,7 +275,7 @@ class _Arguments:
     ) -> dict[str, Any]:
         if isinstance(optimizer, torch.optim.Optimizer):
             if "model" not in self.objects:
-                raise RecipeError("an optimizer of a network needs that network: hand it in, too")
+                raise RecipeError("an optimizer needs its network: pass that network, too")
             self.objects["optimizer"] = optimizer
             section = self._handed_in(optimizer, "optimizer")
             rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
@@ -286,7 +287,7 @@ class _Arguments:
             section = self._named(optimizer, "optimizer")
         if isinstance(schedule, LRScheduler):
             if schedule.optimizer is not self.objects.get("optimizer"):
-                raise RecipeError("the schedule is of another optimizer: hand that in, too")
+                raise RecipeError("the schedule belongs to another optimizer: pass that, too")
             self.objects["schedule"] = schedule
             section["schedule"] = self._handed_in(schedule, "optimizer.schedule")
         elif schedule is not None:
@@ -326,7 +327,7 @@ def _start_ranks(recipe: Recipe) -> None:
     if recipe.device == "auto":
         bootstrap.start_distributed(recipe.timeout, numbering=numbering_of(recipe))
         return
-    bootstrap.adopt_launcher(os.environ)
+    adopt_launcher(os.environ)
     if bootstrap.start_ranks(recipe.device, recipe.timeout, numbering=numbering_of(recipe)):
         atexit.register(bootstrap.stop_distributed)
 

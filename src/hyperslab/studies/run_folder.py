@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from hyperslab.comm.grid import AXES
+from hyperslab.comm import AXES
 from hyperslab.errors import DataError, RecipeError, no_run
 from hyperslab.recipe.compare import differences, settings_of, value_at
 from hyperslab.recipe.load import load_recipe
@@ -131,18 +131,6 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def check_distinct(paths: Sequence[Path]) -> None:
-    """Refuses a run that is given twice: it would be compared with itself.
-
-    Raises:
-        DataError: names it.
-    """
-    found = [path.resolve() for path in paths]
-    for path, place in zip(paths, found, strict=True):
-        if found.count(place) > 1:
-            raise DataError(f"{path} is given twice; a run is compared with others")
 
 
 def check_recipe(

@@ -301,7 +301,7 @@ class DeferredTensor(torch.Tensor):
         """Refuse to watch gradients that do not come through here.
 
         Raises:
-            LayoutError: what used this tensor did so by way of its sources.
+            LayoutError: an operator used this tensor through its sources.
         """
         if self.bypass is not None:
             raise LayoutError(

@@ -8,17 +8,23 @@ refusal; `check_operands`, what is done to the operands of every operator before
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 from torch.overrides import resolve_name
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.util.torch_internals import inside_ddp
 
 NUMPY_NAMES = {
     "axis": "dim",
@@ -43,7 +49,7 @@ def read_dim(dim: int, ndim: int, name: str) -> int:
         IndexError: there is no such dim.
     """
     if not -ndim <= dim < ndim:
-        raise IndexError(f"{name}: dim {dim} of a tensor of {ndim} dims")
+        raise IndexError(f"{name}: dim {dim} is out of range for a tensor of {ndim} dims")
     return dim % ndim
 
 
@@ -204,14 +210,14 @@ def register(
     grids.
 
     Args:
-        functions: what users' code calls, such as ``torch.heaviside``.
-        family: its heading in the table of ops.
-        doc: its line in the table of ops, by default the first of its docstring.
+        functions: the functions that users call, such as ``torch.heaviside``.
+        family: the rule's heading in the table of ops.
+        doc: the rule's line in the table of ops, by default the first of its docstring.
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
         lazy: the rule changes no operand, and takes care of those whose block is pending.
-        merged: the rule takes operands of which a reshape merged dims where they are cut; others
-            get such dims whole.
+        merged: the rule takes operands whose cut dims were merged by a reshape; other rules get
+            such dims whole.
 
     Raises:
         ValueError: one of ``dims`` is not an argument of the rule that could be given by name.
@@ -253,7 +259,7 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
     """Return the error for an operator without a rule: op, shapes, layout, remedy."""
     if getattr(function, "__module__", "").startswith("torch.distributed"):
         return UnsupportedOp(
-            f"{op_name(function)} has no rule for a cut tensor, which is one of all ranks already: "
+            f"{op_name(function)} has no rule for a cut tensor, which all ranks share already: "
             f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
             "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
         )
@@ -321,4 +327,38 @@ def check_operands(
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
+        elif kind is Parameter and value.requires_grad and torch.is_grad_enabled():
+            _watch_gradient(value, next((x for x in values if type(x) is cut), None))
     return grid
+
+
+@per_grid
+def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
+    """Return the hooks that `_watch_gradient` set, by parameter, for `parallelize` to remove."""
+    return WeakTensorKeyDictionary()
+
+
+def _watch_gradient(parameter: Parameter, x: Any) -> None:
+    """Have a warning logged if a parameter gets a gradient that nothing averages.
+
+    The policy of the cut tensor ``x`` beside it has ``homes`` if it entered a parallelised module.
+    """
+    if x is None or x._grid.size == 1 or x._policy.homes is not None or inside_ddp():
+        return
+    watched = watched_gradients(x._grid)
+    if parameter not in watched:
+        hook = partial(_warn_of_part, weakref.ref(x._grid))
+        watched[parameter] = parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None:
+    grid = reference()
+    if grid is None:
+        return
+    log_once(
+        grid,
+        "a module that is not parallelised is trained on cut tensors: each rank has only its part "
+        "of the gradients, and the ranks' weights drift apart\n    call net = "
+        "hyperslab.parallelize(net, grid) before training, or average every .grad over all ranks",
+        logging.WARNING,
+    )

@@ -86,26 +86,26 @@ def shard(
 ) -> Sharded:
     """Cut a full tensor, batch included, that every rank holds; differentiable. All ranks call it.
 
-    For tests and small data: a data set from `hyperslab.open` never holds a whole sample. The
-    batch (dim 0) is cut by data, the dims after batch and channel by depth, height, width. Say
-    ``channels=False`` where there is no channel dim, such as for labels (batch, D, H, W).
+    This is for tests and small data: a data set from `hyperslab.open` never holds a whole sample.
+    The axis data cuts the batch (dim 0); depth, height and width cut the dims after batch and
+    channel. Pass ``channels=False`` if there is no channel dim, as in labels (batch, D, H, W).
 
-    Ranks that share a sample each cut their own copy of it. That these are equal, bit by bit, the
-    ranks find out by a checksum in one small message, in the time of reading the tensor once. On
-    a CUDA device nobody waits for that message but at the first tensor of a shape and type; of
-    later ones the outcome is looked at when the second next ones are cut, and there the values of
-    the 1st, 2nd, 4th, 8th ... tensor of a shape and type are compared; shapes and types of all.
+    Ranks that share a sample each cut their own copy of it. They compare the copies, bit by bit,
+    by a checksum in one small message, in the time of reading the tensor once. On a CUDA device a
+    rank waits for that message only at the first tensor of a shape and type. It reads the outcome
+    of a later comparison when it cuts the second next tensor. There the ranks compare shapes and
+    types of all tensors, and the values of the 1st, 2nd, 4th, 8th ... of a shape and type.
 
     Args:
         tensor: the mini-batch.
         grid: the ranks.
         channels: whether dim 1 is one of channels.
-        batch: ``"global"``: the tensor is the whole mini-batch, of which each replica computes its
-            part. ``"replica"``: it is the part of this rank's replica, as a sampler gives it that
-            was told ``num_replicas=grid.data, rank=grid.coords["data"]``; every part has as many
-            samples, and the result is `grid.data` times as long. ``"none"``: it is one volume
-            without a batch dim, (channel, D, H, W), which torch's layers take as they do serially;
-            the grid has ``data=1``.
+        batch: ``"global"``: the tensor is the whole mini-batch, and each replica computes its
+            part. ``"replica"``: it is the part of this rank's replica, as a sampler with
+            ``num_replicas=grid.data, rank=grid.coords["data"]`` gives it; all parts have the same
+            number of samples, and the result is `grid.data` times as long. ``"none"``: it is one
+            volume without a batch dim, (channel, D, H, W), which torch's layers take as they do
+            serially; the grid has ``data=1``.
         check: False sends no message and compares nothing.
 
     Raises:
@@ -144,8 +144,14 @@ class LoadedBoxes:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """Return where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr."""
-        return self.own.slices()
+        """Return where it lies in a sample: ``array[boxes.slices]`` of NumPy, h5py or Zarr.
+
+        The last box goes to an array's end, and channels are taken as they are, so that of an
+        array of other extents no part passes for a box: `join` refuses it.
+        """
+        ends = zip(self.own.slices(), self.sample_shape, strict=True)
+        found = tuple([slice(s.start, None if s.stop == n else s.stop) for s, n in ends])
+        return (slice(None), *found[1:]) if self.channels else found
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,18 +161,22 @@ class LoadedBoxes:
     def join(self, local: torch.Tensor) -> Sharded:
         """Join the boxes (b, ...) of all ranks to a mini-batch (B, ...); all ranks call it.
 
-        Each replica has as many samples, so that B is b times `Grid.data`. Nothing is copied but
-        to the grid's device. The ranks compare shapes and types in one small message; that they
-        hold boxes of the *same* samples they cannot see: cut the targets by `hyperslab.shard`,
-        which compares them bit by bit, or let `over` do it.
+        Each replica has the same number of samples, so B is b times `Grid.data`. Channels may
+        differ from those of ``sample_shape``, as for a field to be predicted. The only copy is the
+        one to the grid's device. The ranks compare shapes and types in one small message. They
+        cannot see whether they hold boxes of the *same* samples: cut the targets by
+        `hyperslab.shard`, which compares them bit by bit, or let `over` do it.
 
         Raises:
             LayoutError: it is not the box of this rank, or the ranks differ in type or in number.
         """
-        fits = isinstance(local, torch.Tensor) and tuple(local.shape[1:]) == self.shape
+        first = 1 + self.channels  # of the dims that are cut
+        fits = isinstance(local, torch.Tensor) and local.dim() == 1 + len(self.shape)
+        fits = fits and tuple(local.shape[first:]) == self.shape[first - 1 :]
+        sample = (*local.shape[1:first], *self.sample_shape[first - 1 :]) if fits else ()
         form = InputSpec.of(local, channels=self.channels, batch="global")  # differs from any box's
         if fits and not isinstance(local, Sharded):
-            form = InputSpec(form.dtype, (len(local), *self.sample_shape), self.channels, True)
+            form = InputSpec(form.dtype, (len(local), *sample), self.channels, True)
         rows = None
         if self.grid.has_values and self.grid.size > 1:
             rows = AllGatheredInts(
@@ -182,15 +192,15 @@ class LoadedBoxes:
             )
         if rows is not None:
             comparisons_of(self.grid).add(rows, form, lambda found: compare_statements(found, ()))
-        shape = (len(local) * self.grid.data, *self.sample_shape)
+        shape = (len(local) * self.grid.data, *sample)
         partition = self.grid.partition(shape, channels=self.channels)
         return Sharded.from_local(local.to(self.grid.device), partition, self.grid)
 
     def over(self, loader: Iterable[Any]) -> BoxLoader:
-        """Yield what ``loader`` does, with every tensor as one of the whole mini-batch.
+        """Wrap ``loader`` so that every tensor of its mini-batches is one of the whole mini-batch.
 
-        Of a mini-batch, which may be nested in tuples, lists and dicts: boxes are joined, of
-        volumes or (b, d, h, w) of labels; tensors of one or two dims (targets, numbers) are cut by
+        A mini-batch may be nested in tuples, lists and dicts. Boxes of volumes, or (b, d, h, w) of
+        labels, are joined; tensors of one or two dims (targets, numbers) are cut by
         `hyperslab.shard`, which compares them on the ranks of a replica; all else stays.
 
         Raises, when it is iterated:
@@ -252,14 +262,20 @@ def boxes(grid: Grid, shape: Sequence[int], *, channels: bool = True) -> LoadedB
     """Return the box that this rank reads of every sample of ``shape``: (C, D, H, W), or (C, H, W).
 
     A plain data set reads ``array[boxes.slices]`` of its files; `LoadedBoxes.join`, or
-    `LoadedBoxes.over` a `DataLoader`, makes the mini-batch of which these are parts.
+    `LoadedBoxes.over` a `DataLoader`, makes the mini-batch from these parts.
 
     Args:
         grid: the ranks.
         shape: of one sample, without the batch.
-        channels: False where the first dim is a spatial one, as of labels (D, H, W).
+        channels: False if the first dim is a spatial one, as for labels (D, H, W).
 
     Raises:
-        LayoutError: an extent has fewer elements than its axis has ranks.
+        LayoutError: an extent has fewer elements than its axis has ranks, or an image is to be cut
+            along the depth.
     """
+    if channels and len(shape) == 3 and grid.depth > 1:
+        raise LayoutError(
+            f"{tuple(shape)} is an image (C, H, W), which {grid} cannot cut along the depth\n    "
+            f"of a volume give the channels, too: {(1, *shape)}; of labels (D, H, W) channels=False"
+        )
     return LoadedBoxes(grid, tuple(shape), channels)

@@ -178,22 +178,21 @@ def scatter(
 ) -> Sharded:
     """Cut a tensor, batch included, that rank ``src`` alone holds; all ranks call this.
 
-    What the others hand in is not looked at: None, say. It is cut as by `hyperslab.shard`, the
-    batch by data. Of ``src`` it takes no more memory than its own box and one other, of the others
-    their own box; nothing but boxes travels. The blocks are on the grid's device, in the memory
-    format of the tensor.
+    The other ranks may pass anything, such as None. The tensor is cut as by `hyperslab.shard`, the
+    batch by data. ``src`` needs memory for its own box and one other, the other ranks for their own
+    box; only boxes travel. The blocks are on the grid's device, in the memory format of the tensor.
 
-    Differentiable, once: where the tensor of ``src`` requires a gradient the result does on every
-    rank, and a backward pass, which all ranks make together, brings the serial gradient there.
+    It is differentiable, once: if the tensor of ``src`` requires a gradient, so does the result on
+    every rank, and a backward pass of all ranks together brings the serial gradient there.
 
     Distribution scheme: 1. each rank states what it holds in one small message, 2. ``src`` sends
     every other rank its box.
 
     Args:
-        tensor: the mini-batch; on other ranks than ``src`` anything.
+        tensor: the mini-batch; ignored on ranks other than ``src``.
         grid: the ranks.
-        src: who holds it: its number on the grid, which is torch's if that has all ranks. With
-            ``batch="replica"`` its number within each replica, whose ranks follow each other.
+        src: the rank that holds it, by its number on the grid, which is torch's if the grid has all
+            ranks. With ``batch="replica"``: by its number within each replica.
         channels: whether dim 1 is one of channels.
         batch: ``"global"``: the tensor is the whole mini-batch. ``"replica"``: a rank of each
             replica holds that one's part, all of as many samples.

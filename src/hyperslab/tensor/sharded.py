@@ -97,7 +97,7 @@ def _known(grid: Grid, partition: Partition) -> tuple[Partition, tuple[int, ...]
 class Sharded(DeferredTensor):
     """Holds a block of a global tensor; ``shape``, ``size()``, ``dim()``, ``numel()`` are global.
 
-    Made by `hyperslab.shard`, by a data set, or by `from_local`. Operators run by the rules of
+    `hyperslab.shard`, a data set, or `from_local` makes it. Operators run by the rules of
     the op table; one without a rule raises `hyperslab.UnsupportedOp`.
     """
 
@@ -112,7 +112,7 @@ class Sharded(DeferredTensor):
         """Wrap this rank's block; no copy, differentiable.
 
         Raises:
-            LayoutError: the block has not the shape of this rank's box.
+            LayoutError: the block does not have the shape of this rank's box.
         """
         partition, expected = _known(grid, partition)
         with DisableTorchFunctionSubclass():
@@ -174,7 +174,7 @@ class Sharded(DeferredTensor):
     def local(self) -> torch.Tensor:
         """Return this rank's block as an ordinary tensor: a differentiable view, see the notes.
 
-        In the memory format that serial torch would have.
+        The block has the memory format that serial torch would have.
 
         Raises:
             LayoutError: it is a copy where serial torch has a view, whose base was changed since.
@@ -196,7 +196,7 @@ class Sharded(DeferredTensor):
 
     @property
     def partition(self) -> Partition:
-        """Global shape and cuts."""
+        """Return the global shape and the cuts."""
         return self._partition
 
     @property
@@ -216,14 +216,14 @@ class Sharded(DeferredTensor):
     def full(self) -> torch.Tensor:
         """Return the global tensor, batch included, as an ordinary tensor equal on all ranks.
 
-        Differentiable. Takes the memory of the whole tensor on every rank.
+        It is differentiable, and takes the memory of the whole tensor on every rank.
         """
         if "torchmetrics" in sys.modules and self._grid.size > 1 and self._grid.has_values:
             warn_of_metrics(self._grid)
         return self.redistribute(Partition.whole(self.shape), "full()").local
 
     def redistribute(self, partition: Partition, why: str = "a change of the cut") -> Sharded:
-        """Return the same global tensor, cut otherwise; differentiable.
+        """Return the same global tensor, cut in another way; differentiable.
 
         Raises:
             LayoutError: the two partitions are of different global shapes.
@@ -237,7 +237,7 @@ class Sharded(DeferredTensor):
             return self.like(fetch(self.block, plan, what=why), partition)
 
     def gather_merged(self) -> None:
-        """Have dims that a reshape merged whole, as the reshape would have made them."""
+        """Make dims whole that a reshape merged, as the reshape would have."""
         axes = [cut.axis for cut in self._partition.cuts if cut is not None and cut.merged]
         self.force()
         # Who looks first may do so under no_grad.

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hyperslab import data as volumes
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm.placement import CUBE, Numbering, number_by_node
 from hyperslab.data.open_dataset import StorePolicy
 from hyperslab.data.sampler import SplitPolicy, Splits
 from hyperslab.data.store import memory_budget
@@ -32,6 +34,18 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, build_network, check_first_pass
 from hyperslab.train.objective import check_loss_target
+
+
+def numbering_of(recipe: Recipe) -> Numbering:
+    """Return how the ranks of a recipe's grid are placed on nodes, as far as it says the volumes.
+
+    They count as cubes if it does not, and with ``grid: auto`` only ranks of a node come together.
+    """
+    data = recipe.data
+    shape = data.shape if data.synthetic is None else data.synthetic.shape
+    volume = CUBE if shape is None or data.subvolume is not None else shape[1:]
+    extents = None if recipe.grid.auto else recipe.grid.model_dump()
+    return partial(number_by_node, extents=extents, volume=volume)
 
 
 def check_targets(recipe: Recipe) -> None:
@@ -69,8 +83,8 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
         missing.insert(0, recipe.model.words)
     if missing:
         raise RecipeError(
-            f"this run is a program's, which has handed in {', '.join(missing)}\n"
-            f"    go on by the program: hs.fit(..., output={str(recipe.output)!r}, resume=True)"
+            f"this run belongs to a program, which passed {', '.join(missing)}\n"
+            f"    continue it there: hs.fit(..., output={str(recipe.output)!r}, resume=True)"
         )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,17 +23,16 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hyperslab.checkpoint.retention import best_of, folder_of, latest
+from hyperslab.checkpoint import named_checkpoint, no_checkpoint
+from hyperslab.checkpoint.retention import best_of, latest
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, start_alike
-from hyperslab.comm.grid import AXES
-from hyperslab.comm.launchers import read_variables
 from hyperslab.data import Dataset
-from hyperslab.errors import DataError, HyperslabError, RecipeError, no_run
-from hyperslab.recipe.compare import launch_facts, numbering_of
-from hyperslab.recipe.load import load_recipe
+from hyperslab.errors import DataError, HyperslabError
+from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
@@ -42,6 +40,7 @@ from hyperslab.tensor.root_rank import gather_to_main
 from hyperslab.train.builders import (
     build_model,
     data_card,
+    numbering_of,
     open_data,
     samples_of_split,
     training_digest,
@@ -479,8 +478,6 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
 
 ALL_SURFACES = SurfacePolicy()
 
-UNCUT = tuple(f"grid.{axis}=1" for axis in AXES)
-
 
 def evaluate(
     run: str | Path,
@@ -610,66 +607,15 @@ def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def recipe_for(
-    run: Path,
-    overrides: Sequence[str],
-    *,
-    ranks: int | None = None,
-    axis: str = "data",
-    replicas: bool = True,
-    trust: Trust | None = None,
-) -> Recipe:
-    """Load the run's recipe for this many ranks, by default those of the environment.
-
-    Overrides such as ``grid.depth=2`` describe a grid of their own: the axes that they do not
-    name are not cut. Without them the grid is the recipe's where it has as many places as there
-    are ranks, and else cuts along ``axis`` alone: the mini-batch. Without ``replicas`` it cuts
-    volumes only.
-
-    Raises:
-        RecipeError: an override is bad, or cuts mini-batches where there are none.
-    """
-    path = run / "recipe.yaml"
-    if not path.is_file():
-        raise no_run(run)
-    own_grid = any(override.startswith("grid") for override in overrides)
-    recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
-    size = recipe.grid.size if own_grid else ranks or _started_ranks()
-    if replicas and size == recipe.grid.size:
-        return recipe
-    if own_grid and recipe.grid.data > 1:
-        raise RecipeError(
-            f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
-            "    use all ranks for each: grid.depth, grid.height, grid.width"
-        )
-    if size == recipe.grid.size and recipe.grid.data == 1:
-        return recipe
-    return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides], trust=trust)
-
-
 def find_checkpoint(run: Path, which: str) -> Path:
     """Find the folder that "best", "latest", a name or a path means; every rank calls it.
 
     Raises:
         DataError: there is none.
     """
-    folder = folder_of(run)
-    if which in ("latest", "best"):
-        found = latest(run) if which == "latest" else best_of(run)
-    else:
-        candidates = (folder / which, Path(which))
-        found = next((path.resolve() for path in candidates if os.path.isdir(path)), None)
+    if which not in ("latest", "best"):
+        return named_checkpoint(run, which)
+    found = latest(run) if which == "latest" else best_of(run)
     if found is None:
-        there = sorted(path.name for path in folder.glob("[!.]*"))
-        raise DataError(
-            f"{run} has no checkpoint {which!r}; "
-            + (f"it has: {', '.join(there)}" if there else "it has none: train it first")
-        )
+        raise no_checkpoint(run, which)
     return found
-
-
-def _started_ranks() -> int:
-    if dist.is_initialized():
-        return dist.get_world_size()
-    place = read_variables(os.environ)
-    return 1 if place is None else place.size

@@ -31,11 +31,11 @@ from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_o
 from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
-from hyperslab.formats.files import check_finite, check_names, walk_folder
+from hyperslab.formats.files import DataMap, check_finite, check_names, walk_folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear_box, spacing
-from hyperslab.formats.source import Array, DataMap, ScanOptions
+from hyperslab.formats.source import Array, ScanOptions
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled
@@ -411,7 +411,7 @@ def open_volume(
     _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
     if about.classes and len(source.names) > 1:
         raise DataError(
-            f"{path}: holds {len(source.names)} volumes; a mask is that of one\n"
+            f"{path}: holds {len(source.names)} volumes, but a mask belongs to one\n"
             "    write each into a file of its own"
         )
     return ArrayVolume(source, fill)

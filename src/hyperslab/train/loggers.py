@@ -125,7 +125,7 @@ class BackgroundLog(GuardedLog):
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for what is left, but not for ever."""
+        """Wait for the rest, but not for ever."""
         if self._off:
             return
         self._waiting.put(None)
@@ -287,7 +287,9 @@ def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]
     return found
 
 
-A_LOGGER = RightKind("a logger: a class with add(values, step), flush() and close()", (ScalarLog,))
+A_LOGGER = RightKind(
+    "a logger: a class with add(values, step), flush() and close()", (f"{__name__}.ScalarLog",)
+)
 """Is called with the run's folder, its settings and the steps done, and the recipe's arguments."""
 
 Loggers = Sequence[str | TargetSection]

@@ -91,7 +91,7 @@ def _averaged(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
         name: value
         for name, value in found.items()
-        if value.is_floating_point() or value.is_complex()
+        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
     }
 
 

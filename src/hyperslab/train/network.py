@@ -84,7 +84,7 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
     name = config.python_class.rpartition(".")[2]
     raise RecipeError(
         f"the network of {recipe.output} came from a program and cannot be built again: {why}\n"
-        f"    hand it in: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
+        f"    pass it: hs.TrainedRun({str(recipe.output)!r}, model={name}(...)).evaluate(), or "
         '.predict(...); or let fit make it from {"target": ..., ...} (docs/own-networks.md)'
     ) from cause
 
@@ -162,8 +162,8 @@ def mismatch_message(recipe: Recipe, about: DataCard) -> str:
     if recipe.data.synthetic is not None:
         remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
     return (
-        f"{recipe.data.where} holds volumes with {found}, for which "
-        f"{taken} not made\n    use {remedy}"
+        f"{recipe.data.where} holds volumes with {found}, but "
+        f"{taken} not for these\n    use {remedy}"
     )
 
 

@@ -207,7 +207,7 @@ def _check_own_parameters(optimizer: Optimizer, model: torch.nn.Module) -> None:
     strangers = sum(id(parameter) not in own for parameter in held)
     if strangers:
         raise RecipeError(
-            f"{strangers} of the {len(held)} parameters that the optimizer holds are none of the "
-            f"network's ({type(model).__name__}), so they would not be trained\n    make it from "
-            "the parameters of the network that you hand in"
+            f"{strangers} of the {len(held)} parameters that the optimizer holds are not the "
+            f"network's ({type(model).__name__}), so it would not train the network\n    make it "
+            "from the parameters of the network that you pass"
         )

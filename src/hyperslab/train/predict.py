@@ -38,11 +38,12 @@ from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
 from hyperslab.recipe.compare import launch_facts
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.train.builders import build_model
-from hyperslab.train.evaluate import find_checkpoint, recipe_for, started_ranks
+from hyperslab.train.evaluate import find_checkpoint, started_ranks
 from hyperslab.train.input_volumes import (
     ArrayVolume,
     InputFile,
@@ -101,7 +102,7 @@ class TrainedNetwork:
         if "about" not in extra:
             raise DataError(
                 f"the checkpoint {checkpoint} does not say what its network was trained on; "
-                "`hyperslab train` writes ones that do"
+                "use one that `hyperslab train` wrote"
             )
         about = DataCard.from_state(extra["about"], checkpoint)
         try:
@@ -532,7 +533,7 @@ def predict(
         if windows is not None and isinstance(network.transform, MeanScale):
             raise DataError(
                 f"data.transform={network.transform.name} divides by the mean of a whole volume, "
-                "which a window has not\n"
+                "which a window does not have\n"
                 "    predict whole volumes: leave --window out"
             )
         results = ResultFolder(network, folder, native=native, windows=windows, format=format)

@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hyperslab.checkpoint.retention import epochs_done, folder_of, latest, mend_best
+from hyperslab.checkpoint import check_unused
+from hyperslab.checkpoint.retention import epochs_done, latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.bootstrap import named
 from hyperslab.comm.grid import log_nodes
 from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
-from hyperslab.recipe.compare import changed_keys, launch_facts, numbering_of
+from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train import builders
@@ -100,7 +101,9 @@ def train(
         )
     steps = None if profile is None else profile.steps
     facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
-    started = agreement.start_alike(recipe.device, recipe.timeout, facts, numbering_of(recipe))
+    started = agreement.start_alike(
+        recipe.device, recipe.timeout, facts, builders.numbering_of(recipe)
+    )
     try:
         with agreement.failure_broadcast():
             if recipe.undecided and choose is not None:
@@ -199,9 +202,7 @@ def build_trainer(
             f"going on from {path}" if path else "from the start",
         )
         for override in recipe.trust.left_out:
-            log.warning(
-                "ignored, because the run's folder asks for it and you do not: %s", override
-            )
+            log.warning("ignored, because only the run's folder asks for it, not you: %s", override)
 
     def open_reporter() -> Reporter:
         reporter = Reporter(
@@ -288,11 +289,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
         stack.enter_context(lock_run(run))
         if resume:
             return
-        if any(folder_of(run).glob("step-*")):
-            raise RecipeError(
-                f"output {run} holds a run already\n"
-                "    go on with --resume, or choose another --output"
-            )
+        check_unused(run)
         save_recipe(recipe, run / RECIPE)
 
     _write_on_main(recipe, prepare)

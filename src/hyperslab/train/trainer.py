@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
+from hyperslab.checkpoint import folder_of
 from hyperslab.checkpoint.background import BackgroundWriter
-from hyperslab.checkpoint.retention import folder_of, save_step
+from hyperslab.checkpoint.retention import save_step
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import any_rank

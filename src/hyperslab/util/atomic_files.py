@@ -156,7 +156,7 @@ def open_to_append(path: Path) -> int:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            words = "is a link, and what grows is not written through links"
+            words = "is a link, and hyperslab appends to no file through a link"
             raise OSError(errno.ELOOP, words, str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -204,8 +204,8 @@ def check_links(folder: Path, *names: str) -> None:
         if path.is_symlink() and os.path.commonpath([real, target]) != real:
             raise RecipeError(
                 f"{path} leads to {target}, out of the folder {folder}, and nothing is written or "
-                "deleted through links of a run's folder\n    put a copy of what it leads to in "
-                "its place, or take it away"
+                "deleted through links of a run's folder\n    replace the link by a copy, or "
+                "remove it"
             )
 
 

@@ -49,5 +49,5 @@ class _Refused(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         raise UnsupportedOp(
             f"the gradient of {ctx.name} cannot be differentiated again\n"
-            f"    leave out create_graph=True, or what depends on {ctx.name} out of the penalty"
+            f"    omit create_graph=True, or keep results of {ctx.name} out of the penalty"
         )

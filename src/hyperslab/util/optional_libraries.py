@@ -6,7 +6,6 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,9 +19,11 @@ def how_to_install(extra: str) -> str:
     Not ``pip install hyperslab[...]``, which would look for hyperslab on the package index.
     For example ``pip install "zarr<4,>=3"``.
     """
+    from importlib import metadata  # 50 ms, for errors and versions alone
+
     try:
-        needs = requires("hyperslab") or []
-    except PackageNotFoundError:  # run from its sources
+        needs = metadata.requires("hyperslab") or []
+    except metadata.PackageNotFoundError:  # run from its sources
         needs = []
     pairs = (need.split(";", 1) for need in needs if ";" in need)
     words = [f'"{need.strip()}"' for need, of in pairs if f'extra == "{extra}"' in of]
@@ -63,9 +64,11 @@ def current_versions() -> dict[str, str]:
     Torch is not imported for it, which takes seconds. Its own word is exact, with what it was
     built for, which the metadata of its package may leave out.
     """
+    from importlib import metadata
+
     try:
-        own = version("hyperslab")
-    except PackageNotFoundError:  # run from its sources
+        own = metadata.version("hyperslab")
+    except metadata.PackageNotFoundError:  # run from its sources
         own = "unknown"
     found = find_spec("torch")
     if found is None or found.origin is None:

@@ -74,6 +74,13 @@ def import_compiler() -> None:
     importlib.import_module("torch._dynamo")
 
 
+def keep_out_of_graphs(packages: Sequence[str]) -> None:
+    """Let ``torch.compile`` run functions of these packages as they are, and not trace them."""
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    for package in packages:
+        rules.add(package)
+
+
 # Tensors and their memory.
 
 swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl

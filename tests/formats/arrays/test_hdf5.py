@@ -95,7 +95,7 @@ def test_a_constant_parameter_and_missing_physical_values(tmp_path: Path) -> Non
 def test_the_channel_order_is_asked_for_where_it_is_not_clear(tmp_path: Path) -> None:
     volume = counts(0, (4, 4, 4, 4))
     public(tmp_path / "u.hdf5", volume)
-    with pytest.raises(DataError, match=r'u\.hdf5.*\(4, 4, 4, 4\).*channels="first"'):
+    with pytest.raises(DataError, match=r'\(4, 4, 4, 4\).*data\.channels.*channels="first"'):
         opened(tmp_path)
     whole = Box.whole(volume.shape)
     np.testing.assert_array_equal(opened(tmp_path, "first").read(0, whole), volume)

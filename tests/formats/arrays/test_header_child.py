@@ -144,6 +144,7 @@ def test_of_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(1000)
         return read_header(path, *how)
 
+    monkeypatch.setattr("hyperslab.formats.arrays.open.HeaderChild", HeaderChild)  # no small one
     monkeypatch.setattr(HeaderChild.__init__, "__defaults__", (5.0,))
     monkeypatch.setattr("hyperslab.formats.arrays.layouts.read_header", read)
     left_out: list[DataError] = []

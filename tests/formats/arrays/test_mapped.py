@@ -253,10 +253,26 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
 def test_types_and_shapes_that_are_no_volumes(tmp_path: Path) -> None:
     table = tmp_path / "p.txt"
     table.write_text("1\n")
-    for bad, words in ((np.ones((2, 3)), "needs \\(D, H, W\\)"), (np.ones(SHAPE, "c8"), "complex")):
+    for bad, words in (
+        (np.ones((2, 3)), r"needs \(D, H, W\).*\n.*volumes of depth 1"),
+        (np.ones(SHAPE, "c8"), "complex"),
+    ):
         np.save(tmp_path / "v.npy", bad)
         with pytest.raises(DataError, match=words):
             opened(tmp_path / "v.npy", table=table)
+
+
+def test_labels_of_an_image_are_no_labels_of_a_volume(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["image"] = np.zeros((6, 5, 3), np.uint8)
+        file["mask"] = np.zeros((6, 5), np.uint8)
+    with pytest.raises(DataError, match=r"needs whole numbers \(6, 5, 3\).*\n.*of depth 1: \(C, 1"):
+        opened(tmp_path, volume="image", labels="mask", classes=("a", "b"))
+
+
+def test_a_dict_is_no_map(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"mapping=\{'volume': 'x'\} is no DataMap; .*DataMap\(vol"):
+        hs.open(tmp_path, hs.Grid(), batch_size=1, mapping={"volume": "x"})  # type: ignore[arg-type]
 
 
 def table_of(folder: Path, text: str) -> TargetTable:

@@ -140,5 +140,5 @@ def test_the_channels_of_what_is_no_cube(tmp_path: Path) -> None:
             assert found.shape == shape
             assert found.read(0, Box.whole(shape)).tobytes() == volume.tobytes()
     for format, wrong in (("hdf5", "first"), ("zarr", "first"), ("lbann", "last")):
-        with pytest.raises(DataError, match=f'says that its channels come .*do not say "{wrong}"'):
+        with pytest.raises(DataError, match=f"its channels come .*, not {wrong}: use channels="):
             source_of(tmp_path / f"(3, 5, 6, 7) {format}", Seat(), wrong)  # type: ignore[arg-type]

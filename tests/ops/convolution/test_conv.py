@@ -138,6 +138,8 @@ def refused(case: str) -> None:
     x = hs.shard(torch.randn(2, 2, 6, 6, 6), hs.Grid(depth=2))
     weight = torch.randn(2, 2, 3, 3, 3)
     if case == "unbatched":
+        F.conv3d(hs.shard(torch.randn(2, 2, 6), hs.Grid(data=2)), weight)
+    elif case == "volume":
         F.conv2d(x, torch.randn(2, 2, 3, 3))
     elif case == "large":
         F.conv3d(x, torch.randn(2, 2, 7, 3, 3))
@@ -152,7 +154,8 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("unbatched", "conv2d needs a batched input of 4 dims"),
+        ("unbatched", "conv3d needs a batched input of 5 dims, got .*\n.*unsqueeze"),
+        ("volume", r"conv2d needs a batched input of 4 dims, got .*\n.*squeeze\(2\)"),
         ("large", "conv3d: the window is larger than the input 2 x 2 x 6 x 6 x 6"),
         ("cut weight", "the input must be the cut tensor"),
         ("strided same", "padding='same' is not supported for strided convolutions"),

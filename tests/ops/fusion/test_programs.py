@@ -1,4 +1,4 @@
-"""Random programs around chains equal the serial run, whoever looks and changes (tier: a few gloo
+"""Random programs that read and change chains equal the serial run (tier: a few gloo
 ranks).
 """
 

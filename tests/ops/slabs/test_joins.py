@@ -146,7 +146,7 @@ def upsampled_and_skipped() -> tuple[Any, Any]:
     return up, skip
 
 
-def test_whoever_looks_at_a_join_sees_it() -> None:
+def test_every_use_of_a_join_sees_it() -> None:
     with slabs_of(1):
         up, skip = upsampled_and_skipped()
         y = torch.cat([up, skip], 1)

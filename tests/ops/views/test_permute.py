@@ -209,7 +209,7 @@ def test_a_transpose_needs_dims() -> None:
 
 
 def test_no_such_dim() -> None:
-    with pytest.raises(IndexError, match="transpose: dim 2 of a tensor of 2 dims"):
+    with pytest.raises(IndexError, match="transpose: dim 2 is out of range for a tensor of 2 dims"):
         hs.shard(torch.randn(2, 3), hs.Grid()).transpose(0, 2)
 
 

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from hyperslab.errors import MachineError
-from hyperslab.planner.machine import load_machine, shipped_machines
+from hyperslab.planner import shipped_machines
+from hyperslab.planner.machine import load_machine
 from hyperslab.util.optional_libraries import current_versions
 from tests.planner.machine.test_machine import machine
 

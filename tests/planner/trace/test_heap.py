@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.planner.unbacked_memory import Heap
+from hyperslab.planner.unbacked_memory import Heap, UnbackedMemory
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60), st.booleans())
@@ -67,3 +68,15 @@ def test_the_c_library_is_between_the_bounds() -> None:
     assert done.returncode == 0, done.stderr
     grown, joined, apart = map(int, done.stdout.split())
     assert 0.9 * joined <= grown <= 1.1 * apart
+
+
+def test_blocks_that_are_mapped_leave_no_holes() -> None:
+    kept, mapped = UnbackedMemory(), UnbackedMemory(mapped_from=1 << 20)
+    for memory in (kept, mapped):
+        for size in range(1, 9):  # each too large for the holes before it, with one between them
+            large = memory.empty((size << 20,), (1,), torch.uint8)
+            small = memory.empty((1000,), (1,), torch.uint8)
+            del large
+        del small
+        assert memory.live == 0
+    assert mapped.heap < (8 << 20) + 10_000 < kept.heap

@@ -237,7 +237,7 @@ def test_an_evaluation_without_means_is_named(tmp_path: Path, mean: object) -> N
     said = json.loads(path.read_text()) | {"training_mean": mean}
     said["training_mean"] = dict.fromkeys(NAMES, mean) if mean is math.nan else mean
     path.write_text(json.dumps(said))
-    with pytest.raises(DataError, match=r"metrics\.json does not say the mean of every parameter"):
+    with pytest.raises(DataError, match=r"metrics\.json lacks the mean of a parameter"):
         read_comparison([run])
 
 

@@ -184,7 +184,7 @@ def test_a_run_without_a_whole_epoch_is_compared_as_far_as_it_is(tmp_path: Path)
     (begun / "epochs.csv").write_text(rows(begun / "epochs.csv")[0] + "\n")
     done = write_run(tmp_path / "done", seed=0, noise=0.3)
     page = write_comparison([begun, done]).read_text()
-    assert "Without epochs=7: no epoch is done." in page
+    assert "No epoch is done of epochs=7." in page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -204,7 +204,7 @@ def test_two_runs_of_different_losses_have_a_scale_each(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", seed=0, noise=0.2)
     other = changed(write_run(tmp_path / "other", seed=1, noise=0.2), loss="l1")
     page = write_report(one, other).read_text()
-    assert "trained on different losses, mse and l1, which are not to be compared" in page
+    assert "trained on different losses, mse and l1, which cannot be compared" in page
     assert "Losses by epoch, one" in page
     assert "Losses by time, other" in page
     ids = re.findall(r"\bid=\"([^\"]*)\"", page)
@@ -240,7 +240,7 @@ def test_few_volumes_have_no_intervals(tmp_path: Path) -> None:
 
 def test_a_control_of_the_name_of_a_run_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", seed=0, noise=0.2)
-    with pytest.raises(DataError, match="two of what is compared are called paper2020"):
+    with pytest.raises(DataError, match="two runs or controls are called paper2020"):
         read_comparison([run], [("paper2020", run / "evaluation")])
 
 

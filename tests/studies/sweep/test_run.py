@@ -366,7 +366,7 @@ def test_variants_that_the_data_cannot_make_are_refused(tmp_path: Path) -> None:
     """A "32" of volumes of 16 would be trained on whole ones of 16, and be called "32"."""
     of_files = {"data.synthetic.width": 16, "data.shape": [4, 32, 32, 32]}
     path = write_sweep(tmp_path / "shape", variants={"whole": {}, "32": of_files})
-    with pytest.raises(RecipeError, match=r"'32' is of volumes of 32 x 32 x 32 .* have 16 x"):
+    with pytest.raises(RecipeError, match=r"'32' expects volumes of 32 x 32 x 32 .* have 16 x"):
         sweep_here(path)
     dry = CliRunner().invoke(app, ["sweep", str(path), "--dry-run"])
     assert isinstance(dry.exception, RecipeError)

@@ -27,7 +27,8 @@ from hyperslab.cli.evaluate import show_evaluation
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import CosmoFlow
-from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, recipe_for
+from hyperslab.recipe.load import recipe_for
+from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint
 from tests.ranks import run_ranks
 from tests.studies.report.fake import NAMES, RANGES, universes
 

@@ -16,8 +16,9 @@ import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.resample import blurred_linear, nearest
+from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.train.evaluate import find_checkpoint
 from hyperslab.train.predict import InputOutcome, TrainedNetwork, predict
 from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.source import DataMap
+from hyperslab.formats.files import DataMap
 from hyperslab.train.input_volumes import InputFile, input_name, list_inputs
 from hyperslab.train.predict import JOURNAL, Journal
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hyperslab.checkpoint.save_load import save
 from hyperslab.errors import CheckpointError, RecipeError
-from hyperslab.train.evaluate import recipe_for
+from hyperslab.recipe.load import recipe_for
 from hyperslab.train.predict import JOURNAL, InputOutcome, predict
 from tests.ranks import run_ranks
 from tests.train.predict.runs import NAMES, UNIVERSES, cosmoflow, write_regression

@@ -20,7 +20,8 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.nifti import image
 from hyperslab.models import UNet3D
-from hyperslab.train.evaluate import find_checkpoint, recipe_for
+from hyperslab.recipe.load import recipe_for
+from hyperslab.train.evaluate import find_checkpoint
 from hyperslab.train.input_volumes import NiftiVolume
 from hyperslab.train.predict import TrainedNetwork, predict, predict_mask
 from hyperslab.train.sliding_windows import WindowPolicy

@@ -390,10 +390,13 @@ class HeaderChild(Generic[T]):
         os.close(self._answers)
         with suppress(ProcessLookupError):
             os.kill(self._child, signal.SIGKILL)
-        _, status = os.waitpid(self._child, 0)
+        code = os.waitstatus_to_exitcode(self._status())
         self._child = 0
-        code = os.waitstatus_to_exitcode(status)
         return f"signal {-code}" if code < 0 else f"code {code}"
+
+    def _status(self) -> int:
+        """Waits for the end of the child."""
+        return os.waitpid(self._child, 0)[1]
 
 
 def _serve(

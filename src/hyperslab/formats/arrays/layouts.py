@@ -40,8 +40,15 @@ from hyperslab.formats.arrays.open import (
     open_keyed,
     scan_headers,
 )
-from hyperslab.formats.files import AccessPolicy, FileAccess, Stamp, list_files, naming
-from hyperslab.formats.source import OWN_DATA, ScanOptions
+from hyperslab.formats.files import (
+    OWN_DATA,
+    AccessPolicy,
+    FileAccess,
+    Stamp,
+    list_files,
+    naming,
+)
+from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
     DHWC,
@@ -140,7 +147,9 @@ def read_header(
         redshift = file.small("redshifts")
         said = next((c for c in get_args(Channels) if str(file.attrs.get("channels")) == c), None)
         if channels and said and channels != said:
-            raise DataError(f'{path}: says that its channels come {said}; do not say "{channels}"')
+            raise DataError(
+                f'{path}: its channels come {said}, not {channels}: use channels="{said}"'
+            )
         count = -1 if redshift is None else redshift.size
         found = channels or said or channel_order(path, array.shape, count)
         order = storage_order(path, key, found, lbann)
@@ -172,7 +181,8 @@ def _keys(file: KeyedFile, *, bare: bool) -> tuple[str, str]:
     known = " or ".join(f"{key!r} and {target!r}" for key, target in LAYOUT_KEYS)
     raise DataError(
         f"{path}: not a known layout: needs {known}, has {file.keys()}\n    other keys are set in "
-        f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}} ({OWN_DATA}, keys)"
+        f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}}, or labels: mask in "
+        f"place of targets ({OWN_DATA}, keys)"
     )
 
 
@@ -246,7 +256,7 @@ def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) 
         DataError: it is said of a file with channels last.
     """
     if lbann and channels == "last":
-        raise DataError(f'{path}: stores channels last, which LBANN\'s do not; say format="hdf5"')
+        raise DataError(f'{path}: stores channels last, which LBANN\'s do not; use format="hdf5"')
     if lbann is None:
         named = LBANN_PART_NAME.fullmatch(path.stem) is not None
         lbann = key == "full" and channels == "first" and named

@@ -34,6 +34,7 @@ from hyperslab.formats import header_cache, optional
 from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
+    OWN_DATA,
     STRICT,
     AccessPolicy,
     FileAccess,
@@ -44,7 +45,7 @@ from hyperslab.formats.files import (
     sift,
     unchanged,
 )
-from hyperslab.formats.source import OWN_DATA, Array
+from hyperslab.formats.source import Array
 from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats, Parameters
@@ -523,7 +524,7 @@ def scan_headers(
     """Reads the header of every file; stamps are from before, so that later changes are noticed.
 
     What HDF5 has to open, a child process has come back from before, unless it is this process's
-    ``own``. ``alike`` refuses files that are stored otherwise than the first one. Of many files
+    ``own``. ``alike`` refuses files that are not stored like the first one. Of many files
     headers may be ``kept``, see `HeaderCache`, and those that it knows are not read.
     """
     stamps: dict[str, Stamp] = {}

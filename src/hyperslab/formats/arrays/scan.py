@@ -38,7 +38,10 @@ from hyperslab.formats.arrays.table import (
 )
 from hyperslab.formats.files import (
     ANY,
+    FIELDS_AS_TARGETS,
     OF_LIBRARIES,
+    OWN_DATA,
+    DataMap,
     FileAccess,
     Stamp,
     check_names,
@@ -46,7 +49,7 @@ from hyperslab.formats.files import (
     naming,
     walk_folder,
 )
-from hyperslab.formats.source import OWN_DATA, Array, DataMap, ScanOptions
+from hyperslab.formats.source import Array, ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
     DHW,
@@ -57,6 +60,8 @@ from hyperslab.formats.storage_order import (
     channel_order,
 )
 from hyperslab.formats.targets import Parameters
+
+AS_VOLUME = "\n    store images as volumes of depth 1: (C, 1, H, W), and their labels as (1, H, W)"
 
 
 def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
@@ -143,7 +148,7 @@ def order_of_arrays(
     if len(shape) not in (3, 4, 5) or 0 in shape:
         raise DataError(
             f"{path}: the array is {first.dtype} {shape}; needs (D, H, W), (C, D, H, W), "
-            f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)"
+            f"(N, D, H, W) or (N, C, D, H, W) ({OWN_DATA}, arrays)" + AS_VOLUME * (len(shape) == 2)
         )
     if table is not None:
         rows = len(table.values)
@@ -186,6 +191,8 @@ def check_labels(
             raise DataError(
                 f"{folder / file}: the labels {array.key!r} are {array.dtype} {array.shape}; needs "
                 f"whole numbers {wanted}, one for each voxel of the volume ({OWN_DATA}, keys)"
+                + AS_VOLUME * (len(shape) == 2)
+                + f"\n    {FIELDS_AS_TARGETS}"
             )
 
 

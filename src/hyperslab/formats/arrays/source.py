@@ -38,16 +38,8 @@ from hyperslab.formats.arrays.open import (
 )
 from hyperslab.formats.arrays.scan import SHOWN_AS, as_labels, scan_arrays, scan_npy
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
-from hyperslab.formats.files import FileAccess, naming
-from hyperslab.formats.source import (
-    OWN_DATA,
-    Array,
-    DataMap,
-    Extras,
-    ScanOptions,
-    Source,
-    SourceView,
-)
+from hyperslab.formats.files import OWN_DATA, DataMap, FileAccess, naming
+from hyperslab.formats.source import Array, Extras, ScanOptions, Source, SourceView
 from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import LBANN_ORDER
 from hyperslab.formats.targets import SCAN_KEYS, as_classes
@@ -347,7 +339,7 @@ class Fields(SourceView):
     volume = Source.volume  # of the folder's own manifest, which no single field has
 
     def storage(self, sample: int) -> None:
-        """Not known: a field's would be of less than the sample."""
+        """Returns None: a field's storage has less than the sample."""
 
     def files(self, sample: int) -> tuple[Path, ...]:
         return tuple(path for source in self.sources for path in source.files(sample))

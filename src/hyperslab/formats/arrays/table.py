@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import Published
 from hyperslab.formats.arrays.open import read_vector
-from hyperslab.formats.files import Refuse, naming, sift
-from hyperslab.formats.source import OWN_DATA, Array, DataMap
+from hyperslab.formats.files import OWN_DATA, DataMap, Refuse, naming, sift
+from hyperslab.formats.source import Array
 from hyperslab.formats.targets import Floats, Parameters, numbered_names
 from hyperslab.util.documents import lines_of, open_plain
 

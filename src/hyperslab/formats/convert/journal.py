@@ -110,12 +110,12 @@ def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: b
         if size < end or (size != end and not shared):
             raise DataError(
                 f"{path}: has {size} bytes but had {end} when {name!r} was written: delete it and "
-                "run it again"
+                "run the command again"
             )
         then = entry.get("sums", {}).get(file)  # earlier versions noted none
         if then is not None and file_checksum(path, start, end) != then:
             raise DataError(
-                f"{path}: is damaged, its checksum of {name!r} is not that of when it was written: "
+                f"{path}: is damaged: its checksum of {name!r} has changed since it was written: "
                 "delete it and run the command again"
             )
     return True

@@ -318,14 +318,14 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"{folder}: cannot be written: {error.strerror}; finished files are kept, run it again "
-            "to go on"
+            f"{folder}: cannot be written: {error.strerror}; finished files are kept, run the "
+            "command again to continue"
         ) from error
 
 
 def _check_apart(root: Path, out: Path) -> None:
-    """One in the other would be read as part of it, the next time."""
+    """Refuses a folder in the other, which would be read as part of it the next time."""
     one = root.resolve()
     other = out.resolve()
     if one == other or one in other.parents or other in one.parents:
-        raise DataError(f"{root} and {out}: lie in each other; convert into a folder beside it")
+        raise DataError(f"{root} and {out}: one lies in the other; convert into a folder beside it")

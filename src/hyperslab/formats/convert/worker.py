@@ -56,12 +56,7 @@ class Request:
     targets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        known = [one.name for one in registry.formats() if one.writer is not None]
-        if self.format not in known:
-            raise DataError(f"format {self.format!r}: choose from {', '.join(known)}")
-        if self.compression not in self.writer.compressions:
-            has = ", ".join(self.writer.compressions)
-            raise DataError(f"compression of {self.format}: {has}, not {self.compression}")
+        registry.check_written(self.format, self.compression)
         if self.cut is not None and not self.writer.chunked:
             raise DataError(f"{self.format} files have no chunks; leave out the cut")
         if self.cut is not None and (len(self.cut) != 3 or min(self.cut) < 1):

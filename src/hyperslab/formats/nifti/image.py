@@ -313,8 +313,8 @@ def check_channels(opened: Sequence[NiftiFile]) -> None:
 def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
     """Reads the class of every voxel (D, H, W) of the volume ``like``: 0 .. classes - 1.
 
-    The file may store its axes otherwise than the volume's; the voxels must be at the same places,
-    to half a voxel.
+    The order of the file's axes may differ from the volume's; the voxels must be at the same
+    places, to half a voxel.
 
     Raises:
         DataError: as `read_volume`; or another shape or place than ``like``; or other numbers.

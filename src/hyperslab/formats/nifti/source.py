@@ -77,7 +77,7 @@ class NiftiFolder(Source):
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
-        """``folder`` may also be a list itself, a .json or .csv file."""
+        """Opens a folder, or a list itself: a .json or .csv file."""
         found = listed_scans(folder, options.allowed)
         return cls(_scan(folder, found, options.refuse))
 

@@ -75,7 +75,7 @@ class TfRecordFolder(ArrayFolder):
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
-        """A folder of MLPerf's, or of SC18's where the first file that can be read is such."""
+        """Opens a folder of MLPerf's, or of SC18's if its first readable file is one."""
         if _is_sc18(folder):
             return Sc18Folder.open_folder(folder, options)
         return cls(_scan(folder, None, options.refuse))

@@ -71,7 +71,7 @@ class Tiles:
 
     @property
     def bits_side_by_side(self) -> str:
-        """Names what of a tile has its bits in the same bytes, and nobody else's."""
+        """Names the part of a tile that has its bits in the same bytes, and nobody else's."""
         if self.channels_last and self.all_channels % 8 == 0:
             return "channels"
         run = self.voxels * (self.all_channels if self.channels_last else 1)

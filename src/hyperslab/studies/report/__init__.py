@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyperslab.errors import DataError, system_errors_as
+from hyperslab.studies import check_distinct
 from hyperslab.studies.report.accuracy import accuracy
 from hyperslab.studies.report.canvas import FigureFormat, figures_beside, write_figures
 from hyperslab.studies.report.chapters import key_numbers, lede, losses, provenance, speed
@@ -26,7 +27,7 @@ from hyperslab.studies.report.configurations import Comparison, named_runs, read
 from hyperslab.studies.report.html import Chapter, Page, render_page
 from hyperslab.studies.report.timelines import timelines
 from hyperslab.studies.report.volumes import volumes
-from hyperslab.studies.run_folder import Run, check_distinct, folder_names, read_run
+from hyperslab.studies.run_folder import Run, folder_names, read_run
 from hyperslab.util.atomic_files import check_links, write_json, write_text
 
 CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (

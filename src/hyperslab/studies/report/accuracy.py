@@ -306,8 +306,8 @@ def dice_of(scores: Mapping[str, Measures]) -> list[tuple[str, float]]:
 def _of_classes(run: Run, about: str) -> list[Block]:
     scores = run.scores
     about += (
-        " Scores are of all their voxels together, 1 is perfect; the mean Dice is of the samples "
-        "that have the class, each counted alike."
+        " A score counts the voxels of all samples together; 1 is perfect. The mean Dice averages "
+        "over the samples that have the class, with equal weights."
     )
     known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
     further = dict.fromkeys(key for row in scores.values() for key in row if key not in known)
@@ -338,7 +338,7 @@ def _surfaces(run: Run) -> Iterable[Block]:
     within = about.get("tolerance_mm") if isinstance(about, dict) else None
     caption = "Distances between the surfaces of predicted and true masks"
     if isinstance(within, float | int):
-        caption += f"; surface Dice: what lies within {number(within)} mm"
+        caption += f"; surface Dice: the share within {number(within)} mm"
     if rows:
         yield Table(caption, ["class", *SURFACES.values()], rows)
 

@@ -60,7 +60,7 @@ DICE_COLUMN = "validation_dice_"
 
 
 def losses(run: Run) -> Chapter:
-    """Shows loss curves, and says what is left to train."""
+    """Shows loss curves, and the epochs that are left to train."""
     blocks: list[Block] = []
     wanted = run.whole("epochs")
     done = len(run.epochs.get("epoch", ()))
@@ -72,11 +72,7 @@ def losses(run: Run) -> Chapter:
             )
         )
     if run.stride > 1:
-        blocks.append(
-            Notice(
-                f"This report shows one of {run.stride} steps, and the last one: there are many."
-            )
-        )
+        blocks.append(Notice(f"This report shows one of {run.stride} steps, and the last one."))
     blocks += _not_finite(run)
     pictures = []
     measure = LOSS_NAMES.get(str(run.setting("loss")), "loss")
@@ -233,7 +229,7 @@ def _by_step(steps: Columns) -> Iterator[Picture]:
         yield _over_steps("memory", steps, used / scale, f"memory [{unit}]", THIRD).picture(
             title="Memory",
             alt=f"Highest memory of all ranks over {count}; the peak is {size(peak)}.",
-            caption=f"The most that any rank has held up to then; {size(peak)} in the end.",
+            caption=f"The most that any rank had held by then; {size(peak)} at the end.",
         )
     if _known(steps, "flops_per_second"):
         rate = steps["flops_per_second"]

@@ -104,9 +104,9 @@ def _error_tables(comparison: configurations.Comparison) -> list[Block]:
     head = ["configuration", "mean", *map(label, numbers["parameters"])]
     words = (
         f"{numbers['test_volumes']} test volumes, the same for all. A network that sees parts of "
-        "volumes predicts once for each part; averaged and recalibrated, its predictions for a "
-        "volume are one: their mean, put right by a line for each parameter that is fitted to the "
-        "volumes of the validation split. Intervals are by a bootstrap over volumes, drawn "
+        "volumes predicts once for each part. Averaged and recalibrated means: the mean of a "
+        "volume's predictions, corrected by a line for each parameter that is fitted to the "
+        "volumes of the validation split. Intervals come from a bootstrap over volumes, drawn "
         "together for all configurations, with the seeds as a second level; with fewer than "
         f"{configurations.FEWEST_VOLUMES} volumes there are none."
     )
@@ -162,11 +162,11 @@ def _losses_by_configuration(comparison: configurations.Comparison) -> list[Bloc
     words = "The loss that was trained, of the normalised parameters (Oyama et al. 2020, figure 9)."
     if loss in POWERS:
         words += (
-            " The level lines are controls: always predicting the mean of the training split, and "
-            "what else was given."
+            " The level lines are controls: predicting the mean of the training split, and those "
+            "that were given."
         )
     elif loss is None:
-        words += " The runs were trained on different losses, which are not to be compared."
+        words += " The runs were trained on different losses, which cannot be compared."
     pictures = loss_curves(comparison)
     return [words, Figures(pictures) if pictures else "No epoch is done yet."]
 
@@ -243,7 +243,7 @@ def _loss_figure(
         caption = "The runs did not follow the test loss (follow_test): validation. " + caption
     if any(one.of_parts for one in comparison.configurations):
         caption += "; for sub-volumes the running minimum"
-    without = f" Without {', '.join(missing)}: no epoch is done." if missing else ""
+    without = f" No epoch is done of {', '.join(missing)}." if missing else ""
     return canvas.picture(
         title=f"{split.capitalize()} loss by {key}",
         alt=f"Loss by {key}; at the end: {at_the_end}{of_mean}.",
@@ -391,7 +391,7 @@ def _check_samples(runs: Sequence[Run]) -> None:
         if samples != named[0][1]:
             raise DataError(
                 f"{path}: {len(samples)} samples, which are not the {len(named[0][1])} of "
-                f"{named[0][0]}: nothing can be said of their scores\n"
+                f"{named[0][0]}: their scores cannot be compared\n"
                 "    give them the same data, seed and split"
             )
 
@@ -455,7 +455,7 @@ def _loss_blocks(runs: Sequence[Run], names: Sequence[str]) -> list[Block]:
     kinds = " and ".join(str(run.called("loss")) for run in runs)
     pictures = [_losses_of_two(named, timed, one) for one in named for timed in (False, True)]
     return [
-        f"They were trained on different losses, {kinds}, which are not to be compared: each "
+        f"They were trained on different losses, {kinds}, which cannot be compared: each "
         "has a scale of its own.",
         Figures(pictures),
     ]

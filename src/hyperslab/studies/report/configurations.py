@@ -16,7 +16,7 @@ import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.recipe.compare import differences
-from hyperslab.studies import run_folder
+from hyperslab.studies import check_distinct, run_folder
 from hyperslab.train.metrics import (
     ConfidenceInterval,
     FloatArray,
@@ -149,7 +149,7 @@ def _check_truths(folder: Path, truths: FloatArray, first: Path, others: FloatAr
     if not np.allclose(truths, others, rtol=0, atol=SAME_TRUTH, equal_nan=True):
         raise DataError(
             f"the true values of {folder} are not those of {first}, though their test volumes have "
-            "the same names: other data, or other data.ranges\n    give them the same of both"
+            "the same names: their data or data.ranges differ\n    give them the same of both"
         )
 
 
@@ -192,7 +192,7 @@ def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     found = [means.get(name) for name in names] if isinstance(means, dict) else [None]
     if not all(isinstance(mean, float | int) and abs(mean) < LARGEST_MEAN for mean in found):
         raise DataError(
-            f"{path} does not say the mean of every parameter over the training split\n"
+            f"{path} lacks the mean of a parameter over the training split\n"
             "    hyperslab evaluate RUN --calibrate"
         )
     return names, np.array(found, float)
@@ -292,13 +292,13 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     comparison = Comparison(tuple(found), others)
     names = [one.name for one in comparison.rows]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"two of what is compared are called {twice[0]}; rename the control")
+        raise DataError(f"two runs or controls are called {twice[0]}; rename the control")
     first = found[0].scored
     for other in comparison.rows:
         if (other.volumes, other.parameters) != (first.volumes, first.parameters):
             raise DataError(
                 f"{other.folder} was measured on other test volumes or parameters than "
-                f"{first.folder}: nothing can be said of their ratio\n    give them the same data, "
+                f"{first.folder}: they cannot be compared\n    give them the same data, "
                 "seed and split"
             )
         _check_truths(other.folder, other.true, first.folder, first.true)
@@ -313,7 +313,7 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[run_folder.Run]]]:
     Raises:
         DataError: there is no such run, one is given twice, or a sweep's table cannot be read.
     """
-    run_folder.check_distinct(paths)
+    check_distinct(paths)
     sweeps = [path for path in paths if (path / "sweep.json").is_file()]
     grouped = _grouped_by_recipe(
         [run_folder.read_run(path) for path in paths if path not in sweeps]

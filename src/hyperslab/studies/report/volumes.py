@@ -588,9 +588,8 @@ def _scan_blocks(run: Run) -> Iterator[Block]:
         yield Notice("The masks are those of an evaluation:", f"hyperslab evaluate {run.path}")
         return
     text = (
-        "Test samples that the network never saw, on the lattice on which it sees them, in the "
-        "planes through the centre of what is not background. Lines: the true mask. Filled: the "
-        "predicted one."
+        "These are test samples that the network never saw, on its own lattice, in the planes "
+        "through the centre of the foreground. Lines: the true mask. Filled: the predicted one."
     )
     if any(cut.parts > 1 for cut in _cuts_of(found[0].shape, run).values()):
         text += " Straight lines: where the grid cuts the volume."

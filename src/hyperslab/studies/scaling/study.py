@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from hyperslab import errors
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
@@ -344,8 +344,8 @@ def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[st
         yield f"{cost.guessed:.0%} of the operators' time was not measured for these shapes"
     if not cost.known:
         yield (
-            f"the time is not known: of {cost.unknown:.0%} of the step {machine.name} has measured "
-            "nothing alike"
+            f"the time is not known: {machine.name} has measured nothing like the operators of "
+            f"{cost.unknown:.0%} of the step"
         )
     if cost.left_out:
         share = f"about {cost.left_out_share:.1%} of the step"

@@ -165,7 +165,7 @@ STEP_PARTS = {
     "forward": ("#56b4e9", ("forward",)),
     "backward": ("#e69f00", ("backward_data", "backward_filter")),
     "waiting for ranks": ("#cc79a7", ("halos", "statistics", "gradients")),
-    "optimizer, overhead, input": ("#bbbbbb", ("optimizer", "overhead", "input")),
+    "optimizer, overhead, input": ("#bbbbbb", ("offload", "optimizer", "overhead", "input")),
 }
 """Groups a predicted step's parts: a colour, and fields of its `Breakdown`."""
 

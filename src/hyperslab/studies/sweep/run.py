@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from hyperslab.checkpoint.retention import folder_of
+from hyperslab.checkpoint import folder_of
 from hyperslab.errors import (
     DataError,
     HyperslabError,
@@ -534,7 +534,7 @@ class SweepState:
 def run_sweep(
     sweep: Sweep, ranks: int, progress: SweepProgress, do: DoRun | Sequence[DoRun] = do_run
 ) -> SweepState:
-    """Does what is left of a sweep; its table is written after every run.
+    """Completes a sweep; its table is written after every run.
 
     A run that fails is named and the others go on; another start tries it again. Several ways to
     ``do`` a run are used at once, each for one run after the other.
@@ -623,8 +623,8 @@ def check_data(variant: SweepVariant) -> None:
     if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
         said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
         raise RecipeError(
-            f"variant {variant.name!r} is of volumes of {said} voxels by its data.shape, and those "
-            f"of {data.where} have {found}\n    give such volumes, or say that these are meant: "
+            f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
+            f"of {data.where} have {found}\n    give such volumes, or set "
             f"data.shape=[{','.join(map(str, source.shape))}]"
         )
     try:

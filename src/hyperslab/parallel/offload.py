@@ -1,0 +1,232 @@
+"""Moves what autograd keeps to a file, or from a GPU to its host, until the backward pass."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hyperslab.comm import Grid
+from hyperslab.errors import HyperslabError
+from hyperslab.tensor import Sharded
+from hyperslab.util.free_memory import map_large_blocks
+from hyperslab.util.torch_internals import DisableTorchFunctionSubclass, tree_leaves
+
+OFFLOADED_FROM = 1 << 20
+"""Bytes of a tensor from which on it is moved; smaller ones take less memory than time."""
+
+
+class Offloaded(Protocol):
+    """Stands for a tensor that lies elsewhere."""
+
+    def load(self) -> torch.Tensor:
+        """Return an equal tensor with the same strides."""
+
+
+class Store(Protocol):
+    """Is where tensors are moved to."""
+
+    def move(self, tensor: torch.Tensor) -> Offloaded:
+        """Copy a tensor that `is_dense`; what it returns frees the copy when it goes."""
+
+
+def offload_activations(module: nn.Module, store: Store) -> None:
+    """Let a module keep its activations in ``store`` from forward to backward; in place.
+
+    Stay where they are: small tensors, parameters, and the module's inputs, which the caller has
+    anyway. What is deferred at the end of the forward is computed there, as its operands would
+    be kept behind it.
+    """
+    forward = module.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with _moving_to(store, (args, kwargs)):
+            result = forward(*args, **kwargs)
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Sharded):
+                    leaf.force()
+        return result
+
+    module.forward = run
+
+
+def store_for(grid: Grid) -> Store:
+    """Choose where this rank's activations go: page-locked memory of a GPU's host, or a file.
+
+    With a file the process gives large freed blocks back to the system: a file is for those to
+    whom memory counts more than time.
+    """
+    if grid.device.type == "cuda":
+        return HostMemory()
+    map_large_blocks()
+    return OffloadFile(grid.rank)
+
+
+@contextmanager
+def _moving_to(store: Store, inputs: Any) -> Iterator[None]:
+    """Move what autograd keeps in this context, and load it where a backward pass asks for it."""
+    with DisableTorchFunctionSubclass():  # a `Sharded` has its block's storage
+        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | Offloaded:
+        if (
+            type(tensor) is not torch.Tensor  # a parameter, or what checkpointing keeps
+            or isinstance(tensor._base, nn.Parameter)
+            or tensor.nbytes < OFFLOADED_FROM
+            or tensor.untyped_storage().data_ptr() in staying
+        ):
+            return tensor
+        tensor = tensor.detach()
+        return store.move(tensor if is_dense(tensor) else tensor.clone())
+
+    def unpack(kept: torch.Tensor | Offloaded) -> torch.Tensor:
+        return kept if isinstance(kept, torch.Tensor) else kept.load()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tell if a tensor's elements fill a range of memory, each place once, in some order of dims.
+
+    >>> is_dense(torch.empty(2, 3).t()), is_dense(torch.empty(2, 3)[:, :2])
+    (True, False)
+    """
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
+class HostMemory:
+    """Holds tensors of a GPU in page-locked memory; the copies are in the order of its stream."""
+
+    def move(self, tensor: torch.Tensor) -> Offloaded:
+        copy = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
+        )
+        copy.copy_(tensor, non_blocking=True)
+        return _OnHost(copy, tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnHost:
+    copy: torch.Tensor
+    device: torch.device
+
+    def load(self) -> torch.Tensor:
+        return self.copy.to(self.device, non_blocking=True)
+
+
+class OffloadFile:
+    """Holds tensors of the CPU in a file without a name, which goes with the process.
+
+    It lies in ``TMPDIR``, else in ``/var/tmp``, which is on a disk where ``/tmp`` is memory. Its
+    places are a stack: a backward pass frees them from the end.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._folder = os.environ.get("TMPDIR") or "/var/tmp"
+        self._file: int | None = None
+        self._places: list[_Place] = []
+
+    def move(self, tensor: torch.Tensor) -> Offloaded:
+        place = self._take(tensor.nbytes)
+        self._transfer(os.pwrite, _bytes_of(tensor), place.begin)
+        return _InFile(self, place, tensor.shape, tensor.stride(), tensor.dtype)
+
+    def read(self, into: torch.Tensor, begin: int) -> None:
+        """Fill a tensor from this byte of the file on.
+
+        Raises:
+            HyperslabError: the file cannot be read.
+        """
+        self._transfer(_pread_into, _bytes_of(into), begin)
+
+    def _take(self, nbytes: int) -> _Place:
+        while self._places and self._places[-1].free:
+            self._places.pop()
+        begin = self._places[-1].end if self._places else 0
+        self._places.append(_Place(begin, begin + nbytes))
+        return self._places[-1]
+
+    def _transfer(
+        self, move: Callable[[int, memoryview, int], int], data: memoryview, begin: int
+    ) -> None:
+        """Read or write all of ``data``, of which one call of the system may move a part.
+
+        Raises:
+            HyperslabError: that fails, or the file ends.
+        """
+        try:
+            if self._file is None:
+                self._file, name = tempfile.mkstemp(dir=self._folder)
+                weakref.finalize(self, os.close, self._file)
+                os.unlink(name)
+            while len(data):
+                done = move(self._file, data, begin)
+                if done == 0:
+                    raise OSError("it ends before the tensor does")
+                data = data[done:]
+                begin += done
+        except OSError as error:
+            raise HyperslabError(
+                f"rank {self._rank}: memory=offload: the activations' file in {self._folder}: "
+                f"{error.strerror or error}\n    set TMPDIR to a folder on a disk with more room, "
+                "or use memory=recompute"
+            ) from error
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    array: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    return array.data
+
+
+def _pread_into(file: int, data: memoryview, begin: int) -> int:
+    return os.preadv(file, [data], begin)
+
+
+@dataclass(slots=True)
+class _Place:
+    """Is a range of bytes of the file."""
+
+    begin: int
+    end: int
+    free: bool = False
+
+
+class _InFile:
+    """Stands for a tensor in the file, and frees its place when it goes."""
+
+    def __init__(
+        self,
+        file: OffloadFile,
+        place: _Place,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+    ) -> None:
+        self._file = file
+        self._place = place
+        self._form = (shape, strides)
+        self._dtype = dtype
+
+    def load(self) -> torch.Tensor:
+        tensor = torch.empty_strided(*self._form, dtype=self._dtype)
+        self._file.read(tensor, self._place.begin)
+        return tensor
+
+    def __del__(self) -> None:
+        self._place.free = True  # and no more: it may be any thread's turn

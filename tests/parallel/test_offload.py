@@ -1,0 +1,141 @@
+"""Offloaded activations return as they were (tiers: no process; 2 gloo ranks)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.errors import HyperslabError
+from hyperslab.parallel.offload import OffloadFile, is_dense
+from hyperslab.parallel.parallelize import Memory
+from tests.ops.slabs.test_stages import slabs_of
+from tests.parallel.test_recompute import networks, step
+from tests.ranks import run_ranks
+
+
+def gradients(name: str, memory: Memory, axes: dict[str, int]) -> dict[str, torch.Tensor]:
+    model, x, y = networks(name)
+    grid = hs.Grid(**axes)
+    hs.parallelize(model, grid, memory=memory)
+    with slabs_of(1), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 64)
+        return step(model, hs.shard(x, grid), hs.shard(y, grid, channels=name != "unet"))
+
+
+@pytest.mark.parametrize("name", ["norm", "unet"])
+def test_gradients_are_those_of_slabs_bit_by_bit(name: str) -> None:
+    expected = run_ranks(2, gradients, name, "tile", {"depth": 2})
+    for one, other in zip(
+        run_ranks(2, gradients, name, "offload", {"depth": 2}), expected, strict=True
+    ):
+        assert one.keys() == other.keys()
+        for key, value in other.items():
+            assert torch.equal(one[key], value), key
+
+
+class Squares(nn.Module):
+    """Keeps what it is given, and how it lies in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.exp().square() * x).sum()
+
+
+def test_a_penalty_on_gradients_of_offloaded_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
+    found = []
+    for memory in ("none", "offload"):
+        model = nn.Sequential(Squares())
+        if memory == "offload":
+            hs.parallelize(model, hs.Grid(), memory="offload")
+        x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(2, 3, 4).requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x), x, create_graph=True)
+        penalty = gradient.square().sum()
+        penalty.backward(retain_graph=True)
+        penalty.backward()
+        assert x.grad is not None
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+FORMS = {
+    "contiguous": torch.arange(120.0).reshape(2, 3, 4, 5),
+    "channels last": torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "one channel": torch.arange(40.0).reshape(2, 1, 4, 5).to(memory_format=torch.channels_last),
+    "turned": torch.arange(120).reshape(2, 3, 4, 5).permute(3, 1, 0, 2),
+    "bfloat16": torch.arange(7, dtype=torch.bfloat16),
+    "complex": torch.arange(6).to(torch.complex64).reshape(2, 3).t(),
+    "bool": torch.tensor([True, False, True]),
+    "no dims": torch.tensor(3.5, dtype=torch.float64),
+    "a part": torch.arange(60.0)[12:36].reshape(4, 6),
+    "empty": torch.empty(0, 3),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tensor_returns_with_its_strides(form: str) -> None:
+    tensor = FORMS[form]
+    assert is_dense(tensor)
+    returned = OffloadFile(0).move(tensor).load()
+    assert returned.stride() == tensor.stride()
+    assert returned.dtype == tensor.dtype
+    assert torch.equal(returned, tensor)
+
+
+def test_gaps_and_repetitions_are_no_dense_tensors() -> None:
+    assert not is_dense(torch.arange(3.0).expand(4, 3))
+    assert not is_dense(torch.arange(24.0).reshape(4, 6)[:, 1:5])
+    assert not is_dense(torch.arange(24.0)[::2])
+
+
+def test_repeated_elements_are_kept_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), Expanding())
+    hs.parallelize(model, hs.Grid(), memory="offload")
+    x = torch.arange(3.0)
+    model(x).backward()
+    weight = model[0].weight.detach().clone().requires_grad_()
+    ((x @ weight.t()).expand(4, 3) ** 3).sum().backward()
+    assert torch.equal(model[0].weight.grad, weight.grad)
+
+
+class Expanding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.expand(4, 3) ** 3).sum()
+
+
+def test_places_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    file = OffloadFile(0)
+    for turn in range(3):
+        kept = [file.move(torch.full((1000,), turn + part, dtype=torch.int16)) for part in range(5)]
+        del kept[2]  # a hole, which is free when what lies behind it is
+        assert [int(one.load()[-1]) for one in kept] == [turn + part for part in (0, 1, 3, 4)]
+        kept.clear()
+    assert file._file is not None
+    assert os.fstat(file._file).st_size == 5 * 2000
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_and_a_missing_folder_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(HyperslabError, match=rf"rank 3: .*{tmp_path}: No space left") as error:
+            OffloadFile(3).move(torch.ones(5))
+    assert "set TMPDIR to a folder on a disk with more room" in str(error.value)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    with pytest.raises(HyperslabError, match=r"rank 0: .*nowhere: No such file"):
+        OffloadFile(0).move(torch.ones(5))
