@@ -240,3 +240,19 @@ def test_a_checkpoint_holds_no_arguments(tmp_path: Path, network: Callable[[], n
     hs.load(tmp_path / "a", second, torch.optim.Adam(second.parameters()))
     for p, q in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_a_run_of_a_neural_operator(tmp_path: Path) -> None:
+    def trained(epochs: int, *, resume: bool) -> tuple[nn.Module, hs.TrainedRun]:
+        torch.manual_seed(0)
+        net = MeanOfField()
+        data = {"synthetic": {"channels": 1, "width": 8, "samples": 10, "targets": 1}}
+        options: dict[str, Any] = {"batch_size": 2, "ema": 0.5, "device": "cpu"}
+        run = hs.fit(net, data, output=tmp_path / "run", epochs=epochs, resume=resume, **options)
+        return net, run
+
+    trained(1, resume=False)
+    net, run = trained(2, resume=True)
+    before = [p.detach().clone() for p in net.parameters()]
+    assert run.evaluate(split="validation") is not None
+    assert all(torch.equal(p, q) for p, q in zip(before, net.parameters(), strict=True))

@@ -127,12 +127,15 @@ class TrainedRun:
 
 @contextmanager
 def _weights_kept(model: torch.nn.Module) -> Iterator[None]:
-    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    tensors = [*model.parameters(), *model.buffers()]  # a state dict may hold other things
+    kept = [tensor.detach().clone() for tensor in tensors]
     training = model.training
     try:
         yield
     finally:
-        model.load_state_dict(state)
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept, strict=True):
+                tensor.copy_(value)
         model.train(training)
 
 
