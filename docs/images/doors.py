@@ -71,7 +71,7 @@ def scans() -> Panels:
     torch.manual_seed(0)
     net = hs.parallelize(UNet3D(1, 3, channels=4, levels=2), grid)
     weights = torch.tensor([0.2, 1.0, 3.0])
-    train(net, grid, 160, scan, lambda a, b: F.cross_entropy(a, b, weights))
+    train(net, grid, 400, scan, lambda a, b: F.cross_entropy(a, b, weights))
     x, y = scan(1000)
     found = predict(net, grid, x).argmax(1)
     plane = int((y[0] == 2).sum((1, 2)).argmax())
