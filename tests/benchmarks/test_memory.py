@@ -43,7 +43,8 @@ def held(nbytes: int) -> dict[str, int]:
 def test_the_most_that_a_process_holds_is_its_own() -> None:
     large = torch.ones(1 << 29, dtype=torch.uint8)  # of the parent: the ranks know nothing of it
     found = run_fresh_ranks(1, held, 1 << 28)[0]
-    assert 1 << 28 <= found["most"] < 1.5 * (1 << 28) < large.nbytes
+    least = (1 << 28) - (1 << 20)  # the system counts pages by dozens
+    assert least <= found["most"] < 1.5 * (1 << 28) < large.nbytes
     assert found["now"] < found["most"]
 
 
