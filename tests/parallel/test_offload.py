@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.errors import HyperslabError
+from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.parallel.offload import OffloadFile, is_dense
 from hyperslab.parallel.parallelize import Memory
 from tests.ops.slabs.test_stages import slabs_of
@@ -63,6 +63,45 @@ def test_a_penalty_on_gradients_of_offloaded_activations(monkeypatch: pytest.Mon
         assert x.grad is not None
         found.append(x.grad)
     assert torch.equal(*found)
+
+
+class ChangedLater(nn.Module):
+    """Changes what autograd has kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.weight).sigmoid()
+        z = y * 1
+        y.add_(1)
+        return z
+
+
+def test_a_change_in_place_is_refused_where_torch_refuses_it() -> None:
+    model = ChangedLater()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        model(torch.ones(2, 3)).sum().backward()
+    hs.parallelize(model, hs.Grid(), memory="offload")
+    with pytest.raises(LayoutError, match=r"tensor \(2, 3\) .* was changed in place"):
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def test_parameters_stay_and_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
+    moved = []
+    move = OffloadFile.move
+    monkeypatch.setattr(OffloadFile, "move", lambda own, x: moved.append(x.shape) or move(own, x))
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    hs.parallelize(model, hs.Grid(), memory="offload")
+    y = model(torch.ones(4, 3))
+    assert moved == [(4, 5)] * len(moved)
+    assert moved
+    with torch.no_grad():
+        model[2].weight.mul_(2)
+    with pytest.raises(LayoutError, match="was changed in place"):
+        y.sum().backward()
 
 
 FORMS = {

@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from hyperslab.comm import Grid
-from hyperslab.errors import HyperslabError
+from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.util.free_memory import map_large_blocks
-from hyperslab.util.torch_internals import DisableTorchFunctionSubclass, tree_leaves
+from hyperslab.util.torch_internals import (
+    DisableTorchFunctionSubclass,
+    tree_leaves,
+    version_of,
+)
 
 OFFLOADED_FROM = 1 << 20
 """Bytes of a tensor from which on it is moved; smaller ones take less memory than time."""
@@ -51,7 +55,7 @@ def offload_activations(module: nn.Module, store: Store) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        with _moving_to(store, (args, kwargs)):
+        with _moving_to(store, (args, kwargs, [*module.parameters(), *module.buffers()])):
             result = forward(*args, **kwargs)
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Sharded):
@@ -74,28 +78,50 @@ def store_for(grid: Grid) -> Store:
 
 
 @contextmanager
-def _moving_to(store: Store, inputs: Any) -> Iterator[None]:
-    """Move what autograd keeps in this context, and load it where a backward pass asks for it."""
+def _moving_to(store: Store, owned: Any) -> Iterator[None]:
+    """Move what autograd keeps in this context, and load it where a backward pass asks for it.
+
+    What shares memory with a tensor in ``owned`` stays.
+    """
     with DisableTorchFunctionSubclass():  # a `Sharded` has its block's storage
-        tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in tree_leaves(owned) if isinstance(leaf, torch.Tensor)]
         staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor | Offloaded:
-        if (
-            type(tensor) is not torch.Tensor  # a parameter, or what checkpointing keeps
-            or isinstance(tensor._base, nn.Parameter)
-            or tensor.nbytes < OFFLOADED_FROM
-            or tensor.untyped_storage().data_ptr() in staying
-        ):
-            return tensor
+    def pack(tensor: torch.Tensor) -> Offloaded:
+        with DisableTorchFunctionSubclass():
+            if (
+                type(tensor) is not torch.Tensor  # checkpointing keeps a `Sharded`
+                or tensor.nbytes < OFFLOADED_FROM
+                or tensor.untyped_storage().data_ptr() in staying
+            ):
+                return _Staying(tensor, version_of(tensor))
         tensor = tensor.detach()
         return store.move(tensor if is_dense(tensor) else tensor.clone())
 
-    def unpack(kept: torch.Tensor | Offloaded) -> torch.Tensor:
-        return kept if isinstance(kept, torch.Tensor) else kept.load()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.load()):
         yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Staying:
+    """Stands for a tensor that stays where it is.
+
+    Torch looks for changes in place only without hooks, so it is done here.
+    """
+
+    tensor: torch.Tensor
+    version: int
+
+    def load(self) -> torch.Tensor:
+        with DisableTorchFunctionSubclass():
+            changed = version_of(self.tensor) != self.version
+        if changed:
+            raise LayoutError(
+                f"a tensor {tuple(self.tensor.shape)} that the backward pass needs was changed in "
+                "place since the forward pass\n    change a clone() of it, or change it after the "
+                "backward pass"
+            )
+        return self.tensor
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
