@@ -41,7 +41,7 @@ class SmallChild(HeaderChild[T]):
 
         try:
             work = cloudpickle.dumps((self.read, self.limit))
-        except Exception:  # whatever objects raise that cannot be pickled
+        except Exception:  # objects that cannot be pickled raise all kinds
             work = b""
         if not 0 < len(work) < LONGEST:
             super()._start()

@@ -46,7 +46,7 @@ def places(
     >>> places({"depth": 4, "height": 2}, 4, (64, 512, 64)).tolist()
     [0, 4, 1, 5, 2, 6, 3, 7]
     """
-    return _places(_shape_of(extents), per_node, tuple(volume))
+    return _places(shape_of(extents), per_node, tuple(volume))
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def share_between_nodes(
     >>> share_between_nodes({"depth": 4, "height": 2}, [0, 0, 0, 0, 1, 1, 1, 1], (64, 512, 64))
     0.32
     """
-    shape, apart = _shape_of(extents), range(len(nodes))
+    shape, apart = shape_of(extents), range(len(nodes))
     everything = _crossing(shape, np.array(apart), volume)
     return _crossing(shape, np.asarray(nodes), volume) / everything if everything else 0.0
 
@@ -132,7 +132,7 @@ def axes_in_nodes(extents: Mapping[str, int], mates: Sequence[int]) -> str:
     >>> axes_in_nodes({"depth": 8, "height": 2}, range(4))
     'height and 2 of depth=8 inside; depth across'
     """
-    shape = _shape_of(extents)
+    shape = shape_of(extents)
     inside: list[str] = []
     across: list[str] = []
     for axis, extent, at in zip(AXES, shape, np.unravel_index(mates, shape), strict=True):
@@ -149,5 +149,6 @@ def _listed(words: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _shape_of(extents: Mapping[str, int]) -> tuple[int, ...]:
+def shape_of(extents: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the extents of all axes, in their order."""
     return tuple(extents.get(axis, 1) for axis in AXES)

@@ -21,6 +21,7 @@ from torch import nn
 
 from hyperslab.comm import AXES, Communicator, Grid
 from hyperslab.comm.communicator import PeerTensor
+from hyperslab.comm.placement import shape_of
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.averaging import Gradients
@@ -407,7 +408,7 @@ def positions(extents: Mapping[str, int]) -> list[int]:
     >>> positions({"data": 2, "depth": 5, "width": 2})
     [0, 1, 2, 3, 8, 9]
     """
-    _, *spatial = _shape_of(extents)
+    _, *spatial = shape_of(extents)
     # One rank of an axis has no neighbour, two have one each, of more the inner ones have two.
     places = [sorted({0, min(1, extent - 1), extent - 1}) for extent in spatial]
     return [_rank_at((0, *at), extents) for at in itertools.product(*places)]
@@ -415,13 +416,9 @@ def positions(extents: Mapping[str, int]) -> list[int]:
 
 def busiest(extents: Mapping[str, int]) -> int:
     """Finds the first rank of those with most neighbours and, among them, largest shards."""
-    _, *spatial = _shape_of(extents)
+    _, *spatial = shape_of(extents)
     return _rank_at((0, *(int(extent > 2) for extent in spatial)), extents)
 
 
-def _shape_of(extents: Mapping[str, int]) -> list[int]:
-    return [extents.get(axis, 1) for axis in AXES]
-
-
 def _rank_at(place: Sequence[int], extents: Mapping[str, int]) -> int:
-    return int(np.ravel_multi_index(place, _shape_of(extents)))
+    return int(np.ravel_multi_index(place, shape_of(extents)))
