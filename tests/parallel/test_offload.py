@@ -145,6 +145,27 @@ def test_repeated_elements_are_kept_once_each(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(model[0].weight.grad, weight.grad)
 
 
+class Conjugating(nn.Module):
+    """Keeps tensors of which only a bit says that they are conjugate, or negative."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        return (y.conj() * (y.exp() + y.conj().imag**3)).abs().sum()
+
+
+def test_conjugate_tensors_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
+    found = []
+    for memory in ("none", "offload"):
+        model = nn.Sequential(Conjugating())
+        if memory == "offload":
+            hs.parallelize(model, hs.Grid(), memory="offload")
+        x = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 2, 6)).requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x), x)
+        found.append(gradient)
+    assert torch.equal(*found)
+
+
 class Expanding(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.expand(4, 3) ** 3).sum()

@@ -95,7 +95,7 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
                 or tensor.untyped_storage().data_ptr() in staying
             ):
                 return _Staying(tensor, version_of(tensor))
-        tensor = tensor.detach()
+        tensor = tensor.detach().resolve_conj().resolve_neg()  # bytes know neither
         return store.move(tensor if is_dense(tensor) else tensor.clone())
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.load()):
