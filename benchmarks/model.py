@@ -9,8 +9,8 @@ processes of their own:
 1. the operators of the traced step are timed one by one (`hyperslab calibrate` does the same),
 2. the step is measured: median of N, and the median of its first and second half apart, which
    says how well a measurement repeats,
-3. the step is predicted from the machine file twice: with every operator measured; and as if this
-   case had never been calibrated, from the shapes of all other cases,
+3. the step is predicted from the machine file twice: with every operator measured; and as if the
+   network had never been calibrated at this width, from the shapes of all others,
 4. the three grids of two ranks take turns in one process group: is the plan's first the fastest?
 5. bytes that autograd saves are counted, and the rank's memory at its highest is read from the
    operating system, each beside the trace's.
@@ -66,6 +66,11 @@ class Point:
     @property
     def extents(self) -> dict[str, int]:
         return {self.axis: self.ranks} if self.ranks > 1 else {}
+
+    @property
+    def shapes(self) -> str:
+        """The network and the width of its volumes."""
+        return self.name.removesuffix("-bn")
 
     @property
     def grid(self) -> str:
@@ -178,21 +183,36 @@ def predict(point: Point, traces: list[Trace], machine: Machine) -> dict[str, An
     return {
         "seconds": worst.seconds.total,
         "guessed": worst.guessed,
+        "unknown": worst.unknown,
         "breakdown": worst.seconds.as_dict(),
     }
 
 
-def without(machine: Machine, traces: list[Trace], ranks: int) -> Machine:
-    """The machine file as if these steps had never been calibrated."""
-    calls = {operator.call for trace in traces for operator in trace.operators}
-    setting = machine.setting(ranks)
-    left = [entry for call, entry in setting.measured.items() if call not in calls]
+def without(machine: Machine, point: Point, traces: dict[Point, list[Trace]]) -> Machine:
+    """The machine file as if this network had never been calibrated at this width."""
+    mine, others = (
+        {
+            operator.call
+            for other, some in traces.items()
+            if (other.shapes == point.shapes) == same
+            for trace in some
+            for operator in trace.operators
+        }
+        for same in (True, False)
+    )
+    setting = machine.setting(point.ranks)
+    left = [entry for call, entry in setting.measured.items() if call not in mine - others]
     return machine.with_setting(setting.model_copy(update={"operators": tuple(left)}))
 
 
-def compare(point: Point, found: list[dict[str, Any]], machine: Machine) -> dict[str, Any]:
+def compare(
+    point: Point,
+    found: list[dict[str, Any]],
+    machine: Machine,
+    all_traces: dict[Point, list[Trace]],
+) -> dict[str, Any]:
     """One line of the table."""
-    traces = [trace_step(point.workload(), point.extents, r) for r in range(point.ranks)]
+    traces = all_traces[point]
     seconds = found[0]["seconds"]
     half = len(seconds) // 2
     measured = statistics.median(seconds)
@@ -204,7 +224,7 @@ def compare(point: Point, found: list[dict[str, Any]], machine: Machine) -> dict
         "measured": measured,
         "repeats": abs(halves[1] - halves[0]) / measured,
         "calibrated": predict(point, traces, machine),
-        "others": predict(point, traces, without(machine, traces, point.ranks)),
+        "others": predict(point, traces, without(machine, point, all_traces)),
         "saved": [[rank["saved"], trace.saved] for rank, trace in zip(found, traces, strict=True)],
         "peak": [[rank["peak"], peak.total] for rank, peak in zip(found, peaks, strict=True)],
     }
@@ -260,7 +280,11 @@ def main() -> None:
         if options.machine is not None:
             save_machine(machine, options.machine)
         print(f"{point.name} on {point.grid}: {time.perf_counter() - began:.0f} s", flush=True)
-    rows = [compare(point, ranks, machine) for point, ranks in found.items()]
+    traces = {
+        point: [trace_step(point.workload(), point.extents, rank) for rank in range(point.ranks)]
+        for point in found
+    }
+    rows = [compare(point, ranks, machine, traces) for point, ranks in found.items()]
     print_table(rows)
     ranked = []
     if 2 in options.ranks and machine is not None:

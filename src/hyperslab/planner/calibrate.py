@@ -14,7 +14,6 @@ import platform
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,10 +27,9 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner import timing
-from hyperslab.planner.calls import measurable_passes
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, Placement, ReadSpeed, Setting, same_minor
-from hyperslab.planner.records import Call, LocalOperator
+from hyperslab.planner.records import LocalOperator
 from hyperslab.planner.search import PlanBounds, grids, make_plan, refusal, trace_grid
 from hyperslab.planner.timing import Clock
 from hyperslab.planner.trace import Device, positions, trace_step
@@ -89,21 +87,33 @@ def _cpu_fields(name: str) -> list[str]:
     return [value.strip() for key, _, value in pairs if key.strip() == name]
 
 
-MATRIX_ROWS = 1024  # rows of the matrices of which the product is timed
+MATRIX_ROWS = (128, 16384)  # rows of the matrices of which the product is timed, at least and most
+LONG_PRODUCT = 0.01  # [s] of a product that is large enough
 TRIAD_BYTES = 64 << 20  # [B] of each of three arrays: more than caches hold
 PEAK_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def peak_flops(clock: Clock) -> dict[str, float]:
-    """Measures the rate [flop/s] of a product of matrices, by dtype."""
+    """Measures the rate [flop/s] of a product of matrices, by dtype.
+
+    Where a processor has no instructions for bfloat16, torch's product takes a hundred times that
+    of float32, which convolutions are computed in: bfloat16 has at least the peak of float32.
+    """
     found = {}
     for dtype in PEAK_DTYPES:
-        a = torch.rand(MATRIX_ROWS, MATRIX_ROWS, device=clock.grid.device).to(dtype)
-        b = a.t().contiguous()
-        out = torch.empty_like(a)
-        seconds = clock.least.seconds(partial(torch.mm, a, b, out=out))
-        found[str(dtype).removeprefix("torch.")] = 2 * MATRIX_ROWS**3 / seconds
+        rows, most = MATRIX_ROWS
+        seconds = _product_seconds(clock, rows, dtype)
+        while seconds < LONG_PRODUCT and rows < most:
+            rows *= 2
+            seconds = _product_seconds(clock, rows, dtype)
+        found[str(dtype).removeprefix("torch.")] = 2 * rows**3 / seconds
+    found["bfloat16"] = max(found.values())
     return found
+
+
+def _product_seconds(clock: Clock, rows: int, dtype: torch.dtype) -> float:
+    a = torch.rand(rows, rows, device=clock.grid.device).to(dtype)
+    return clock.least.seconds(partial(torch.mm, a, a.t().contiguous(), out=torch.empty_like(a)))
 
 
 def memory_bandwidth(clock: Clock) -> float:
@@ -299,17 +309,16 @@ def calibrate(
     _check_threads(setting, name)
     everybody = [*itertools.chain(*all_gather(list(operators)))]  # the same on all ranks
     wanted = timing.distinct_operators(everybody, setting.measured)
-    whole = {operator.call for operator in everybody}
-    shares: Counter[Call] = Counter()
-    for part in itertools.chain(*map(measurable_passes, everybody)):
-        shares[part.call] += round(1e9 * setting.roofline_of(part))
     # Passes alone only divide the time of a call that does both.
-    wanted.sort(key=lambda one: (one.operator.call not in whole, -shares[one.operator.call]))
+    wanted.sort(
+        key=lambda one: (one.count == 0, -max(one.count, 1) * setting.roofline_of(one.operator))
+    )
     with float32_products("float32"):  # as runs have it
         entries, failed = timing.measure_operators(wanted, clock, progress, end)
     setting = setting.model_copy(update={"operators": (*setting.operators, *entries)})
     left = len(wanted) - len(entries) - len(failed)
-    return Calibration(machine.with_setting(setting), len(entries), failed, left)
+    reasons = {call.name: reason for call, reason in failed.items()}
+    return Calibration(machine.with_setting(setting), len(entries), reasons, left)
 
 
 def _check_same(before: Machine, name: str) -> None:

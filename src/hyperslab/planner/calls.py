@@ -143,6 +143,8 @@ BOTH_GRADIENTS = "aten.convolution_backward.default"
 
 _NEIGHBOURS = 4  # measured calls that one is interpolated between
 _LEAST_DISTANCE = 1e-2  # a distance in logarithms: nearer ones do not outweigh all others
+_NEIGHBOURHOOD = 2.5
+"""Is the distance of volumes of twice the width, and a little more; what is farther is no guide."""
 
 TimedCall = tuple[list[float], float, float]
 """Holds the features of a measured call, its time [s] and its roofline [s]."""
@@ -159,15 +161,17 @@ def call_kind(call: Call) -> tuple[object, ...]:
     return call.name, tuple(spec.dtype for spec in call.tensors()), tuple(map(str, words))
 
 
-def interpolated_seconds(call: Call, least: float, known: Iterable[TimedCall]) -> float:
+def interpolated_seconds(call: Call, least: float, known: Iterable[TimedCall]) -> float | None:
     """Interpolates the time [s] of a call, whose roofline is ``least``, between those of its kind.
 
     The slowness is averaged geometrically over the nearest, weighted by the inverse square of
-    their distance in the logarithms of time and of extents.
+    their distance in the logarithms of time and of extents; None if all are too far away.
     """
     here = call_features(call, least)
     apart = [(_feature_distance(here, features), *times) for features, *times in known]
     nearest = heapq.nsmallest(_NEIGHBOURS, apart, key=lambda one: one[0])
+    if not nearest or nearest[0][0] > _NEIGHBOURHOOD:
+        return None
     weights = [1 / max(distance, _LEAST_DISTANCE) ** 2 for distance, _, _ in nearest]
     logarithms = [math.log(seconds / roofline) for _, seconds, roofline in nearest]
     mean = sum(w * log for w, log in zip(weights, logarithms, strict=True)) / sum(weights)
@@ -204,18 +208,23 @@ def measurable_passes(operator: LocalOperator) -> list[LocalOperator]:
 
 
 def call_features(call: Call, least: float) -> list[float]:
-    """Lists a call's features; the roofline is doubled, so that it counts most."""
-    features = [2 * math.log(max(least, 1e-12))]
+    """Lists a call's features: the roofline, and the extents of each tensor.
+
+    Channels count as much as the roofline, for they decide how fast a convolution is; the extents
+    behind them half.
+    """
+    features = [math.log(max(least, 1e-12))]
     for spec in call.tensors():
-        features += [math.log(max(extent, 1)) / 2 for extent in spec.shape]
+        logarithms = [math.log(max(extent, 1)) for extent in spec.shape]
+        features += [*logarithms[:2], *(log / 2 for log in logarithms[2:])]
         features.append(float(spec.channels_last))
     return features
 
 
 def _feature_distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Computes the distance between two calls; it is large if their numbers of dims differ."""
+    """Computes the distance between two calls; of other numbers of dims, the rooflines count."""
     if len(a) != len(b):
-        return 10 + abs(a[0] - b[0])
+        return 1 + abs(a[0] - b[0])
     return math.dist(a, b)
 
 

@@ -282,7 +282,8 @@ class Setting(MachineSection):
     """Holds the speeds of one rank while ``ranks`` ranks of ``threads`` threads share a node.
 
     An operator takes the measured time of an equal call; else it is interpolated between calls of
-    one `calls.call_kind`; else it follows from a published rate of convolutions, else the roofline.
+    one `calls.call_kind` that are like it; else it follows from a published rate of convolutions,
+    else the roofline.
     """
 
     ranks: PositiveInt
@@ -333,9 +334,10 @@ class Setting(MachineSection):
         if entry is not None:
             return Estimate(entry.seconds, "measured")
         least = self.roofline_of(operator)
-        known = self._kinds.get(calls.call_kind(call))
-        if known:
-            return Estimate(calls.interpolated_seconds(call, least, known), "interpolated")
+        known = self._kinds.get(calls.call_kind(call), ())
+        seconds = calls.interpolated_seconds(call, least, known)
+        if seconds is not None:
+            return Estimate(seconds, "interpolated")
         rate = published_rate(call, self.rates)
         if rate is not None:
             least = max(least, self.launch + operator.total_flops / rate)

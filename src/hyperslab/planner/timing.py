@@ -6,6 +6,7 @@ through several sets, so that small ones come from a cache that other work went 
 meantime, and large ones from memory; results go to memory that was used before, because they
 are kept for one turn of the sets.
 
+Each thing is looked at more than once, at different moments, for another program may disturb one.
 Messages and sums go through the project's own transport; their times are fitted by regressions
 in bytes. The hidden share is (one after the other - as it runs) / (one after the other - work
 alone). `measure_overhead` finds what rules, autograd, hooks and the optimizer's loop take.
@@ -17,7 +18,7 @@ import math
 import resource
 import statistics
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ from hyperslab.planner.search import status_bytes
 from hyperslab.planner.trace import Device, Workload, trace_step
 from hyperslab.tensor import shard
 from hyperslab.util.free_memory import free_memory
-from hyperslab.util.torch_internals import OpOverload
+from hyperslab.util.torch_internals import OpOverload, tree_leaves
 
 RankedBytes = Sequence[tuple[int, int]]
 """Pairs ranks with sizes [B] of messages."""
@@ -90,6 +91,10 @@ class Clock:
         """Returns a clock that takes the least time, which other processes disturb least."""
         return replace(self, of=min)
 
+    def part(self, looks: int) -> Clock:
+        """Returns a clock for one of so many looks at the same work, at different moments."""
+        return replace(self, budget=self.budget / looks)
+
     def exchange_seconds(self, sends: RankedBytes, receives: RankedBytes) -> float:
         """Times messages of these sizes, alone; all ranks call this, also those without any."""
         return self.seconds(self.exchange(sends, receives))
@@ -129,7 +134,7 @@ class Clock:
         return time.perf_counter()
 
 
-ROTATED_BYTES = 256 << 20  # [B] that all sets of operands take together: more than caches hold
+ROTATED_BYTES = 256 << 20  # [B] of all sets of operands and results: more than caches hold
 MOST_SETS = 64
 WRITES_BEFORE_REFILL = 8  # times that an operand is written to before it gets new values
 
@@ -139,7 +144,8 @@ aten = torch.ops.aten
 class Replay:
     """Runs a recorded call again on tensors of its own; call `refresh` before each time.
 
-    With ``library`` the input of a convolution's gradients is oneDNN's, which chooses its kernels.
+    It runs once to begin with, which shows how many results there is room for. With ``library``
+    the input of a convolution's gradients is oneDNN's, which chooses its kernels.
 
     Raises:
         LookupError: torch has no such operator.
@@ -151,17 +157,23 @@ class Replay:
         self._library = library
         self._writes = self.operator._schema.is_mutable
         self._filled: list[torch.Tensor] = []
-        count = int(min(max(ROTATED_BYTES / max(call.nbytes, 1), 1), MOST_SETS))
-        self._sets = [self._operands(call) for _ in range(count)]
-        self._kept: deque[object] = deque(maxlen=count)
+        self._sets = [self._operands(call)]
+        self._kept: deque[object] = deque(maxlen=MOST_SETS)
         self._turn = 0
+        self()
+        results = [x for x in tree_leaves(self._kept.pop()) if isinstance(x, torch.Tensor)]
+        operands = [_storage_elements(spec) * spec.dtype.itemsize for spec in call.tensors()]
+        each = max(1, sum(operands) + sum(result.nbytes for result in results))
+        count = int(min(max(ROTATED_BYTES / each, 1), MOST_SETS))
+        self._sets += [self._operands(call) for _ in range(count - 1)]
+        self._kept = deque(maxlen=count)
 
     def refresh(self) -> None:
         """Takes the next operands; those written to must not fade to zeros, which are slower."""
         self._turn += 1
         if self._writes and self._turn % (WRITES_BEFORE_REFILL * len(self._sets)) == 0:
-            for flat in self._filled:
-                _fill(flat)
+            for tensor in self._filled:
+                _fill(tensor)
 
     def __call__(self) -> None:
         args, kwargs = self._sets[self._turn % len(self._sets)]
@@ -178,10 +190,10 @@ class Replay:
 
     def _value(self, value: object) -> Any:
         if isinstance(value, TensorSpec):
-            flat = flat_tensor(value, self._device)
+            made = make_tensor(value, self._device)
             if self._writes:
-                self._filled.append(flat)
-            return flat.as_strided(value.shape, value.strides)
+                self._filled.append(made)
+            return made
         if isinstance(value, tuple):
             return [self._value(part) for part in value]
         if isinstance(value, torch.device):
@@ -206,21 +218,31 @@ def operator_of(name: str) -> OpOverload:
     return at
 
 
-def flat_tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Makes a tensor that holds one of this form, which no kernel handles as a special case."""
+def make_tensor(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """Makes a tensor of this form, with values which no kernel handles as a special case.
+
+    Only its own elements are written to: the rest of a larger tensor's memory is never there.
+    """
+    flat = torch.empty(_storage_elements(spec), dtype=spec.dtype, device=device)
+    made = flat.as_strided(spec.shape, spec.strides)
+    _fill(made)
+    return made
+
+
+def _storage_elements(spec: TensorSpec) -> int:
     steps = zip(spec.shape, spec.strides, strict=True)
-    extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * stride for n, stride in steps)
-    flat = torch.empty(extent, dtype=spec.dtype, device=device)
-    _fill(flat)
-    return flat
+    return 0 if 0 in spec.shape else 1 + sum((n - 1) * stride for n, stride in steps)
 
 
-def _fill(flat: torch.Tensor) -> None:
-    if flat.is_floating_point() or flat.is_complex():
-        real = torch.view_as_real(flat) if flat.is_complex() else flat
+def _fill(tensor: torch.Tensor) -> None:
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0:  # the same element many times
+            tensor = tensor.narrow(dim, 0, min(1, tensor.shape[dim]))
+    if tensor.is_floating_point() or tensor.is_complex():
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         real.fill_(0.5)
     else:
-        flat.zero_()  # also a valid index, and a valid class
+        tensor.zero_()  # also a valid index, and a valid class
 
 
 ProgressCallback = Callable[[int, int], None]
@@ -233,11 +255,13 @@ TO_LIBRARY = "aten.to_mkldnn.default"
 class OperatorToTime:
     """Names an operator to be timed; ``library``: its operand was handed to oneDNN by name.
 
-    A trace shows that as an operator of its own, which comes right before.
+    A trace shows that as an operator of its own, which comes right before. ``count`` says how often
+    steps call it; passes alone count 0 where none does, for they only divide the time of others.
     """
 
     operator: LocalOperator
     library: bool = False
+    count: int = 1
 
 
 def distinct_operators(
@@ -247,16 +271,25 @@ def distinct_operators(
 
     ``operators`` are in the order of their trace.
     """
-    seen = set(known)
-    found = []
+    found: dict[Call, OperatorToTime] = {}
+    counts: Counter[Call] = Counter()
     before = ""
     for operator in operators:
-        for part in measurable_passes(operator):
-            if part.call not in seen:
-                seen.add(part.call)
-                found.append(OperatorToTime(part, before == TO_LIBRARY))
+        counts[operator.call] += 1
+        if operator.call not in found:
+            for part in measurable_passes(operator):
+                found.setdefault(part.call, OperatorToTime(part, before == TO_LIBRARY))
         before = operator.call.name
-    return found
+    for call in known:
+        found.pop(call, None)
+    return [replace(one, count=counts[call]) for call, one in found.items()]
+
+
+LOOKS = 2
+"""Counts the measurements of an operator, at different moments, of which the least counts."""
+
+NEXT_LOOK = 16
+"""Counts the operators that are measured before the first of them is measured again."""
 
 
 def measure_operators(
@@ -264,24 +297,28 @@ def measure_operators(
     clock: Clock,
     progress: ProgressCallback,
     end: float = math.inf,
-) -> tuple[list[machine.Measured], dict[str, str]]:
-    """Times each operator, and collects why others could not be run, by name.
+) -> tuple[list[machine.Measured], dict[Call, str]]:
+    """Times each operator, and collects why others could not be run.
 
     All ranks call this with the same operators; ``progress`` is called after each. None is begun
     after ``end`` (`time.monotonic`) on any rank.
     """
-    entries = []
-    failed = {}
-    for count, each in enumerate(wanted, 1):
+    starts = range(0, len(wanted), NEXT_LOOK)
+    turns = [one for first in starts for one in LOOKS * list(wanted[first : first + NEXT_LOOK])]
+    seconds: dict[OperatorToTime, list[float]] = defaultdict(list)
+    failed: dict[Call, str] = {}
+    for done, each in enumerate(turns, 1):
         if any_rank(time.monotonic() > end):
             break
-        seconds, reason = _measure_call(each, clock)
-        if reason:
-            failed[each.operator.call.name] = reason
-        else:
-            entries.append(machine.entry_of(each.operator, seconds))
-        progress(count, len(wanted))
-    return entries, failed
+        if each.operator.call not in failed:
+            found, reason = _measure_call(each, clock.part(LOOKS))
+            if reason:
+                failed[each.operator.call] = reason
+            else:
+                seconds[each].append(found)
+        progress(done, len(turns))
+    looked_at = [one for one in seconds if one.operator.call not in failed]
+    return [machine.entry_of(one.operator, min(seconds[one])) for one in looked_at], failed
 
 
 def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
@@ -292,7 +329,6 @@ def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
         write_call(call)  # or it could not be kept
         with _memory_of_rank(clock.grid):
             replay = Replay(call, clock.grid.device, library=wanted.library)
-            replay()
     except MemoryError:
         reason = "a rank has too little memory here"
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -372,6 +408,7 @@ def geometric_series(first: int, last: int, factor: int = 4) -> list[int]:
 SMALLEST_MESSAGE = 64  # [B]
 LARGEST_MESSAGE = 16 << 20  # [B]
 LARGEST_SUM = 32 << 20  # [B]
+TURNS = 3  # in which all sizes are timed
 
 
 def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[LinearFit, ...]]:
@@ -379,6 +416,7 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
 
     All ranks talk with a partner at once; one for whom there is none waits.
     """
+    clock = clock.part(TURNS)
     shared = shared_channels()
     ends = [] if shared is None else [shared.slot]
     found: dict[LinkClass, tuple[LinearFit, ...]] = {}
@@ -401,6 +439,7 @@ def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[machine.AllReduceFi
     In memory that ranks share a fit by logarithms is nearer; over a network latency and bytes
     add up.
     """
+    clock = clock.part(TURNS)
     shared = shared_channels() is not None
     within = [n for n in geometric_series(2, ranks_per_node, 2) if n <= ranks_per_node]
     found = []
@@ -424,13 +463,17 @@ def _fit_pieces(
     ends: Sequence[int],
     last: int,
 ) -> tuple[machine.AnyFit, ...]:
-    """Fits a piece for each way in which sizes up to ``last`` travel; they change at ``ends``."""
+    """Fits a piece for each way in which sizes up to ``last`` travel; they change at ``ends``.
+
+    All sizes are timed one after the other, `TURNS` times; the median of each counts.
+    """
     firsts = [SMALLEST_MESSAGE, *(end + 4096 for end in ends)]
-    pieces = []
-    for first, end in zip(firsts, [*ends, None], strict=True):
-        sizes = geometric_series(first, end or last)
-        pieces.append(fit([(nbytes, seconds(nbytes)) for nbytes in sizes], end))
-    return tuple(pieces)
+    pairs = zip(firsts, [*ends, None], strict=True)
+    pieces = [(geometric_series(first, end or last), end) for first, end in pairs]
+    sizes = [nbytes for series, _ in pieces for nbytes in series]
+    turns = [[seconds(nbytes) for nbytes in sizes] for _ in range(TURNS)]
+    times = dict(zip(sizes, np.median(turns, axis=0).tolist(), strict=True))
+    return tuple(fit([(nbytes, times[nbytes]) for nbytes in series], end) for series, end in pieces)
 
 
 HALO_BYTES = (64 << 10, 256 << 10, 4 << 20)  # [B]

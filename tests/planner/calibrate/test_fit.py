@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperslab.planner.timing import (
+    TURNS,
+    _fit_pieces,
     fit_line,
     fit_power,
     geometric_series,
@@ -53,3 +55,21 @@ def test_residuals_are_shares() -> None:
 def test_sizes_begin_and_end_as_asked() -> None:
     assert geometric_series(64, 1000) == [64, 256, 1000]
     assert geometric_series(64, 64) == [64]
+
+
+def test_one_disturbed_measurement_changes_no_fit() -> None:
+    asked: list[int] = []
+
+    def seconds(nbytes: int) -> float:
+        asked.append(nbytes)
+        disturbed = asked.count(nbytes) == 2 and nbytes > 1000
+        return 3.0 if disturbed else 1e-5 + nbytes / 1e9
+
+    pieces = _fit_pieces(fit_line, seconds, [16384], 1 << 20)
+    assert [piece.up_to for piece in pieces] == [16384, None]
+    for piece in pieces:
+        assert piece.residual is not None
+        assert piece.residual.worst < 1e-6
+    each = len(asked) // TURNS
+    assert asked == TURNS * asked[:each]
+    assert len(set(asked)) == each

@@ -14,7 +14,7 @@ from hyperslab.planner.timing import (
     WRITES_BEFORE_REFILL,
     Clock,
     Replay,
-    flat_tensor,
+    make_tensor,
     operator_of,
 )
 
@@ -34,8 +34,7 @@ FORMS = [
 def test_tensors_have_their_form(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    flat = flat_tensor(TensorSpec(shape, strides, dtype), CPU)
-    tensor = flat.as_strided(shape, strides)  # which fails where it holds too few elements
+    tensor = make_tensor(TensorSpec(shape, strides, dtype), CPU)
     assert (tuple(tensor.shape), tensor.stride(), tensor.dtype) == (shape, strides, dtype)
 
 
@@ -63,6 +62,17 @@ def test_operands_rotate() -> None:
 def test_large_operands_are_there_once() -> None:
     spec = TensorSpec((200 << 20,), (1,), torch.uint8)
     assert len(Replay(Call("aten.clone.default", (spec,)), CPU)._sets) == 1
+
+
+def test_results_count_as_operands_do() -> None:
+    """Made of a few numbers, 64 of them would fill the memory."""
+    replay = Replay(Call("aten.zeros.default", ((100 << 20,),), (("dtype", torch.uint8),)), CPU)
+    assert len(replay._sets) == replay._kept.maxlen == 2
+
+
+def test_a_slice_counts_as_all_that_it_is_cut_from() -> None:
+    spec = TensorSpec((2, 4), (100 << 20, 1), torch.uint8)
+    assert len(Replay(Call("aten.neg.default", (spec,)), CPU)._sets) == 2
 
 
 def test_values_that_are_written_to_do_not_fade() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 from unittest import mock
 
 import pytest
@@ -21,7 +25,7 @@ from hyperslab.planner import timing
 from hyperslab.planner.calibrate import Calibration, calibrate
 from hyperslab.planner.machine import Machine, load_machine, save_machine
 from hyperslab.planner.records import Call, LocalOperator, TensorSpec
-from hyperslab.planner.timing import distinct_operators, hidden_share
+from hyperslab.planner.timing import Clock, OperatorToTime, distinct_operators, hidden_share
 from hyperslab.planner.trace import Workload, trace_step
 from tests.planner.machine.test_machine import gradients, machine
 from tests.ranks import run_ranks
@@ -30,7 +34,7 @@ SHORT = 0.001  # [s]
 # What is measured is looked at, not how well: few repetitions of little.
 LITTLE = (
     mock.patch.multiple(
-        calibration, MATRIX_ROWS=128, TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
+        calibration, MATRIX_ROWS=(64, 128), TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
     ),
     mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
     mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
@@ -193,9 +197,74 @@ def test_other_threads_are_refused(alone: Calibration, tmp_path: Path) -> None:
 def test_a_call_is_measured_once() -> None:
     operator = gradients(8)
     both, data, weights = distinct_operators([operator, replace(operator, layer="other")])
+    assert [both.count, data.count, weights.count] == [2, 0, 0]
     known = [data.operator.call, weights.operator.call]
-    assert distinct_operators([operator], known) == [both]
+    assert distinct_operators([operator], known) == [replace(both, count=1)]
     assert not both.library
+
+
+def pretended(seconds: Iterator[float], asked: list[str]) -> mock._patch[object]:
+    """Replaces the measurement of a call."""
+
+    def measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
+        asked.append(wanted.operator.layer)
+        return next(seconds), "no memory" if wanted.operator.layer == "large" else ""
+
+    return mock.patch.object(timing, "_measure_call", measure_call)
+
+
+def test_the_least_of_two_looks_at_different_moments_counts() -> None:
+    names = ["first", "large", "second", "third"]
+    wanted = [
+        OperatorToTime(replace(gradients(width), layer=name)) for width, name in enumerate(names, 4)
+    ]
+    asked: list[str] = []
+    times = iter([1.0, 9.0, 8.0, 2.0, 3.0, 5.0, 4.0])
+    clock = Clock(hs.Grid(), 0.1)
+    with pretended(times, asked), mock.patch.object(timing, "NEXT_LOOK", 3):
+        entries, failed = timing.measure_operators(wanted, clock, lambda *_: None)
+    assert asked == ["first", "large", "second", "first", "second", "third", "third"]
+    assert [entry.seconds for entry in entries] == [1.0, 3.0, 4.0]
+    assert failed == {wanted[1].operator.call: "no memory"}
+
+
+def test_what_a_step_calls_often_comes_before_what_takes_longer_once(
+    alone: Calibration, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    often = [replace(gradients(16), layer="often")] * 100
+    with pretended(itertools.repeat(1.0), asked):
+        measure(tmp_path, alone.machine, replace(gradients(32), layer="once"), *often)
+    # Passes alone are in no step: the longest of them first.
+    assert asked == 2 * ["often", "once", "once", "once", "often", "often"]
+
+
+class PretendedClock:
+    """Takes products of float32 to run at 1e11 flop/s, of bfloat16 at ``rate``."""
+
+    def __init__(self, rate: float) -> None:
+        self.grid = hs.Grid()
+        self.rate = rate
+        self.rows: list[int] = []
+
+    @property
+    def least(self) -> PretendedClock:
+        return self
+
+    def seconds(self, work: partial[torch.Tensor]) -> float:
+        a, _ = work.args
+        self.rows.append(len(a))
+        return 2 * len(a) ** 3 / (1e11 if a.dtype == torch.float32 else self.rate)
+
+
+@pytest.mark.parametrize(("rate", "rows"), [(1e7, 64), (2e11, 1024)])
+def test_peaks_come_from_products_that_are_long_enough(rate: float, rows: int) -> None:
+    """A processor without instructions for bfloat16 computes it in float32, far faster."""
+    clock = PretendedClock(rate)
+    with mock.patch.object(calibration, "MATRIX_ROWS", (64, 1024)):
+        peaks = calibration.peak_flops(cast(Clock, clock))
+    assert peaks == pytest.approx({"float32": 1e11, "bfloat16": max(rate, 1e11)})
+    assert clock.rows[-1] == rows
 
 
 def test_an_operand_that_was_handed_over_is_noticed() -> None:
@@ -212,7 +281,7 @@ def test_hidden_shares() -> None:
     assert hidden_share(apart=2, together=2, work=2) == 0
 
 
-def measure_with_little_memory() -> tuple[int, dict[str, str], bool]:
+def measure_with_little_memory() -> tuple[int, dict[Call, str], bool]:
     def product(name: str, extent: int) -> LocalOperator:
         spec = TensorSpec((extent,), (1,), torch.float32)
         return LocalOperator(Call(name, (spec, spec)), "", "forward", (), 0, 0)
@@ -231,5 +300,7 @@ def test_a_call_that_is_too_large_for_a_rank_is_left_out() -> None:
     """In place of a rank that the system ends without a word."""
     for measured, failed, restored in run_ranks(2, measure_with_little_memory):
         assert measured == 1
-        assert "memory" in failed["aten.mul.Tensor"]
+        ((call, why),) = failed.items()
+        assert call.name == "aten.mul.Tensor"
+        assert "memory" in why
         assert restored

@@ -107,6 +107,29 @@ def test_the_nearer_shape_counts_more() -> None:
     assert 1 < slowness[1] < 2
 
 
+def test_channels_count_more_than_the_size_of_the_volume() -> None:
+    """A convolution of few channels is slow, whatever its volume."""
+    bare = machine().setting(1)
+    thin, thick = convolution(32, channels=4), convolution(8, channels=32)
+    timed = [(thin, 8 * bare.roofline_of(thin)), (thick, bare.roofline_of(thick))]
+    setting = with_operators(*timed).setting(1)
+    for asked, low, high in ((convolution(16, channels=4), 4, 8), (convolution(8, 24), 1, 2)):
+        assert low < setting.estimate(asked).seconds / bare.roofline_of(asked) < high
+
+
+@pytest.mark.parametrize("width", [8, 16, 64, 128])
+def test_a_call_without_a_neighbour_is_not_interpolated(width: int) -> None:
+    """Twice the width of a volume is near, four times is not."""
+    timed = (convolution(32), 1.0)
+    setting = with_operators(timed).setting(1)
+    near = width in (16, 64)
+    assert setting.estimate(convolution(width)).how == ("interpolated" if near else "modelled")
+    if not near:
+        assert setting.estimate(convolution(width)).seconds == setting.roofline_of(
+            convolution(width)
+        )
+
+
 def test_without_measurement_the_roofline_counts() -> None:
     setting = machine().setting(4)
     small = convolution(16)
