@@ -47,6 +47,13 @@ def test_words_come_before_the_end_by_who_started_the_rank(
     assert capsys.readouterr().err == "error: rank 1 lost contact with rank 2\n"
 
 
+def test_a_name_that_is_too_long_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a" * 300
+    with pytest.raises(SystemExit), clean_errors():
+        Path(name).is_file()
+    assert capsys.readouterr().err == f"error: File name too long: {name}\n"
+
+
 def test_a_current_folder_that_goes_meanwhile_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

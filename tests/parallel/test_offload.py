@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.errors import HyperslabError, LayoutError
-from hyperslab.parallel.offload import OffloadFile, is_dense
+from hyperslab.parallel.offload import OffloadFile, _Staying, is_dense
 from hyperslab.parallel.parallelize import Memory
+from tests.ops.serial import distance
 from tests.ops.slabs.test_stages import slabs_of
 from tests.parallel.test_recompute import networks, step
 from tests.ranks import run_ranks
@@ -102,6 +106,67 @@ def test_parameters_stay_and_are_watched(monkeypatch: pytest.MonkeyPatch) -> Non
         model[2].weight.mul_(2)
     with pytest.raises(LayoutError, match="was changed in place"):
         y.sum().backward()
+
+
+def test_a_forward_without_a_backward_keeps_nothing() -> None:
+    """The result of a function, which its backward pass needs, would keep the function."""
+    model = hs.parallelize(nn.Sequential(nn.Sigmoid(), nn.Tanh()), hs.Grid(), memory="offload")
+    x = torch.zeros(3, requires_grad=True)
+    for _ in range(5):
+        model(x)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, _Staying)]
+
+
+class Checkpointed(nn.Module):
+    """Checkpoints a part of itself, within a checkpoint or not."""
+
+    def __init__(self, reentrant: bool, outer: bool | None) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv3d(2, 3, 3, padding=1, bias=False), nn.BatchNorm3d(3))
+        self.second = nn.Sequential(nn.Conv3d(3, 2, 3, padding=1), nn.GroupNorm(1, 2))
+        self.reentrant = reentrant
+        self.outer = outer
+
+    def inner(self, x: torch.Tensor) -> Any:
+        y = F.relu(self.first(x))
+        z = checkpoint(self.second, y, use_reentrant=self.reentrant)
+        assert isinstance(z, torch.Tensor)
+        return z * y[:, :2]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.outer is None:
+            return self.inner(x * 2)
+        return checkpoint(self.inner, x * 2, use_reentrant=self.outer)
+
+
+def checkpointed(memory: Memory, reentrant: bool, outer: bool | None) -> float:
+    found = []
+    for axes in ({"depth": 2}, None):
+        torch.manual_seed(3)
+        model = Checkpointed(reentrant, outer).double()
+        x = torch.randn(2, 2, 7, 6, 5, dtype=torch.float64).requires_grad_()
+        cut = x
+        if axes is not None:
+            grid = hs.Grid(**axes)
+            hs.parallelize(model, grid, memory=memory)
+            cut = hs.shard(x, grid)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 64)
+            model(cut).square().mean().backward()
+        found.append(
+            [x.grad, *(p.grad for p in model.parameters()), *(b.double() for b in model.buffers())]
+        )
+    return max(distance(b, a) for b, a in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("memory", "outer"), [("offload", None), ("none", False)])
+def test_checkpoints_where_hooks_keep_tensors(
+    memory: Memory, reentrant: bool, outer: bool | None
+) -> None:
+    """Torch returns blocks there, and what is called again has to find them cut."""
+    assert max(run_ranks(2, checkpointed, memory, reentrant, outer)) < 1e-10
 
 
 FORMS = {

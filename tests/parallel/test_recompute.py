@@ -84,6 +84,30 @@ def test_layers_that_work_in_place_overwrite_nothing_that_is_kept(nested: bool) 
         assert torch.equal(found[key], value), key
 
 
+def of_buffers() -> nn.Module:
+    torch.manual_seed(3)
+    convolution = nn.utils.parametrizations.spectral_norm(nn.Conv3d(2, 3, 3, padding=1))
+    norm = nn.InstanceNorm3d(3, track_running_stats=True)
+    return nn.Sequential(convolution, nn.Tanh(), norm, nn.Conv3d(3, 2, 1), nn.Tanh()).double()
+
+
+def test_buffers_are_updated_once_and_found_as_they_were() -> None:
+    """A call in between leaves the gradients of the first one as they are."""
+    x = torch.randn(2, 2, 5, 4, 3, dtype=torch.float64)
+    found = []
+    for again in (False, True):
+        model = of_buffers()
+        if again:
+            recompute_stages(model)
+        total = model(x).square().sum()
+        with torch.no_grad():
+            model(2 * x)
+        total.backward()
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def saved_bytes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     kept: dict[int, int] = {}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}

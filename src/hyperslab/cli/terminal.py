@@ -6,6 +6,7 @@ its control characters written out.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from hyperslab.errors import HyperslabError, printable
+from hyperslab.errors import HyperslabError, printable, reason
 from hyperslab.util.logs import StdoutHandler
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.startup import FOLDER_GONE, say_stopped
@@ -37,12 +38,12 @@ INTERRUPT_AGAIN = 0.01
 def clean_errors() -> Iterator[None]:
     """Print a HyperslabError as `error: ...` in red and exit with 1; in debug mode let it pass.
 
-    It also says in words that there is no memory, or no current folder any more. Every process that
-    runs a command does so inside this, a rank too.
+    It also says in words that there is no memory, no current folder any more, or that a name is too
+    long for a file. Every process that runs a command does so inside this, a rank too.
     """
     try:
         yield
-    except (HyperslabError, MemoryError, FileNotFoundError) as error:
+    except (HyperslabError, MemoryError, OSError) as error:
         words = _words_of(error)
         if os.environ.get(DEBUG) or not words:
             raise
@@ -59,10 +60,13 @@ def _words_of(error: Exception) -> str:
         return str(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {error}"
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return FOLDER_GONE
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return reason(error)
+    if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return FOLDER_GONE
     return ""
 
 

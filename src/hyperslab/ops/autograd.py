@@ -6,7 +6,9 @@ it the cut tensors that were saved: what a user's formula makes of the two is ne
 nor the other. So a function that is applied to cut tensors runs as a class derived from it,
 which turns gradients into serial ones, cut like the outputs, and back. Its forward and backward
 then are programs on cut tensors as any other: exact or refused. Re-entrant checkpointing of
-torch is such a function too, but hands on what it gets.
+torch is such a function too, but hands on what it gets. Where hooks keep tensors
+(``memory: offload``, ``save_on_cpu``, another checkpoint around it), torch returns plain blocks:
+what a checkpoint calls again gets them cut as they were.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm import Grid, all_reduce_sum
@@ -28,9 +31,10 @@ from hyperslab.tensor.deferred import (
     before_functions,
     seeing_serial_gradients,
     sees_serial_gradients,
+    wrap_while_cut,
 )
 from hyperslab.tensor.dispatch import refuse
-from hyperslab.util.torch_internals import graph_task
+from hyperslab.util.torch_internals import CHECKPOINTS, EnableTorchFunction, graph_task
 
 Recut = Callable[[torch.Tensor], torch.Tensor]
 
@@ -100,7 +104,17 @@ def _recut(value: Any) -> Recut | None:
     cut = functools.partial(
         Sharded.from_local, partition=value.partition, grid=value.grid, policy=value.policy
     )
-    return lambda saved: saved if isinstance(saved, Sharded) else cut(saved)
+    reordered = value.reordered
+
+    def again(saved: torch.Tensor) -> torch.Tensor:
+        if isinstance(saved, Sharded):
+            return saved
+        y = cut(saved)
+        if reordered:
+            y.mark_as_reordered()
+        return y
+
+    return again
 
 
 def _on_cut_tensors(cls: type[Function]) -> type[Function]:
@@ -142,10 +156,59 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
     return derived
 
 
+def _on_arguments_cut_again(run: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function that cuts its arguments as ``args`` were, and calls ``run``."""
+    recuts = [_recut(value) for value in args]
+
+    def again(*saved: Any, **kwargs: Any) -> Any:
+        pairs = zip(saved, recuts, strict=True)
+        return run(*(v if recut is None else recut(v) for v, recut in pairs), **kwargs)
+
+    return again
+
+
+class _Checkpoint(CheckpointFunction):
+    """Calls a function of cut tensors again on arguments that are cut as they were."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        again = _on_arguments_cut_again(run, args)
+        return CheckpointFunction.forward(ctx, again, preserve_rng_state, *args)
+
+
+def _checkpointing_cut_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what prepares a checkpoint that is not re-entrant: a generator."""
+
+    @functools.wraps(original)
+    def run(
+        function: Callable[..., Any],
+        preserve_rng_state: bool,
+        context_fn: object,
+        determinism_check: str,
+        debug: bool,
+        early_stop: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        for value in args:
+            if isinstance(value, Sharded):
+                value.force()
+        again = _on_arguments_cut_again(function, args)
+        options = (preserve_rng_state, context_fn, determinism_check, debug, early_stop)
+        return original(again, *options, *args, **kwargs)
+
+    return run
+
+
+wrap_while_cut(*CHECKPOINTS, _checkpointing_cut_tensors)
+
+
 def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
     """Returns the derived class where an argument is cut, else the user's own."""
-    if cls is CheckpointFunction or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return cls
+    if cls is CheckpointFunction:
+        return _Checkpoint if any(isinstance(v, Sharded) for v in values) else cls
     cut = any(isinstance(v, Sharded) and v.grid.size > 1 for v in values)
     return _on_cut_tensors(cls) if cut else cls
 
@@ -173,7 +236,7 @@ def backward(
             block_gradient(g, t) if g is not None and isinstance(t, Sharded) else g
             for g, t in zip(weights, sequence, strict=True)
         ]
-    with seeing_serial_gradients(False):
+    with seeing_serial_gradients(False), EnableTorchFunction():
         torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
 
 
@@ -210,14 +273,20 @@ def grad(
             tensor.check_on_path("torch.autograd.grad")
     with torch.enable_grad():
         total = _total(sequence, grad_outputs)
-    found = torch.autograd.grad(
-        total,
-        wanted,
-        retain_graph=retain_graph,
-        create_graph=create_graph,
-        allow_unused=allow_unused,
-        materialize_grads=materialize_grads,
-    )
+    # A checkpoint, a hook or a function's backward may use cut tensors: rules have to see them.
+    edges = [get_gradient_edge(tensor) for tensor in wanted]
+    with EnableTorchFunction():
+        found = torch.autograd.grad(
+            total,
+            edges,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            allow_unused=allow_unused or materialize_grads,
+        )
+    if materialize_grads:
+        blocks = (t.block if isinstance(t, Sharded) else t for t in wanted)
+        pairs = zip(found, blocks, strict=True)
+        found = tuple(torch.zeros_like(t) if g is None else g for g, t in pairs)
     with torch.set_grad_enabled(create_graph):
         pairs = zip(wanted, found, strict=True)
         what = "the gradient of an ordinary tensor"

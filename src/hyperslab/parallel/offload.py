@@ -89,13 +89,14 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
 
     def pack(tensor: torch.Tensor) -> Offloaded:
         with DisableTorchFunctionSubclass():
+            tensor = tensor.detach()  # a function's result would keep the function that keeps it
             if (
-                type(tensor) is not torch.Tensor  # checkpointing keeps a `Sharded`
+                type(tensor) is not torch.Tensor
                 or tensor.nbytes < OFFLOADED_FROM
                 or tensor.untyped_storage().data_ptr() in staying
             ):
                 return _Staying(tensor, version_of(tensor))
-        tensor = tensor.detach().resolve_conj().resolve_neg()  # bytes know neither
+        tensor = tensor.resolve_conj().resolve_neg()  # bytes know neither
         return store.move(tensor if is_dense(tensor) else tensor.clone())
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.load()):

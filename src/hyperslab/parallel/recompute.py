@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,10 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from hyperslab.ops.slab_inputs import DeferredJoin, Operands
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded
-from hyperslab.util.torch_internals import BatchNorm
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+Buffers = dict[tuple[nn.Module, str], torch.Tensor]
+"""Holds buffers by their module and their name there."""
 
 
 def recompute_stages(module: nn.Module) -> int:
@@ -27,8 +30,8 @@ def recompute_stages(module: nn.Module) -> int:
     A stage is an `nn.Sequential` that holds convolutions, or its part from one pooling to the
     next, with the layers that work in place behind that pooling. In the backward pass each stage
     runs forward again, through torch's own checkpointing, so that the gradients are the same
-    numbers; it draws the same random numbers, and running statistics are updated once. Names in
-    the state dict do not change. Call it before `parallelize`.
+    numbers; it draws the same random numbers, and buffers (running statistics) are updated once.
+    Names in the state dict do not change. Call it before `parallelize`.
     """
     count = 0
     for part in module.modules():
@@ -85,7 +88,15 @@ class _Stage:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
-        self.norms = [m for layer in layers for m in layer.modules() if isinstance(m, BatchNorm)]
+
+    def buffers(self) -> Buffers:
+        """Return the buffers of all layers."""
+        modules = {module: None for layer in self.layers for module in layer.modules()}
+        return {
+            (module, name): buffer
+            for module in modules
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        }
 
     def __call__(self, x: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
@@ -104,7 +115,8 @@ class _Run:
     stage: _Stage
     cut: Callable[..., Any] | None = None
     again: bool = False
-    _kept: list[AbstractContextManager[None]] = field(default_factory=list)
+    _before: Buffers = field(default_factory=dict)
+    _kept: list[Buffers] = field(default_factory=list)
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
         if self.cut is None:
@@ -117,33 +129,32 @@ class _Run:
         return y
 
     def first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        self._before = _copies(self.stage.buffers())
         return nullcontext(), self
 
     def __enter__(self) -> None:
-        """Begin to repeat the call: as often as there are backward passes."""
+        """Begin to repeat the call, which happens as often as there are backward passes.
+
+        Layers find their buffers as they were before the first run. What they change is dropped:
+        the first run has updated statistics, and others may have done so since.
+        """
         self.again = True
-        self._kept.append(_keep_statistics(self.stage.norms))
-        self._kept[-1].__enter__()
+        self._kept.append(self.stage.buffers())
+        _put(_copies(self._before))
 
     def __exit__(self, *error: Any) -> None:
-        self._kept.pop().__exit__(*error)
+        _put(self._kept.pop())
 
 
-@contextmanager
-def _keep_statistics(norms: Sequence[BatchNorm]) -> Iterator[None]:
-    """Keep running statistics as they are: the first run has updated them."""
-    momenta = [norm.momentum for norm in norms]
-    counts = [norm.num_batches_tracked for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked = norm.num_batches_tracked.clone()
-    try:
-        yield
-    finally:
-        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
-            norm.momentum = momentum
-            norm.num_batches_tracked = count
+def _copies(buffers: Buffers) -> Buffers:
+    """Copy buffers; modules that share one share its copy."""
+    copies = {id(buffer): buffer.detach().clone() for buffer in buffers.values()}
+    return {place: copies[id(buffer)] for place, buffer in buffers.items()}
+
+
+def _put(buffers: Buffers) -> None:
+    for (module, name), buffer in buffers.items():
+        setattr(module, name, buffer)
 
 
 def _stages(layers: nn.Sequential) -> Iterator[_Stage | nn.Module]:

@@ -100,6 +100,14 @@ def before_functions(prepare: PrepareFunction) -> None:
     _PREPARATIONS.insert(0, prepare)
 
 
+_WRAPPERS: list[tuple[Any, str, Callable[[Any], Any]]] = []
+
+
+def wrap_while_cut(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Have an attribute replaced by what ``wrap`` makes of it, while tensors are cut."""
+    _WRAPPERS.append((owner, name, wrap))
+
+
 class _WatchedFunctions:
     """Wraps what asks no ``__torch_function__``, while a grid exists of which tensors are cut."""
 
@@ -115,6 +123,8 @@ class _WatchedFunctions:
             self._replace(Function, "apply", self._prepared_apply)
             for owner, name, does, remedy in function_transforms():
                 self._replace(owner, name, functools.partial(_refusing, does, remedy))
+            for owner, name, wrap in _WRAPPERS:
+                self._replace(owner, name, wrap)
         self._grids.add(key)
         weakref.finalize(grid, self._unwatch, key).atexit = False
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.autograd.graph import Node
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,6 +27,9 @@ from torch.utils import _python_dispatch, _pytree
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """Runs operators on a subclass as on an ordinary tensor; public names exist as decorators alone."""
+
+EnableTorchFunction = torch._C._EnableTorchFunction
+"""Ends the former for code that it calls."""
 
 OpOverload = torch._ops.OpOverload
 """Is the type of what ``__torch_dispatch__`` receives, for which torch has no public name."""
@@ -155,6 +159,13 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
 
 
 # Backward passes.
+
+CHECKPOINTS: tuple[Any, str] = (
+    torch.utils.checkpoint,
+    "_checkpoint_without_reentrant_generator",
+)
+"""Says where ``checkpoint(function, *args, use_reentrant=False)`` prepares to call it again."""
+
 
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Tells which backward pass this thread is in, -1 outside of all: there is no public question."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
@@ -134,12 +135,34 @@ def applied(x: Any, weight: torch.Tensor, *, way: str) -> Any:
     if way == "clipped":
         y, mean = Clipped.apply(x, 0.3)
         return y * mean * weight.sum()
+    if way == "checkpointed":
+        return checkpoint(checkpointed, x, weight, use_reentrant=False)
     if way == "recomputed":
         return Recomputed.apply(x, square(weight))
     return Reversible.apply(x * weight.sum(), square(weight.detach()))
 
 
-WAYS = ["swish", "sigmoid", "scale", "not cut", "clipped", "recomputed", "reversible"]
+def checkpointed(x: Any, weight: torch.Tensor) -> Any:
+    return Scale.apply(x, weight) * x.mean((1, 2, 3, 4), keepdim=True)
+
+
+def with_gradients(x: Any, weight: torch.Tensor, *, way: str) -> Any:
+    """Add gradients that torch.autograd.grad returns: it is a rule that runs a backward pass."""
+    y = applied(x, weight, way=way)
+    dx, dw = torch.autograd.grad(y.square().sum(), (x, weight), retain_graph=True)
+    return y.sum() + (dx * x).sum() + (dw * weight).sum()
+
+
+WAYS = [
+    "swish",
+    "sigmoid",
+    "scale",
+    "not cut",
+    "clipped",
+    "recomputed",
+    "reversible",
+    "checkpointed",
+]
 
 
 @st.composite
@@ -160,3 +183,8 @@ def examples(draw: st.DrawFn, ranks: int) -> Example:
 @pytest.mark.parametrize("ranks", in_gate([2, 3, 4, 6], kept=[2, 6]))
 def test_equal_to_serial(ranks: int) -> None:
     run_ranks(ranks, compare, applied, draw_examples(examples(ranks), 28))
+
+
+@pytest.mark.parametrize("ranks", in_gate([2, 3, 4, 6], kept=[2]))
+def test_gradients_that_are_asked_for_equal_serial_ones(ranks: int) -> None:
+    run_ranks(ranks, compare, with_gradients, draw_examples(examples(ranks), 28))
