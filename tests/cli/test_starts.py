@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -22,8 +23,10 @@ from hyperslab.cli import COMMANDS, load_command
 from hyperslab.cli.report import FIGURE_FORMATS
 from hyperslab.cli.scale import scale_command
 from hyperslab.errors import RecipeError
+from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.load import _fields, load_recipe
-from hyperslab.recipe.text import torch_classes
+from hyperslab.recipe.text import torch_classes, torch_knows_cuda
+from hyperslab.recipe.trust import Trust
 from hyperslab.studies.report import FigureFormat
 from hyperslab.studies.scaling.study import ScalingKind
 from hyperslab.train.metrics import SURFACE_TOLERANCE
@@ -89,6 +92,7 @@ WRONG = {
     "convert nowhere x": "nowhere: does not exist; give the folder that holds the data",
     "convert empty x": "empty: no file *.hdf5, *.h5, *.npy,",
     "convert scans nowhere x --spacing 1": "nowhere: does not exist",
+    "convert scans empty x --spacing 1": "empty: no scan *.nii, *.nii.gz in it or below",
     "train data.yaml": "nowhere: does not exist; give the folder that holds the data",
     "train data.yaml data.path=empty": "empty: no file *.hdf5, *.h5, *.npy,",
     "evaluate done data.synthetic=null data.path=empty": "empty: no file *.hdf5, *.h5,",
@@ -128,6 +132,8 @@ WRONG = {
     "plan r.yaml --calibrate nowhere/m.yaml": "cannot write --calibrate nowhere/m.yaml: No",
     "plan data.yaml": "data.path nowhere is not on this machine, so the shape of its volumes is",
     "plan data.yaml data.path=empty": "empty: no file *.hdf5, *.h5, *.npy,",
+    "train r.yaml grid.depth=64": "cannot cut volumes of 16 voxels along depth into 64 shards",
+    "train r.yaml grid.width=9 data.subvolume=8": "cannot cut volumes of 8 voxels along width",
     "train r.yaml grid=auto": "grid=auto needs to know how many ranks to start: give --ranks",
     "plan r.yaml grid.auto=true": "grid=auto needs to know for how many ranks to plan",
     "plan r.yaml --shape x": "--shape x: give C,D,H,W",
@@ -137,6 +143,8 @@ WRONG = {
     "plan r.yaml --machine nowhere": "there is no machine file nowhere",
     "plan r.yaml --machine a --calibrate b": "--calibrate and --machine both name a machine",
     "train r.yaml --machine nowhere": "there is no machine file nowhere",
+    "train r.yaml --machine r.yaml": "r.yaml: 'settings' is missing, so it is not a machine file",
+    "plan r.yaml --machine done": "cannot read the machine file done: Is a directory",
     "sweep s.yaml --machine nowhere": "there is no machine file nowhere",
     "scale strong r.yaml --ranks 1 --machine nowhere": "there is no machine file nowhere",
     "scale strong r.yaml --ranks 0": "--ranks 0: give different numbers",
@@ -177,6 +185,10 @@ WRONG = {
     "train r.yaml data.fold=1": "data.fold and data.folds go together",
     "train r.yaml data.window=[0,1] data.transform=mean": "are two transforms; give one of them",
     "train r.yaml model.target=nowhere.Net": "model.target nowhere.Net cannot be imported: ",
+    "train r.yaml model.target=nets.Nett": "cannot be imported: nets has no 'Nett'\n    nearest: "
+    "nets.Net",
+    "plan r.yaml loss.target=torch.nn.HuberLos": "torch.nn has no 'HuberLos'\n    nearest: "
+    "torch.nn.HuberLoss",
     "plan r.yaml loss.target=nowhere.loss": "loss.target nowhere.loss cannot be imported: ",
     "train r.yaml optimizer.target=nowhere.Adam": "optimizer.target nowhere.Adam cannot be",
     "train r.yaml loggers=[{target: nowhere.Log}]": "loggers.0.target nowhere.Log cannot be",
@@ -212,6 +224,7 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "variant.yaml": "recipe: r.yaml\nvariants: {a: {model.widht: 16}}\nrates: [0.1]\n"
         "seeds: [1]\n",
         "empty/readme.txt": "no data",
+        "nets.py": "import torch\n\n\nclass Net(torch.nn.Module): ...\n",
     }
     for name, words in files.items():
         Path(name).parent.mkdir(exist_ok=True, parents=True)
@@ -245,6 +258,24 @@ for words in {split!r}:
     for (words, said), (code, text, *imported) in zip(lines.items(), found, strict=True):
         assert said in text, words
         assert (imported, code in ((1, 2) if said else (0, None))) == ([], True), (words, code)
+
+
+def test_a_torch_without_cuda_is_known_by_its_text() -> None:
+    assert torch_knows_cuda() == (torch.version.cuda is not None or torch.version.hip is not None)
+
+
+@pytest.mark.parametrize(
+    "module", ["torch.nn", "torch.nn.functional", "torch.optim", "hyperslab.losses", "json"]
+)
+def test_what_is_there_is_not_refused_by_a_modules_text(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in dir(import_module(module)) if not name.startswith("_")]
+    monkeypatch.delitem(sys.modules, module)  # as before it is imported
+    for name in names:
+        check_exists(f"{module}.{name}", "model.target", Trust(own=True))
+    with pytest.raises(RecipeError, match="has no 'Nope'"):
+        check_exists(f"{module}.Nope", "model.target", Trust(own=True))
 
 
 def test_what_options_say_without_imports_is_what_there_is() -> None:

@@ -14,7 +14,8 @@ from typer.core import TyperGroup
 from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, three
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
-from hyperslab.formats.files import AccessPolicy, check_folder
+from hyperslab.errors import DataError
+from hyperslab.formats.files import AccessPolicy, check_folder, walk_folder
 from hyperslab.formats.registry import (
     check_source,
     check_written,
@@ -246,8 +247,10 @@ def respaced(
     ] = False,
 ) -> None:
     sizes = three("--spacing", spacing, float)
-    if not src.exists():
+    if not src.is_file():
         check_folder(src)
+        if not any(name.endswith((".nii", ".nii.gz", ".json")) for name in walk_folder(src)):
+            raise DataError(f"{src}: no scan *.nii, *.nii.gz in it or below")
     from hyperslab.formats.convert.scans import respace_scans
 
     allowed = AccessPolicy(outside_files)

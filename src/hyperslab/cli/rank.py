@@ -23,6 +23,7 @@ from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.launchers import adopt_launcher, check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch import supervisor
+from hyperslab.recipe.text import torch_knows_cuda
 
 if TYPE_CHECKING:
     from hyperslab.recipe.schema import Recipe
@@ -133,8 +134,13 @@ def check_ranks(recipe: Recipe, ranks: int | None) -> None:
     """Compare the grid with the ranks that there are or shall be, before any work is done.
 
     Raises:
-        LayoutError: with both numbers.
+        LayoutError: with both numbers; torch was built for no device that is asked for.
     """
+    if recipe.device.startswith("cuda") and not torch_knows_cuda():
+        raise LayoutError(
+            f"device={recipe.device}: there is no CUDA device for this torch, which was built "
+            "without CUDA\n    use device=cpu, or install torch for CUDA"
+        )
     grid = recipe.grid.model_dump()
     place = read_variables(os.environ)
     if ranks is not None:

@@ -8,7 +8,9 @@ and bytes. `calibrate` measures a machine, by `timing`.
 
 from __future__ import annotations
 
+import re
 import tempfile
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,13 +33,20 @@ def shipped_machines() -> list[str]:
 
 
 def check_machine(name: str | None) -> None:
-    """Refuses a name that is neither a shipped machine nor a file, before torch is imported.
+    """Refuses what is neither a shipped machine nor a file of one, before torch is imported.
 
     Raises:
-        MachineError: as `read_machine`.
+        MachineError: as `read_machine`, or it holds something else.
     """
-    if name is not None and name not in shipped_machines() and not Path(name).is_file():
-        read_machine(name)
+    if name is None or name in shipped_machines():
+        return
+    with suppress(OSError, UnicodeDecodeError):
+        # A long file takes half a second to parse, and is parsed later.
+        text = read_text(Path(name), MOST_LONG_YAML_CHARACTERS)
+        if re.search("^settings:", text, re.MULTILINE):
+            return
+    if "settings" not in read_machine(name):
+        raise MachineError(f"{name}: 'settings' is missing, so it is not a machine file")
 
 
 def check_machine_file(option: str, out: Path) -> None:

@@ -14,9 +14,11 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
@@ -301,16 +303,45 @@ def check_exists(name: str, key: str, trust: Trust) -> None:
         RecipeError: as `imported`.
     """
     trust.check_allowed(name, key)
-    if not located(name):
+    files = located(name)
+    if not files:
         imported(name, key, trust)
+    module, _, last = name.rpartition(".")
+    if module in sys.modules or len(files) != name.count("."):
+        return  # it costs nothing to import it later; a module without a file
+    with suppress(OSError, UnicodeDecodeError, RecursionError):
+        text = _text_of(files[-1])
+        if not re.search(rf"\b{re.escape(last)}\b|{_MAKES_NAMES}", text):
+            there = re.findall(r"^ *(?:class |def )?(\w+)", text, re.MULTILINE)
+            raise RecipeError(f"{key} {name} cannot be imported: {_has_no(name, there)}")
+
+
+_MAKES_NAMES = r"import \*|__getattr__|setattr|exec\(|(globals|locals|vars)\(|__dict__|modules\["
+"""Finds where the text of a module may make names that it does not hold."""
+
+
+def _text_of(file: str) -> str:
+    """Return a module's text, those of which it takes over all names behind it."""
+    text = Path(file).read_text(encoding="utf-8")
+    stars = r"^from (\w[\w.]*) import \*"
+    for module in re.findall(stars, text, re.MULTILINE):
+        files = located(f"{module}.any")
+        if len(files) != module.count(".") + 1:
+            return text  # with its star
+        text += _text_of(files[-1])
+    return re.sub(stars, "", text, flags=re.MULTILINE)
 
 
 def _why_not(name: str, error: BaseException) -> str:
-    module, _, last = name.rpartition(".")
+    module = name.rpartition(".")[0]
     if module not in sys.modules:
         remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
         return f"{_root(error) if module else 'write package.Class'}\n    {remedy}"
-    there = dir(sys.modules[module])
+    return _has_no(name, dir(sys.modules[module]))
+
+
+def _has_no(name: str, there: Sequence[str]) -> str:
+    module, _, last = name.rpartition(".")
     near = difflib.get_close_matches(last, there, 1) or [n for n in there if n.lower() == last]
     nearest = f"\n    nearest: {module}.{near[0]}" if near else ""
     return f"{module} has no {last!r}{nearest}"

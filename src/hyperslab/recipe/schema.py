@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -19,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, LayoutError
 from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
@@ -283,6 +284,27 @@ class Recipe(CodeSection):
             used = (not sections or key in sections) and key not in self.handed_in
             if used and isinstance(section, TargetSection) and section.target:
                 check_exists(section.target, f"{key}.target", section.trust)
+
+    def check_cuts(self) -> None:
+        """Refuse more ranks along an axis than voxels, where keys say how many these are.
+
+        Raises:
+            LayoutError: names the axis and both numbers.
+        """
+        extents: tuple[int, ...] = ()
+        if self.data.subvolume is not None:
+            extents = (self.data.subvolume,) * 3
+        elif self.data.synthetic is not None:
+            extents = self.data.synthetic.shape[1:]
+        multiple = self.data.multiple or 1
+        for axis, extent in zip(("depth", "height", "width"), extents, strict=False):
+            voxels = math.ceil(extent / multiple) * multiple
+            shards = getattr(self.grid, axis)
+            if shards > voxels:
+                raise LayoutError(
+                    f"cannot cut volumes of {voxels} voxels along {axis} into {shards} shards\n"
+                    f"    use grid.{axis}<={voxels}"
+                )
 
     @property
     def undecided(self) -> bool:

@@ -126,6 +126,16 @@ _TORCH_SOURCES = {
 
 
 @functools.cache
+def torch_knows_cuda() -> bool:
+    """Say whether torch was built for CUDA or ROCm, as its text has it."""
+    spec = find_spec("torch")
+    text = ""
+    if spec is not None and spec.submodule_search_locations:
+        with suppress(OSError):
+            text = read_text(Path(spec.submodule_search_locations[0], "version.py"))
+    return len(re.findall(r"^(?:cuda|hip)\b.*= None$", text, re.MULTILINE)) < 2
+
+
 def torch_classes(section: str) -> dict[str, str]:
     """Return torch's classes for a section: dotted names by their own names in small letters.
 
