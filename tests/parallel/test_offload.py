@@ -215,7 +215,7 @@ class Conjugating(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * x
-        return (y.conj() * (y.exp() + y.conj().imag**3)).abs().sum()
+        return (y.conj() * (y.exp() + y.conj().imag ** 3)).abs().sum()
 
 
 def test_conjugate_tensors_return(monkeypatch: pytest.MonkeyPatch) -> None:
