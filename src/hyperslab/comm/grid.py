@@ -14,12 +14,14 @@ import operator
 import os
 import socket
 import sys
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -172,11 +174,11 @@ class Grid:
     has_values = True
     """Tells whether its tensors have values: those of a step that is only traced have none."""
 
-    gathers = 0
-    """Counts `Sharded.full` while metrics are looked for."""
+    next_search = 0.0
+    """Is the time [s] from which on `Sharded.full` looks for metrics again."""
 
-    groups_handed_out = False
-    """Tells whether the program has asked for a `process_group`, to add up over ranks itself."""
+    looks_for_metrics = True
+    """Tells whether `Sharded.full` looks for metrics that add up over ranks."""
 
     def __init__(
         self,
@@ -441,7 +443,6 @@ class Grid:
         """
         if wrong := [axis for axis in axes if axis not in AXES]:
             raise LayoutError(f"a grid has no axis {wrong[0]!r}, but {', '.join(AXES)}")
-        self.groups_handed_out = True
         if not dist.is_initialized():
             return None
         wanted = self.group(axes)
@@ -467,24 +468,49 @@ class Grid:
 def warn_of_metrics(grid: Grid) -> None:
     """Log once if there is a metric of torchmetrics that adds up over ranks.
 
-    Called at each gather of a whole tensor, it looks through memory at the first, second, fourth,
-    ... of them: torchmetrics keeps no list of what is alive.
+    Called at each gather of a whole tensor, which says nothing of where it goes, it looks through
+    memory, for torchmetrics keeps no list of what is alive; that takes a fiftieth of the time.
     """
-    grid.gathers += 1
-    if grid.groups_handed_out or grid.gathers & (grid.gathers - 1):
+    now = time.monotonic()
+    if not grid.looks_for_metrics or now < grid.next_search:
         return
     kind = sys.modules["torchmetrics"].Metric
     # Not all objects of this process: to refer to a tuple that another thread is making breaks it.
     for thing in gc.get_referrers(*_classes_below(kind)):
-        if issubclass(type(thing), kind) and thing.process_group is None and thing.sync_on_compute:
-            log_once(
-                grid,
-                f"{type(thing).__name__} of torchmetrics adds up over all ranks, and each has the "
-                "whole of x.full(), so sums count every voxel once a rank: make it with "
-                "process_group=grid.process_group()",
-                logging.WARNING,
-            )
+        if issubclass(type(thing), kind) and _warn_if_it_adds_up(grid, thing):
+            grid.looks_for_metrics = False
             return
+    grid.next_search = now + 50 * (time.monotonic() - now)
+
+
+def warn_of_updated_metric(grid: Grid) -> None:
+    """Log once if a metric of torchmetrics that adds up over ranks is being updated.
+
+    Called where cut tensors give an ordinary one, it looks at who called.
+    """
+    kind = sys.modules["torchmetrics"].Metric
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        # Python keeps the values of a frame that was looked at: not of the user's, with volumes.
+        if frame.f_globals.get("__name__", "").startswith("torchmetrics."):
+            metric = frame.f_locals.get("self")
+            if isinstance(metric, kind):
+                _warn_if_it_adds_up(grid, metric)
+                return
+        frame = frame.f_back
+
+
+def _warn_if_it_adds_up(grid: Grid, metric: Any) -> bool:
+    if metric.process_group is not None or not metric.sync_on_compute:
+        return False
+    log_once(
+        grid,
+        f"{type(metric).__name__} of torchmetrics adds up over all ranks, and each has the whole "
+        "of a mini-batch (of x.full(), and of what a cut tensor gives), so sums count every voxel "
+        "once a rank: make it with process_group=grid.process_group()",
+        logging.WARNING,
+    )
+    return True
 
 
 def _classes_below(kind: type[object]) -> Iterator[type[object]]:

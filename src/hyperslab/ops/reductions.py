@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import AXES, Communicator
 from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
+from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
@@ -48,6 +50,8 @@ def wrap_reduced(
     """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
     partition = _reduced_partition(x.partition, tuple(dims), keepdim)
     if 0 in dims and not partition.axes:
+        if "torchmetrics" in sys.modules and x.grid.size > 1:
+            warn_of_updated_metric(x.grid)
         return block
     return x.like(block, partition)
 

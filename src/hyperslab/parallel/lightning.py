@@ -34,7 +34,7 @@ class GridStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         super().setup_distributed()
         self.grid = Grid(**self.extents)
-        self.grid.groups_handed_out = True  # metrics are looked at below
+        self.grid.looks_for_metrics = False  # they are looked at below
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

@@ -261,7 +261,9 @@ def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedO
         return UnsupportedOp(
             f"{op_name(function)} has no rule for a cut tensor, which all ranks share already: "
             f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
-            "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers)"
+            "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers), "
+            "and update a metric\n    of torchmetrics with x.full(), made with "
+            "process_group=grid.process_group()"
         )
     remedy = _OWN_REMEDIES.get(getattr(function, "__name__", ""))
     if remedy is not None:

@@ -35,7 +35,11 @@ from hyperslab.tensor.deferred import (
 )
 from hyperslab.tensor.dispatch import RULES, check_operands, refuse
 from hyperslab.tensor.gradient_buffers import GradientBuffers
-from hyperslab.util.torch_internals import DisableTorchFunctionSubclass, graph_task
+from hyperslab.util.torch_internals import (
+    DisableTorchFunctionSubclass,
+    graph_task,
+    refusal_to_compile,
+)
 
 
 class ForwardScope:
@@ -322,11 +326,12 @@ class Sharded(DeferredTensor):
         raise refuse(torch.Tensor.set_, (self, *args), {})
 
     def _is_view(self) -> bool:  # what torch.compile asks of a tensor first
-        raise UnsupportedOp(
+        raise refusal_to_compile(
+            UnsupportedOp,
             f"torch.compile cannot trace a cut tensor\n    Sharded {self._partition} on "
             f"{self._grid}\n    compile nothing but the module that hyperslab.parallelize takes or "
             "returns, which runs eagerly;\n    wrap other functions in torch.compiler.disable, and "
-            "export a network that is not parallelised"
+            "export a network that is not parallelised",
         )
 
     def __matmul__(self, other: object) -> Any:  # torch would turn the refusal into NotImplemented

@@ -11,6 +11,7 @@ import datetime
 import importlib
 import operator
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,6 +84,17 @@ def keep_out_of_graphs(packages: Sequence[str]) -> None:
     rules = importlib.import_module("torch._dynamo.trace_rules")
     for package in packages:
         rules.add(package)
+
+
+def refusal_to_compile(kind: type[Exception], words: str) -> Exception:
+    """Return an error, to be raised by the caller, that ``torch.compile`` hands on as it is.
+
+    Of any other error it makes one of its own, whose frames and words come before ours.
+    """
+    short = importlib.import_module("torch._dynamo.exc").ShortenTraceback
+    made = type(kind.__name__, (short, kind), {"__module__": kind.__module__})
+    error: Exception = made(words, first_useful_frame=sys._getframe(1))
+    return error
 
 
 # Tensors and their memory.
