@@ -99,6 +99,24 @@ def test_one_step(axes: dict[str, int], how: str) -> None:
     assert max(run_ranks(size(axes), one_step, axes, how)) <= 1e-10
 
 
+def asked_for(axes: dict[str, int]) -> float:
+    """Parameters' gradients by torch.autograd.grad, and a penalty on them."""
+    serial, parallel, grid = pair(axes)
+    x, y = data()
+    found = []
+    for model, cut in ((serial, x), (parallel, hs.shard(x, grid))):
+        loss = F.mse_loss(model(cut), y)
+        asked = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        (loss + sum(g.square().sum() for g in asked)).backward()
+        found.append([*asked, *(p.grad for p in model.parameters())])
+    return max(distance(b, a) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("axes", SMALL, ids=str)
+def test_gradients_of_parameters_that_are_asked_for(axes: dict[str, int]) -> None:
+    assert max(run_ranks(size(axes), asked_for, axes)) <= 1e-10
+
+
 def accumulated(axes: dict[str, int], quietly: bool) -> float:
     """Two halves of a batch, then clipping; the first one without communication or with."""
     serial, parallel, grid = pair(axes)

@@ -14,13 +14,15 @@ what a checkpoint calls again gets them cut as they were.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.ops.elementwise import apply_pointwise
@@ -34,7 +36,12 @@ from hyperslab.tensor.deferred import (
     wrap_while_cut,
 )
 from hyperslab.tensor.dispatch import refuse
-from hyperslab.util.torch_internals import CHECKPOINTS, EnableTorchFunction, graph_task
+from hyperslab.util.torch_internals import (
+    BACKWARD_PASSES,
+    CHECKPOINTS,
+    EnableTorchFunction,
+    graph_task,
+)
 
 Recut = Callable[[torch.Tensor], torch.Tensor]
 
@@ -291,6 +298,51 @@ def grad(
         pairs = zip(wanted, found, strict=True)
         what = "the gradient of an ordinary tensor"
         return tuple(None if g is None else _serial(x, g, cut[0].grid, what) for x, g in pairs)
+
+
+_AVERAGED = WeakTensorKeyDictionary()
+"""Has the grid, weakly, of each parameter of which every rank gets a part of the gradient."""
+
+
+def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) -> None:
+    """Let ``torch.autograd.grad`` of these parameters return the serial gradients.
+
+    All ranks call it alike. It asks no tensor's class where nothing is cut, neither the loss nor
+    the parameters.
+    """
+    for parameter in parameters:
+        _AVERAGED[parameter] = weakref.ref(grid)
+
+
+def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what runs a backward pass and returns the gradients of ``inputs``."""
+
+    @functools.wraps(original)
+    def run(
+        outputs: object,
+        weights: object,
+        retain_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        found = original(outputs, weights, retain_graph, create_graph, inputs, *args, **kwargs)
+        if not found or graph_task() != -1:  # a rule's own pass within another one
+            return found
+        serial = []
+        with torch.set_grad_enabled(create_graph):
+            for tensor, gradient in zip(inputs, found, strict=True):
+                averaged = isinstance(tensor, torch.nn.Parameter) and _AVERAGED.get(tensor)
+                if averaged and gradient is not None:
+                    gradient = _serial(tensor, gradient, averaged(), "the gradient of a parameter")
+                serial.append(gradient)
+        return tuple(serial)
+
+    return run
+
+
+wrap_while_cut(*BACKWARD_PASSES, _asking_all_ranks)
 
 
 def _total(

@@ -22,6 +22,7 @@ from torch.autograd.function import BackwardCFunction
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
+from hyperslab.ops.autograd import ask_all_ranks_for_gradients
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
 from hyperslab.tensor import Sharded
@@ -129,6 +130,7 @@ class Guard:
         self.seen: set[int] = set()
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
+        ask_all_ranks_for_gradients((p for p in module.parameters() if p.requires_grad), grid)
         watched = watched_gradients(grid)
         for parameter in module.parameters():
             if parameter in watched:  # it has met a cut tensor before

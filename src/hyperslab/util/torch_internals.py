@@ -172,6 +172,9 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
 
 # Backward passes.
 
+BACKWARD_PASSES: tuple[Any, str] = (torch.autograd, "_engine_run_backward")
+"""Says where ``torch.autograd.grad`` and ``backward`` run the engine."""
+
 CHECKPOINTS: tuple[Any, str] = (
     torch.utils.checkpoint,
     "_checkpoint_without_reentrant_generator",
