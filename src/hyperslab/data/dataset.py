@@ -346,17 +346,22 @@ class Dataset:
         try:
             for step in range(start, self.steps):
                 self._check_open()
-                batch = self._prefetcher.take(ahead)
+                pair = self._take(ahead)
                 self.at = step + 1
-                if batch is not None:
-                    self.shown = batch.samples
-                    yield self._finish(batch)
+                if pair is not None:
+                    yield pair
+                del pair  # or it would be there beside the next one
             self._prefetcher.hand_on(ahead)
         except BaseException:
             self._prefetcher.drop(ahead)
             raise
 
-    def _finish(self, batch: LocalBatch) -> tuple[Sharded, Sharded]:
+    def _take(self, ahead: StepsAhead) -> tuple[Sharded, Sharded] | None:
+        """Returns the next mini-batch; None where all of its samples are skipped."""
+        batch = self._prefetcher.take(ahead)
+        if batch is None:
+            return None
+        self.shown = batch.samples
         self._copy.finish(batch)
         shape = batch.partition.shape[1:]
         x = decode(batch.values, self._transform, self.dtype, shape, self.grid)
