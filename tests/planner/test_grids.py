@@ -61,4 +61,5 @@ def test_a_plan_of_whole_samples(tmp_path: Path) -> None:
     kept, kept_whole = (host_memory(one, grid, bounds()) for one in (boxes, job))
     assert kept.store == -(-job.shown // 3) * box
     assert kept_whole.store == -(-job.shown // 18) * whole
+    assert kept.ahead == 2 * 2 * box  # two mini-batches; that of the step is the network's input
     assert kept_whole.ahead - kept.ahead == whole + 2 * 5 * box

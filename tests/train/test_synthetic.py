@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
+from hyperslab.data.transforms import decode
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.studies.report import write_report
@@ -55,6 +58,24 @@ def test_every_grid_sees_the_same_volumes(
     recipe = write(tmp_path / "run.yaml", COUNTS)
     run_ranks(2, run, recipe, cut, f"data.mode={mode}")
     assert losses(tmp_path / "run") == pytest.approx(losses(serial), rel=1e-4)
+
+
+def test_a_mini_batch_is_gone_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[weakref.ref[Any]] = []
+    left: list[int] = []
+
+    def watched(*args: Any) -> torch.Tensor:
+        left.append(sum(one() is not None for one in made))
+        values = decode(*args).numpy().copy()
+        made.append(weakref.ref(values))
+        return torch.from_numpy(values)
+
+    monkeypatch.setattr("hyperslab.data.dataset.decode", watched)
+    run(write(tmp_path / "run.yaml", COUNTS))
+    assert len(left) > 6  # of training and of validation
+    assert not any(left)
 
 
 def test_a_run_goes_on(tmp_path: Path, serial: Path) -> None:

@@ -17,7 +17,7 @@ from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.dataset import DeviceCopy
 from hyperslab.geometry import Partition
 from hyperslab.util import page_locked as module
-from hyperslab.util.page_locked import LARGE, PageLockedBuffers, page_locked
+from hyperslab.util.page_locked import LARGE, LentBuffers, PageLockedBuffers, page_locked
 from tests.recipe.own_classes import Blobs
 
 
@@ -124,7 +124,25 @@ def test_buffers_of_other_shapes_do_not_pile_up(
     for size in range(100, 200):
         buffers.lend((size,), torch.uint8)
     gc.collect()
-    assert len(cudart.registered) <= module.KEPT + 1
+    assert len(cudart.registered) <= PageLockedBuffers.kept + 1
+
+
+@pytest.mark.parametrize("large", [0, LARGE])
+def test_plain_memory_is_used_again(monkeypatch: pytest.MonkeyPatch, large: int) -> None:
+    monkeypatch.setattr(module, "LARGE", large)
+    buffers = LentBuffers()
+    first = buffers.lend((3, 5), torch.float32).fill_(1)
+    address = first.data_ptr()
+    second = buffers.lend((3, 5), torch.float32).fill_(2)
+    assert first.sum() == 15  # somebody has it
+    del first
+    third = buffers.lend((5, 3), torch.float32)
+    assert third.data_ptr() == address
+    assert second.sum() == 30
+
+
+def test_nothing_is_lent_of_no_samples() -> None:
+    assert LentBuffers().lend((0, 4), torch.float32).shape == (0, 4)
 
 
 def test_a_batch_under_way_to_the_device_is_not_lent(

@@ -25,7 +25,7 @@ from hyperslab.data.assemble import BatchAssembler, LocalBatch
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
-from hyperslab.util.page_locked import PageLockedBuffers
+from hyperslab.util.page_locked import LentBuffers, PageLockedBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,23 +343,29 @@ class Dataset:
 
     def _run(self, epoch: int, start: int, onward: bool) -> Pairs:
         ahead = self._prefetcher.begin(epoch, start, onward=onward)
+        buffers = LentBuffers()
         try:
             for step in range(start, self.steps):
                 self._check_open()
-                batch = self._prefetcher.take(ahead)
+                pair = self._take(ahead, buffers)
                 self.at = step + 1
-                if batch is not None:
-                    self.shown = batch.samples
-                    yield self._finish(batch)
+                if pair is not None:
+                    yield pair
+                del pair  # or it would be there beside the next one
             self._prefetcher.hand_on(ahead)
         except BaseException:
             self._prefetcher.drop(ahead)
             raise
 
-    def _finish(self, batch: LocalBatch) -> tuple[Sharded, Sharded]:
+    def _take(self, ahead: StepsAhead, buffers: LentBuffers) -> tuple[Sharded, Sharded] | None:
+        """Returns the next mini-batch; None where all of its samples are skipped."""
+        batch = self._prefetcher.take(ahead)
+        if batch is None:
+            return None
+        self.shown = batch.samples
         self._copy.finish(batch)
         shape = batch.partition.shape[1:]
-        x = decode(batch.values, self._transform, self.dtype, shape, self.grid)
+        x = decode(batch.values, self._transform, self.dtype, shape, self.grid, buffers)
         if batch.kept and x.data_ptr() == batch.values.data_ptr():
             x = x.clone()  # nobody must change what the store keeps
         y = batch.targets.to(self._target_dtype, copy=batch.kept)

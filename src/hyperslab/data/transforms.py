@@ -12,6 +12,7 @@ import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
+from hyperslab.util.page_locked import LentBuffers
 
 Shape = tuple[int, ...]
 
@@ -88,7 +89,8 @@ class MeanScale(Transform):
         group = grid.group(("depth", "height", "width"))
         count = math.prod(shape[-len(self.over) :])
         mean = all_reduce_sum(sums, group, "the mean of a sample") / count
-        return x / torch.where(mean == 0, 1, mean).to(x.dtype)
+        mean = torch.where(mean == 0, 1, mean).to(x.dtype)
+        return x.div_(mean) if fresh else x / mean
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,8 @@ class IntensityWindow(Transform):
         return self.low, self.high
 
     def apply(self, x: torch.Tensor, shape: Shape, grid: Grid, fresh: bool) -> torch.Tensor:
-        return x.clamp(self.low, self.high).sub_(self.low).div_(self.high - self.low)
+        clipped = x.clamp_(self.low, self.high) if fresh else x.clamp(self.low, self.high)
+        return clipped.sub_(self.low).div_(self.high - self.low)
 
 
 TRANSFORMS: dict[str, Transform] = {
@@ -190,10 +193,16 @@ def decode(
     dtype: torch.dtype,
     shape: tuple[int, ...],
     grid: Grid,
+    buffers: LentBuffers | None = None,
 ) -> torch.Tensor:
     """Returns this rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
 
-    Half-precision results are computed in float32. All ranks of a replica call it.
+    Half-precision results are computed in float32, in memory of ``buffers`` on a CPU. All ranks of
+    a replica call it.
     """
-    x = values.to(torch.promote_types(dtype, torch.float32))
+    wide = torch.promote_types(dtype, torch.float32)
+    if buffers is None or values.is_cuda or values.dtype == wide:
+        x = values.to(wide)
+    else:
+        x = buffers.lend(values.shape, wide).copy_(values)
     return transform.apply(x, shape, grid, x is not values).to(dtype)

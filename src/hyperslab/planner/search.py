@@ -508,7 +508,7 @@ def _candidate(
 
 
 def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> costs.RankMemory:
-    """Computes a rank's memory beside its step: mini-batches, and what the store keeps.
+    """Computes a rank's memory beside its step: mini-batches to come, and what the store keeps.
 
     The store keeps what is shown in an epoch, as far as its budget goes: by default half of the
     memory that a rank may have. A rank that reads whole samples also has the one that it reads, and
@@ -519,7 +519,7 @@ def host_memory(job: GridJob, grid: GridSection, bounds: PlanBounds) -> costs.Ra
     batch = job.samples_each(grid) * box
     policy = PrefetchPolicy(data.prefetch, data.prefetch_bytes)
     depth = policy.batches(batch, planned_device(job.recipe))
-    ahead = (1 + depth) * batch
+    ahead = depth * batch
     kept, holders = box, grid.data
     if whole := job.whole_each(grid):
         kept, holders = job.box_bytes(job.about.shape[1:]), grid.size

@@ -317,6 +317,7 @@ class Trainer:
             rate = self.progress.rate
             step = self.first_step if self.progress.flops.wanted else self.train_step
             done = step(batch, batches)
+            del batch  # or it would be there beside the next one
             self.at.batch = self.data.at
             self.at.step += 1
             self.record(done, rate)
@@ -402,6 +403,7 @@ class Trainer:
                     signal_of_any = self.progress.read(before, vote).signal
                 if signal_of_any:
                     break
+                del x, y  # as in `train_epoch`
         if pending is not None:
             last = self.progress.read(pending, vote).signal
             signal_of_any = signal_of_any or last

@@ -1,4 +1,7 @@
-"""Page-locks host memory of exactly the size that is asked for, and lends it again and again.
+"""Lends host memory again and again, page-locked at exactly the size that is asked for or not.
+
+The C library gives large blocks back to the system, or leaves holes that the next one does not fit:
+fresh pages at every step, or a process that grows.
 
 A CUDA device copies from and to such memory by itself. Torch's own pinned memory is rounded up to
 the next power of two, so that a batch or a snapshot of 9 GiB takes 16; here fresh memory is mapped
@@ -24,9 +27,6 @@ HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 LARGE = 8 << 20
 """Size [B] from which on memory is registered; torch's own, which is at hand, for smaller ones."""
-
-KEPT = 8
-"""Buffers that wait for their next use."""
 
 
 def fresh_memory(nbytes: int) -> mmap.mmap:
@@ -68,23 +68,42 @@ class _Buffer:
         return not lent and (self.copied is None or self.copied.query())
 
 
-class PageLockedBuffers:
-    """Lends page-locked tensors; their memory is free again when they are gone and were copied."""
+class LentBuffers:
+    """Lends tensors; their memory is free again when they are gone."""
+
+    kept = 0
+    """Buffers that wait for their next use beside the one that is lent."""
 
     def __init__(self) -> None:
         self._buffers: list[_Buffer] = []
+
+    def make(self, nbytes: int) -> torch.Tensor:
+        """Returns so many bytes of memory that is new; the C library's for few of them."""
+        if nbytes < LARGE:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.frombuffer(fresh_memory(nbytes), dtype=torch.uint8)
 
     def lend(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Returns a tensor without values."""
         nbytes = math.prod(shape) * dtype.itemsize
         free = [one for one in self._buffers if one.free]
         fitting = next((one for one in free if one.memory.nbytes == nbytes), None)
-        memory = page_locked(nbytes) if fitting is None else fitting.memory
-        gone = [fitting, *free[:-KEPT]]  # samples of many shapes would leave one buffer each
+        memory = self.make(nbytes) if fitting is None else fitting.memory
+        # Samples of many shapes would leave one buffer each.
+        gone = [fitting, *free[: max(0, len(free) - self.kept)]]
         self._buffers = [one for one in self._buffers if one not in gone]
         self._buffers.append(_Buffer(memory, 0))
         self._buffers[-1].holders = count_storage_users(memory.untyped_storage())
         return memory.view(dtype).view(*shape)
+
+
+class PageLockedBuffers(LentBuffers):
+    """Lends page-locked tensors, whose memory is not free either until it was copied."""
+
+    kept = 8
+
+    def make(self, nbytes: int) -> torch.Tensor:
+        return page_locked(nbytes)
 
     def copying(self, tensor: torch.Tensor, copied: torch.cuda.Event) -> None:
         """Says when the device has copied a tensor; of one that was not lent it does nothing."""

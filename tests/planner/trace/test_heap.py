@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hyperslab.planner.unbacked_memory import Heap, UnbackedMemory
 
 
-@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60), st.booleans())
-def test_blocks_never_overlap(steps: list[tuple[int, int]], joining: bool) -> None:
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5)), max_size=60))
+def test_blocks_never_overlap(steps: list[tuple[int, int]]) -> None:
     """Each step takes a block, and then gives back one of those that are taken, or none."""
-    heap = Heap(joining=joining)
+    heap = Heap()
     taken: list[tuple[int, int]] = []
     for nbytes, which in steps:
         begin, size = heap.take(nbytes)
@@ -49,25 +49,24 @@ def resident():
 keep_freed_memory()
 torch.ones(10)
 before = resident()
-joined, apart = heaps = Heap(), Heap(joining=False)
+heap = Heap()
 kept = {}
 for turn in range(40):  # sizes that do not fit each other's holes
     nbytes = (1 + turn * 7 % 5) << 22
-    kept[turn] = torch.ones(nbytes // 4), [heap.take(nbytes) for heap in heaps]
+    kept[turn] = torch.ones(nbytes // 4), heap.take(nbytes)
     if turn >= 6:
-        tensor, blocks = kept.pop(min(kept) if turn % 3 else max(kept))
+        tensor, block = kept.pop(min(kept) if turn % 3 else max(kept))
         del tensor
-        for heap, block in zip(heaps, blocks):
-            heap.give(*block)
-print(resident() - before, joined.top, apart.top)
+        heap.give(*block)
+print(resident() - before, heap.top)
 """
 
 
-def test_the_c_library_is_between_the_bounds() -> None:
+def test_the_c_library_has_little_more_than_the_heap() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    grown, joined, apart = map(int, done.stdout.split())
-    assert 0.9 * joined <= grown <= 1.1 * apart
+    grown, simulated = map(int, done.stdout.split())
+    assert 0.9 * simulated <= grown <= 1.6 * simulated  # these sizes are a hard case
 
 
 def test_blocks_that_are_mapped_leave_no_holes() -> None:
