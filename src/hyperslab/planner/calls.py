@@ -143,8 +143,8 @@ BOTH_GRADIENTS = "aten.convolution_backward.default"
 
 _NEIGHBOURS = 4  # measured calls that one is interpolated between
 _LEAST_DISTANCE = 1e-2  # a distance in logarithms: nearer ones do not outweigh all others
-_NEIGHBOURHOOD = 2.5
-"""Is the distance of volumes of twice the width, and a little more; what is farther is no guide."""
+_NEIGHBOURHOOD = 3.0
+"""Is the distance to twice the width of a volume, and a little more; nothing farther counts."""
 
 TimedCall = tuple[list[float], float, float]
 """Holds the features of a measured call, its time [s] and its roofline [s]."""
@@ -208,15 +208,17 @@ def measurable_passes(operator: LocalOperator) -> list[LocalOperator]:
 
 
 def call_features(call: Call, least: float) -> list[float]:
-    """Lists a call's features: the roofline, and the extents of each tensor.
+    """Lists a call's features: the roofline, and of each tensor the extents.
 
-    Channels count as much as the roofline, for they decide how fast a convolution is; the extents
-    behind them half.
+    Channels count as much as the roofline, for they decide how fast a convolution is; the other
+    extents half.
     """
     features = [math.log(max(least, 1e-12))]
     for spec in call.tensors():
-        logarithms = [math.log(max(extent, 1)) for extent in spec.shape]
-        features += [*logarithms[:2], *(log / 2 for log in logarithms[2:])]
+        features += [
+            math.log(max(extent, 1)) / (1 if dim == 1 else 2)
+            for dim, extent in enumerate(spec.shape)
+        ]
         features.append(float(spec.channels_last))
     return features
 
