@@ -277,6 +277,10 @@ class DeferredWrites:
         graph = self.with_graph and torch.is_grad_enabled()
         return replace(self, turns=found, with_graph=graph)
 
+    def only_in(self, dims: Sequence[int]) -> bool:
+        """Returns whether there is a part, and nothing is rolled along other dims."""
+        return bool(self.parts) and self.turns.keys() <= set(dims)
+
     def within(
         self, partition: Partition, places: Sequence[Mapping[int, Span]] | None = None
     ) -> Sharded:
@@ -307,7 +311,7 @@ def _deferred_zeros(like: Sharded, partition: Partition, dtype: torch.dtype) -> 
     return like.will_be(writes, partition)
 
 
-@register(torch.zeros_like, family="elementwise", lazy=True, merged=True)
+@register(torch.zeros_like, family="indexing", lazy=True, merged=True)
 def zeros_like(input: Sharded, **options: object) -> Sharded:
     """Is cut as the other."""
     if can_wait(input) and input.is_complex() and not (options or input.partition.merged):

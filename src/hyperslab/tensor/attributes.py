@@ -21,11 +21,11 @@ is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_gra
 _backward_hooks
 """.split()
 
-KNOWN_BEFORE = """
-dtype device layout is_cpu is_cuda is_meta is_mps is_xpu itemsize element_size get_device is_complex
-is_floating_point is_signed
-""".split()
-"""Lists those of a block that is pending which are known before it is computed."""
+KNOWN_BEFORE = ("dtype", "is_complex", "is_floating_point")
+"""Lists those that are asked of a block that is pending without having it computed.
+
+Not the device, by which `torch.utils.checkpoint` asks before it keeps a tensor.
+"""
 
 TENSOR_METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed

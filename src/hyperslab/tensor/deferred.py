@@ -201,6 +201,7 @@ class _BaseOfCopy:
 
     @property
     def _now(self) -> int:
+        assert self._counter is not None
         return version_of(self._counter) if self._changes is None else self._changes[0]
 
     @property
