@@ -51,7 +51,7 @@ positive pow rad2deg reciprocal relu remainder round rrelu rsqrt rsub selu sgn s
 sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
 threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
 softplus softshrink softsign tanhshrink
-clone detach ones_like zeros_like full_like
+clone detach ones_like full_like
 """.split()
 """Lists names looked up in torch, torch.Tensor and torch.nn.functional, with ``name_`` in place."""
 

@@ -1,91 +1,34 @@
 """Distributes Fourier transforms of any dims by the pencil method, and complex numbers.
 
-In reading order: a plan of re-partitions, after which every dim was whole once; the transforms;
-shifts of the zero frequency; real and imaginary parts as views.
-
-Legend: a *pencil* is a block that is whole in the dims that are transformed next. The axes that
-cut those dims cut another one meanwhile, their *home*, so that every rank has as much as before.
+In reading order: the transforms, which may be put off, and those of few frequencies; shifts of the
+zero frequency; real and imaginary parts as views. `hyperslab.ops.spectra` plans them.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import GetSetDescriptorType
 
 import torch
 
-from hyperslab.comm import log_once
 from hyperslab.geometry import Partition
+from hyperslab.ops.indexing import DeferredWrites
 from hyperslab.ops.operands import check_uncut
 from hyperslab.ops.overloads import Operator, register_each
-from hyperslab.ops.placement import cut_elsewhere, cut_of_result
+from hyperslab.ops.placement import cut_of_result
 from hyperslab.ops.spatial import rolled
+from hyperslab.ops.spectra import (
+    Arc,
+    Spectrum,
+    can_wait,
+    note_gathered,
+    plan_pencils,
+    transform_block,
+)
+from hyperslab.ops.views import Span
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dims
-
-_PLANS_KEPT = 4096
-"""Limits the plans that are cached, of transforms of one partition each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pencil:
-    """Names a partition and the dims that are whole in it and are transformed there."""
-
-    partition: Partition
-    dims: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PencilPlan:
-    """Lists the pencils in order, the result's partition, and axes that find no other dim."""
-
-    pencils: tuple[Pencil, ...]
-    result: Partition
-    gathered: tuple[str, ...]
-
-
-@functools.lru_cache(_PLANS_KEPT)
-def plan_pencils(
-    partition: Partition, groups: tuple[tuple[int, ...], ...], extents: tuple[int, ...]
-) -> PencilPlan:
-    """Plans the transform of each group's dims in any order, one group after the other.
-
-    Scheme: 1. dims that are whole are transformed at once, 2. of those that are left each axis that
-    cuts one moves to its home, in one exchange, 3. again, until none is left. The result is cut
-    where the input is. An axis that finds no home, because no other dim is free that has as many
-    elements as it has ranks, cuts nothing meanwhile: its ranks repeat the work.
-
-    Args:
-        partition: how the tensor is cut.
-        groups: the dims to transform.
-        extents: of all dims after the transform.
-
-    >>> from hyperslab.geometry import Cut
-    >>> halves = Cut.balanced("depth", 4, 2)
-    >>> plan = plan_pencils(Partition((1, 4, 6), (None, halves, None)), ((1, 2),), (1, 4, 6))
-    >>> [(str(pencil.partition), pencil.dims) for pencil in plan.pencils]
-    [('1 x 4 x 6 (dim 1 in 2 by depth)', (2,)), ('1 x 4 x 6 (dim 2 in 2 by depth)', (1,))]
-    """
-    now = partition
-    pencils: list[Pencil] = []
-    gathered: list[str] = []
-    for index, group in enumerate(groups):
-        left = list(group)
-        later = {dim for after in groups[index + 1 :] for dim in after}
-        while left:
-            whole = tuple(dim for dim in left if now.cuts[dim] is None)
-            if not whole:
-                now, alone = cut_elsewhere(now, left, left[:1], later)
-                gathered += alone
-                continue
-            pencils.append(Pencil(now, whole))
-            left = [dim for dim in left if dim not in whole]
-            for dim in whole:
-                now = now.with_dim(dim, extents[dim], None)
-    result = Partition(extents, tuple(map(cut_of_result, partition.cuts, extents)))
-    return PencilPlan(tuple(pencils), result, tuple(gathered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +45,12 @@ class FourierKind:
     rest: str
     last: str | None = None
     from_real: bool = False
+
+    @property
+    def of_one(self) -> Operator:
+        """Returns torch's function of one of the rest."""
+        function: Operator = getattr(torch.fft, self.rest.removesuffix("n"))
+        return function
 
     def groups(self, dims: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """Groups dims that may be transformed in any order; the groups go one after the other."""
@@ -129,7 +78,9 @@ KINDS = {
 }
 
 
-@register_each(*(getattr(torch.fft, kind) for kind in KINDS), family="fourier", dims=["dim"])
+@register_each(
+    *(getattr(torch.fft, kind) for kind in KINDS), family="fourier", dims=["dim"], lazy=True
+)
 def one_dim(
     operator: Operator,
     input: Sharded,
@@ -139,7 +90,7 @@ def one_dim(
 ) -> Sharded:
     """Transforms any dim; a cut one becomes whole while another one is cut, and back."""
     if input.partition.cuts[dim] is None:
-        return _transform_block(input, operator(input.local, n, dim, norm))
+        return transform_block(input, operator(input.local, n, dim, norm))
     return transformed(_kind(operator), input, (dim,), {} if n is None else {dim: n}, norm)
 
 
@@ -147,6 +98,7 @@ def one_dim(
     *(getattr(torch.fft, f"{kind}{dims}") for kind in KINDS for dims in "2n"),
     family="fourier",
     dims=["dim"],
+    lazy=True,
 )
 def several_dims(
     operator: Operator,
@@ -166,7 +118,7 @@ def several_dims(
     # What torch refuses it refuses in its own words.
     odd = len(set(dims)) < len(dims) or (s is not None and len(s) != len(dims))
     if odd or all(input.partition.cuts[d] is None for d in dims):
-        return _transform_block(input, operator(input.local, s, given, norm))
+        return transform_block(input, operator(input.local, s, given, norm))
     lengths = {d: n for d, n in zip(dims, s or (), strict=False) if n != -1}
     return transformed(_kind(operator), input, dims, lengths, norm)
 
@@ -178,21 +130,30 @@ def transformed(
 
     Distribution scheme: 1. transform the dims that are whole on the block, 2. in one exchange, cut
     the tensor along other dims instead of the remaining ones (`plan_pencils`), and transform these,
-    3. cut the result like the input. Every exchange has its adjoint.
+    3. cut the result like the input. Every exchange has its adjoint. Where the frequencies that
+    are read may be few the first dim is transformed, and the others wait for that (`Spectrum`).
     """
     extents = list(x.shape)
     for dim in dims:
         extents[dim] = lengths.get(dim, extents[dim])
     extents[dims[-1]] = kind.extent(extents[dims[-1]], given=dims[-1] in lengths)
-    plan = plan_pencils(x.partition, kind.groups(dims), tuple(extents))
-    if plan.gathered:
-        log_once(
-            x.grid,
-            f"Fourier transform of {x.partition}: no other dim can be cut along "
-            f"{', '.join(plan.gathered)}; gathered there, its ranks repeat the work meanwhile",
-        )
+    after = tuple(extents)
+    writes = x.pending
+    if isinstance(writes, DeferredWrites) and not kind.from_real and writes.only_in(dims):
+        return _of_few(kind, writes, dims, after, norm)
+    x.force()
+    first = dims[-1]
+    if not kind.from_real:
+        first = next((d for d in reversed(dims) if x.partition.cuts[d] is None), -1)
+    waits = can_wait(x) and (kind.last is None or kind.from_real) and first >= 0
+    waits = waits and min(after) > 0
+    groups = kind.groups(dims)
+    if waits and len(dims) > 1:
+        groups = ((first,), tuple(d for d in dims if d != first))
+    plan = plan_pencils(x.partition, groups, after)
+    note_gathered(x, plan)
     last = None if kind.last is None else dims[-1]
-    for pencil in plan.pencils:
+    for pencil in plan.pencils[:1] if waits else plan.pencils:
         x = x.redistribute(pencil.partition, "a pencil of a Fourier transform")
         block = x.local
         if last in pencil.dims:
@@ -201,15 +162,59 @@ def transformed(
         else:
             sizes = [lengths.get(dim, block.shape[dim]) for dim in pencil.dims]
             block = getattr(torch.fft, kind.rest)(block, sizes, pencil.dims, norm)
-        x = _transform_block(x, block)
-    return x.redistribute(plan.result, "the way back from a Fourier transform")
+        x = transform_block(x, block)
+    if not waits:
+        return x.redistribute(plan.result, "the way back from a Fourier transform")
+    left = {dim: after[dim] for dim in dims if dim != first}
+    kept = tuple(Arc(0, extent) for extent in after)
+    return x.will_be(Spectrum(x, kind.of_one, left, norm, kept, plan.result), plan.result)
 
 
-def _transform_block(x: Sharded, block: torch.Tensor) -> Sharded:
-    """Wrap a transform, which may have changed the extents of dims that are not cut."""
-    cuts = x.partition.cuts
-    shape = (block.shape[d] if cut is None else x.shape[d] for d, cut in enumerate(cuts))
-    return x.like(block, Partition(tuple(shape), cuts))
+def _of_few(
+    kind: FourierKind,
+    writes: DeferredWrites,
+    dims: Sequence[int],
+    after: tuple[int, ...],
+    norm: str | None,
+) -> Sharded:
+    """Transforms zeros into which few frequencies were written.
+
+    Distribution scheme: that of a `Spectrum`, backwards. 1. The frequencies of all parts, and what
+    lies between them, are cut along other dims than those that are to be cut in the result, 2. the
+    latter are filled up with zeros and transformed, 3. in one exchange, cut the tensor as the
+    result is, and transform the other dims in the same way.
+    """
+    before = writes.partition
+    kept = [Arc(0, extent) for extent in before.shape]
+    for dim in dims:
+        kept[dim] = Arc.around((spans[dim] for spans, _ in writes.parts), before.shape[dim])
+    result = Partition(after, tuple(map(cut_of_result, before.cuts, after)))
+    few = tuple(arc.count if d in dims else after[d] for d, arc in enumerate(kept))
+    plan = plan_pencils(result, kind.groups(dims)[::-1], few)
+    pencils = plan.pencils[::-1]
+    places = [
+        {d: Span((s.start - kept[d].start) % before.shape[d], s.count) for d, s in spans.items()}
+        for spans, _ in writes.parts
+    ]
+    x: Sharded | None = None
+    for pencil in pencils:
+        partition = pencil.partition
+        for dim in pencil.dims:
+            partition = partition.with_dim(dim, few[dim], None)
+        if x is None:
+            x = writes.within(partition, places)
+            note_gathered(x, plan)
+        x = x.redistribute(partition, "a pencil of a Fourier transform")
+        block = x.block
+        for dim in pencil.dims:
+            arc = Arc(kept[dim].start + writes.turns.get(dim, 0), kept[dim].count)
+            block = arc.put_back(block, dim, before.shape[dim])
+            real = kind.last is not None and dim == dims[-1]
+            one = getattr(torch.fft, str(kind.last)) if real else kind.of_one
+            block = one(block, after[dim], dim, norm)
+        x = transform_block(x, block)
+    assert x is not None
+    return x.redistribute(result, "the way back from a Fourier transform")
 
 
 def _kind(operator: Operator) -> FourierKind:
@@ -217,18 +222,23 @@ def _kind(operator: Operator) -> FourierKind:
     return KINDS[name] if name in KINDS else KINDS[name[:-1]]
 
 
-@register_each(torch.fft.fftshift, torch.fft.ifftshift, family="fourier", dims=["dim"])
+@register_each(torch.fft.fftshift, torch.fft.ifftshift, family="fourier", dims=["dim"], lazy=True)
 def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None = None) -> Sharded:
     """Shifts any dims; along cut dims as roll."""
     dims = (dim,) if isinstance(dim, int) else tuple(range(input.dim())) if dim is None else dim
+    back = operator is torch.fft.ifftshift
+    turns = {d: (input.shape[d] + back) // 2 for d in dims}
+    if isinstance(input.pending, Spectrum | DeferredWrites):
+        pending = input.pending.rolled(turns)
+        if pending is not None:
+            return input.will_be(pending, input.partition)
+    input.force()
     cut = [d for d in dims if input.partition.cuts[d] is not None]
     whole = tuple(d for d in dims if d not in cut)
     if whole or not cut:
         input = input.like(operator(input.local, whole))
     for d in cut:
-        extent = input.shape[d]
-        back = operator is torch.fft.ifftshift
-        input = rolled(input, (extent + 1) // 2 if back else extent // 2, d)
+        input = rolled(input, turns[d], d)
     return input
 
 

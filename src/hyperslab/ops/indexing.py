@@ -1,25 +1,27 @@
 """Distributes indexing: square brackets, gather and scatter with their kin.
 
-In reading order: subscripts and assignments to them; gather, index_select, embedding and
-one-hot codes along a dim that is not cut; scatter, index_add, index_copy and index_fill along
-a dim that is not cut.
+In reading order: subscripts and assignments to them, which may be put off; gather, index_select,
+embedding and one-hot codes along a dim that is not cut; scatter, index_add, index_copy and
+index_fill along a dim that is not cut.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
+    check_only_reference,
     check_writable,
     is_only_reference,
     other_extents,
@@ -27,9 +29,12 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.spatial import rolled
+from hyperslab.ops.spectra import Spectrum, can_wait
 from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
+from hyperslab.tensor.sharded import Policy
 
 _REMEDY = (
     "    choose with torch.where or masked_fill, take x.full(), or gather the indexed dim with\n"
@@ -127,13 +132,15 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
     )
 
 
-@register(torch.Tensor.__getitem__, family="indexing", merged=True)
+@register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
     """Takes integers, slices, ... and None anywhere; a list of positions over an uncut dim."""
     if not isinstance(self, Sharded):
         return _look_up(self, index)
     found = parse_subscript(self, index)
-    y = crop(self, found.spans)
+    y = _fewer_frequencies(self, found)
+    if y is None:
+        y = crop(self, found.spans)
     if found.positions is not None:
         dim, positions = found.positions
         partition = y.partition.with_dim(dim, len(positions), None)
@@ -146,6 +153,17 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     return y
 
 
+def _fewer_frequencies(x: Sharded, found: Subscript) -> Sharded | None:
+    """Returns a part of a transform that is put off; None where ``x`` is anything else."""
+    fewer = x.pending.cropped(found.spans) if isinstance(x.pending, Spectrum) else None
+    if fewer is None:
+        return None
+    y = x.will_be(fewer, fewer.partition)
+    y.mark_as_copy(x)
+    y.mark_as_crop()
+    return y
+
+
 def _look_up(table: torch.Tensor, index: object) -> Sharded:
     """Looks up a row of an ordinary table for every element of a cut tensor of indices."""
     if not isinstance(index, Sharded) or index.dtype in (torch.bool, torch.uint8):
@@ -155,9 +173,12 @@ def _look_up(table: torch.Tensor, index: object) -> Sharded:
     return index.like(table[index.local], partition)
 
 
-@register(torch.Tensor.__setitem__, family="indexing")
+@register(torch.Tensor.__setitem__, family="indexing", lazy=True)
 def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
     """Writes in place, each rank its own part; an ordinary tensor with cut values becomes cut."""
+    for operand in (index, value):
+        if isinstance(operand, Sharded):
+            operand.force()
     if not isinstance(self, Sharded):
         if not isinstance(value, Sharded) or _has_cut(index):
             raise refused_subscript(
@@ -166,7 +187,18 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         if not value.partition.axes:
             self[index] = value.block  # type: ignore[index]
             return
-        self = turn_into_cut(self, _cut_for(self, index, value), value, "assignment to a part")
+        check_only_reference(self, value, "assignment to a part")
+        partition = _cut_for(self, index, value)
+        if can_wait(value) and _is_complex_zero(self, value.grid):
+            self = _deferred_zeros(value, partition, self.dtype).take_place_of(self)
+        else:
+            self = turn_into_cut(self, partition, value)
+    if isinstance(self.pending, DeferredWrites):
+        writes = self.pending.and_(parse_subscript(self, index), value)
+        if writes is not None:
+            self.extend(writes)
+            return
+    self.force()
     check_writable(self, "assignment to a part")
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
         if isinstance(value, torch.Tensor) and value.dim():
@@ -176,22 +208,116 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
     found = parse_subscript(self, index)
     if found.new:
         raise refused_subscript(self, index, "None in an assignment; reshape the value instead")
-    region = _region(self, found)
-    box = region.box(self.grid.coords)
-    origin = self.box.lo
-    where: list[slice | torch.Tensor] = [slice(None)] * self.dim()
+    write_part(self, found, value)
+    self.note_change()
+
+
+def write_part(x: Sharded, found: Subscript, value: torch.Tensor | float) -> None:
+    """Writes this rank's part of a value into its block."""
+    region = _region(x, found)
+    box = region.box(x.grid.coords)
+    origin = x.box.lo
+    where: list[slice | torch.Tensor] = [slice(None)] * x.dim()
     for dim, span in found.spans.items():
         where[dim] = span.slice(box.interval(dim), origin[dim])
     if found.positions is not None:
         where[found.positions[0]] = found.positions[1]
-    part = _own_values(value, region, found.single, self)
+    part = _own_values(value, region, found.single, x)
     place = tuple(where)
     # Of `x[:, 0] += y` the value is the place itself, which torch knows by the same strides; those
     # of dims of one element may be others.
-    if isinstance(part, torch.Tensor) and part.data_ptr() == self.local[place].data_ptr():
+    if isinstance(part, torch.Tensor) and part.data_ptr() == x.local[place].data_ptr():
         part = part.clone()
-    self.local[place] = part
-    self.note_change()
+    x.local[place] = part
+
+
+@dataclass(slots=True, eq=False)
+class DeferredWrites:
+    """Stands for complex zeros into which parts are written, and which may be rolled afterwards.
+
+    A transform of them is one of few frequencies (`hyperslab.ops.fourier`).
+
+    Args:
+        partition: the result's.
+        grid, policy, dtype, device: of all parts.
+        parts: spans of all dims, and what is written there, one after the other.
+        turns: by how much each dim is rolled.
+    """
+
+    partition: Partition
+    grid: Grid
+    policy: Policy
+    dtype: torch.dtype
+    device: torch.device
+    parts: tuple[tuple[dict[int, Span], Sharded], ...] = ()
+    turns: Mapping[int, int] = field(default_factory=dict)
+    with_graph: bool = True
+
+    sources = ()
+    recomputable = False
+
+    def and_(self, found: Subscript, value: object) -> DeferredWrites | None:
+        """Writes one part more; None where that is not a box of cut values as large."""
+        shape = self.partition.shape
+        spans = {d: found.spans.get(d, Span(0, extent)) for d, extent in enumerate(shape)}
+        plain = not (found.new or found.single or found.positions or self.turns)
+        if not plain or not isinstance(value, Sharded):
+            return None
+        if tuple(span.count for span in spans.values()) != value.partition.shape:
+            return None
+        if any(span.step != 1 or span.count == 0 for span in spans.values()):
+            return None
+        block = value.block.to(self.dtype, copy=True)  # the value may change afterwards
+        part = value.like(block, fresh=True)
+        return replace(self, parts=(*self.parts, (spans, part)))
+
+    def rolled(self, turns: Mapping[int, int]) -> DeferredWrites:
+        """Rolls dims."""
+        found = {d: self.turns.get(d, 0) + turns.get(d, 0) for d in {*self.turns, *turns}}
+        graph = self.with_graph and torch.is_grad_enabled()
+        return replace(self, turns=found, with_graph=graph)
+
+    def only_in(self, dims: Sequence[int]) -> bool:
+        """Returns whether there is a part, and nothing is rolled along other dims."""
+        return bool(self.parts) and self.turns.keys() <= set(dims)
+
+    def within(
+        self, partition: Partition, places: Sequence[Mapping[int, Span]] | None = None
+    ) -> Sharded:
+        """Writes the parts into zeros that are cut so, by default in their own places."""
+        own = partition.box(self.grid.coords).shape
+        zeros = torch.zeros(own, dtype=self.dtype, device=self.device)
+        y = Sharded.from_local(zeros, partition, self.grid, self.policy)
+        for spans, (_, part) in zip(places or [s for s, _ in self.parts], self.parts, strict=True):
+            write_part(y, Subscript(dict(spans)), part)
+        return y
+
+    def value(self) -> torch.Tensor:
+        """Writes them all, and rolls the result."""
+        with torch.set_grad_enabled(self.with_graph):
+            y = self.within(self.partition)
+            for dim, turn in self.turns.items():
+                y = rolled(y, turn, dim)
+            return y.block
+
+
+def _is_complex_zero(ordinary: torch.Tensor, grid: Grid) -> bool:
+    """Returns whether a spectrum is to be written there; all ranks decide alike."""
+    return ordinary.is_complex() and not (grid.has_values and bool(ordinary.any()))
+
+
+def _deferred_zeros(like: Sharded, partition: Partition, dtype: torch.dtype) -> Sharded:
+    writes = DeferredWrites(partition, like.grid, like.policy, dtype, like.device)
+    return like.will_be(writes, partition)
+
+
+@register(torch.zeros_like, family="indexing", lazy=True, merged=True)
+def zeros_like(input: Sharded, **options: object) -> Sharded:
+    """Is cut as the other."""
+    if can_wait(input) and input.is_complex() and not (options or input.partition.merged):
+        return _deferred_zeros(input, input.partition, input.dtype)
+    input.force()
+    return apply_pointwise(torch.zeros_like, (input,), options)
 
 
 def _has_cut(index: object) -> bool:

@@ -195,17 +195,11 @@ def is_only_reference(x: torch.Tensor) -> bool:
     )
 
 
-def turn_into_cut(
-    ordinary: torch.Tensor, partition: Partition, like: Sharded, name: str
-) -> Sharded:
-    """Turns a tensor into a cut one, in place: a rule is about to write cut values into it.
-
-    Every rank has all of it until now, equal to the others', and keeps its box of it. Who refers to
-    the tensor finds it cut.
+def check_only_reference(ordinary: torch.Tensor, like: Sharded, name: str) -> None:
+    """Refuse to make a cut tensor of an ordinary one of which somebody else would not notice.
 
     Raises:
-        LayoutError: somebody else would not notice, for it has views, is a parameter or has a
-            gradient.
+        LayoutError: it has views, is a parameter or has a gradient.
     """
     plain = type(ordinary) is torch.Tensor and ordinary.layout is torch.strided
     alone = not like.grid.has_values or is_only_reference(ordinary)  # in a trace all share nothing
@@ -216,6 +210,14 @@ def turn_into_cut(
             "    write into a tensor that was made for it (x.new_zeros(shape), torch.zeros(shape)),"
             " or use x.full()"
         )
+
+
+def turn_into_cut(ordinary: torch.Tensor, partition: Partition, like: Sharded) -> Sharded:
+    """Turns a tensor into a cut one, in place: a rule is about to write cut values into it.
+
+    Every rank has all of it until now, equal to the others', and keeps its box of it. Who refers to
+    the tensor finds it cut.
+    """
     box = partition.box(like.grid.coords)
     block = ordinary[box.slices()].clone(memory_format=torch.contiguous_format)
     return like.like(block, partition, fresh=True).take_place_of(ordinary)

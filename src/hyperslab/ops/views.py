@@ -461,6 +461,12 @@ def _lay_out_slices(
     return stay, target, Cover(target.cover.axes, tuple(reads))
 
 
+def partition_of_crop(partition: Partition, spans: Mapping[int, Span]) -> Partition:
+    """Returns the partition that `crop` gives its result."""
+    chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(partition.shape))
+    return _lay_out_slices(partition, chosen)[1]
+
+
 def drop_dim(x: Sharded, dim: int) -> Sharded:
     """Drops a dim of extent 1 that is not cut, as a view."""
     return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))

@@ -21,6 +21,12 @@ is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_gra
 _backward_hooks
 """.split()
 
+KNOWN_BEFORE = ("dtype", "is_complex", "is_floating_point")
+"""Lists those that are asked of a block that is pending without having it computed.
+
+Not the device, by which `torch.utils.checkpoint` asks before it keeps a tensor.
+"""
+
 TENSOR_METHODS = """
 element_size get_device is_complex is_conj is_floating_point is_inference is_neg is_signed
 requires_grad_ register_post_accumulate_grad_hook
@@ -37,12 +43,19 @@ def _register_attributes() -> None:
         for accessor in ("__get__", "__set__"):
             method = getattr(descriptor, accessor, None)
             if method is not None:
-                register(method, family="attribute", doc=SAME_FOR_BLOCK, merged=True)(method)
+                lazy = name in KNOWN_BEFORE
+                note = register(
+                    method, family="attribute", doc=SAME_FOR_BLOCK, lazy=lazy, merged=True
+                )
+                note(method)
     for name in TENSOR_METHODS:
         for space in (torch.Tensor, torch):
             function = getattr(space, name, None)
             if callable(function):
-                note = register(function, family="attribute", doc=ASKS_BLOCK, merged=True)
+                lazy = name in KNOWN_BEFORE
+                note = register(
+                    function, family="attribute", doc=ASKS_BLOCK, lazy=lazy, merged=True
+                )
                 note(function)
 
 

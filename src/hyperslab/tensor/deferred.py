@@ -198,9 +198,12 @@ def _changes(block: torch.Tensor) -> list[int]:
 
 
 class _BaseOfCopy:
-    """Notices changes of the block of which serial torch would have a view."""
+    """Notices changes of the block of which serial torch would have a view, from `watch` on."""
 
-    def __init__(self, block: torch.Tensor) -> None:
+    _counter: torch.Tensor | None = None
+
+    def watch(self, block: torch.Tensor) -> None:
+        """Look at this block, which nobody could change before."""
         self._changes = _changes(block) if block.is_inference() else None
         self._counter = block.detach()
         self._counter.data = block.new_empty(0)  # shares the version counter, but no memory
@@ -208,12 +211,13 @@ class _BaseOfCopy:
 
     @property
     def _now(self) -> int:
+        assert self._counter is not None
         return version_of(self._counter) if self._changes is None else self._changes[0]
 
     @property
     def changed(self) -> bool:
         """Tell whether it was changed in place since."""
-        return self._now != self._then
+        return self._counter is not None and self._now != self._then
 
 
 class Deferred(Protocol):
@@ -254,6 +258,7 @@ class DeferredTensor(torch.Tensor):
     is_crop = False
     """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
     _base_of_copy: _BaseOfCopy | None = None
+    _copied: _BaseOfCopy | None = None  # by tensors that stand for parts of what is pending
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Deferred, int] | None = None  # from what, and the version that it has since
 
@@ -289,6 +294,9 @@ class DeferredTensor(torch.Tensor):
             value = pending.value()
             self.pending = None
             self.replace_storage(value)
+        if self._copied is not None:
+            self._copied.watch(self._block)
+            self.share()
         if recomputable:
             self._computed = (pending, version_of(value))
 
@@ -298,10 +306,11 @@ class DeferredTensor(torch.Tensor):
         For a `private` tensor. Torch would note the change in a view of this tensor, and copy the
         whole gradient for it, twice.
         """
-        # Who looks first may do so under no_grad.
+        # Who looks first may do so under no_grad, and who writes next may not.
         self._own = None
         self._computed = None
-        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(value.requires_grad):
+        graph = value.requires_grad or torch.is_grad_enabled()
+        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(graph):
             try:
                 swap_tensor_impl(self, value.as_subclass(type(self)))
             except RuntimeError:  # torch's profiler knows the old one
@@ -359,7 +368,13 @@ class DeferredTensor(torch.Tensor):
         From now on it cannot be changed in place, nor be used once ``base`` was: the one would
         show in the other.
         """
-        self._base_of_copy = base._base_of_copy or _BaseOfCopy(base._block)
+        found = base._base_of_copy
+        if found is None and base.pending is not None:
+            found = base._copied = base._copied or _BaseOfCopy()
+        elif found is None:
+            found = _BaseOfCopy()
+            found.watch(base._block)
+        self._base_of_copy = found
 
     @property
     def is_copy(self) -> bool:

@@ -254,7 +254,7 @@ class Sharded(DeferredTensor):
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""
         with DisableTorchFunctionSubclass():
-            ordinary.data = self.local.detach()
+            ordinary.data = (self.local if self.pending is None else self).detach()
         ordinary.__class__ = Sharded
         vars(ordinary).update(vars(self))
         return ordinary  # type: ignore[return-value]

@@ -57,5 +57,6 @@ def test_what_is_cut_is_shared_and_sent() -> None:
     exchanges = [event for event in cut.events if isinstance(event, Exchange)]
     moved = [e for e in exchanges if "Fourier" in e.what]
     assert len(moved) >= 4  # there and back, twice
-    half = 8 * math.prod(SHAPE[:4]) * 5 // 4  # bytes of a quarter of the complex spectrum
-    assert {nbytes for e in moved[:2] for _, nbytes in e.sends} == {half}
+    there = 8 * math.prod((2, 4, 8, MODES // 2, 5))  # bytes: half of the other dims' kept modes
+    back = 8 * math.prod((2, 4, MODES // 2, MODES // 2, 5))
+    assert [nbytes for e in moved[:2] for _, nbytes in e.sends] == [there, back]
