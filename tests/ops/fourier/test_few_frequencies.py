@@ -145,7 +145,7 @@ def waiting() -> None:
     expected = torch.fft.rfftn(full, dim=(2, 3, 4))
     with in_a_module(hs.shard(full, hs.Grid(depth=2))) as x:
         modes = torch.fft.rfftn(x, dim=(2, 3, 4))
-        out = torch.zeros(modes.shape, dtype=modes.dtype, device=x.device)
+        out: Any = torch.zeros(modes.shape, dtype=modes.dtype, device=x.device)
         assert modes.is_complex()
         assert isinstance(pending(modes), Spectrum)
         out[:, :, :2] = modes[:, :, :2]
