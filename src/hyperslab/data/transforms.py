@@ -12,7 +12,7 @@ import torch
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.errors import DataError
-from hyperslab.util.page_locked import LentBuffers
+from hyperslab.util.page_locked import LARGE, LentBuffers
 
 Shape = tuple[int, ...]
 
@@ -197,11 +197,12 @@ def decode(
 ) -> torch.Tensor:
     """Returns this rank's block (b, C, d, h, w) of samples of ``shape`` (C, D, H, W), transformed.
 
-    Half-precision results are computed in float32, in memory of ``buffers`` on a CPU. All ranks of
-    a replica call it.
+    Half-precision results are computed in float32, large ones in memory of ``buffers`` on a CPU.
+    All ranks of a replica call it.
     """
     wide = torch.promote_types(dtype, torch.float32)
-    if buffers is None or values.is_cuda or values.dtype == wide:
+    small = values.numel() * wide.itemsize < LARGE
+    if buffers is None or small or values.is_cuda or values.dtype == wide:
         x = values.to(wide)
     else:
         x = buffers.lend(values.shape, wide).copy_(values)

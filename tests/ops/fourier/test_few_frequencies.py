@@ -19,6 +19,8 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
+COVERS = {"indexing": {"zeros_like"}}
+
 BACK = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "irfftn", "ihfftn": "hfft"}
 
 
@@ -211,3 +213,19 @@ def no_graph() -> None:
 
 def test_graphs_are_those_of_when_it_was_called() -> None:
     run_ranks(2, no_graph)
+
+
+def zeros() -> None:
+    grid = hs.Grid(depth=2)
+    x = hs.shard(torch.ones(2, 3, 5, 4, 7), grid)
+    for options in ({}, {"dtype": torch.float64}, {"dtype": torch.complex64}):
+        found = torch.zeros_like(x, **options)
+        assert found.partition == x.partition
+        assert torch.equal(found.full(), torch.zeros(x.shape, **options))
+    with in_a_module(x) as inside:
+        found = torch.zeros_like(torch.complex(inside, inside))
+    assert torch.equal(found.full(), torch.zeros(x.shape, dtype=torch.complex64))
+
+
+def test_zeros_are_cut_as_the_other() -> None:
+    run_ranks(2, zeros)
