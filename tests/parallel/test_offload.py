@@ -52,13 +52,17 @@ class Squares(nn.Module):
         return (x.exp().square() * x).sum()
 
 
+def plain_and_offloaded(layer: type[nn.Module], patch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Two networks of one layer, of which the second offloads whatever autograd keeps."""
+    patch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
+    models: list[nn.Module] = [nn.Sequential(layer()) for _ in range(2)]
+    hs.parallelize(models[1], hs.Grid(), memory="offload")
+    return models
+
+
 def test_a_penalty_on_gradients_of_offloaded_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
     found = []
-    for memory in ("none", "offload"):
-        model = nn.Sequential(Squares())
-        if memory == "offload":
-            hs.parallelize(model, hs.Grid(), memory="offload")
+    for model in plain_and_offloaded(Squares, monkeypatch):
         x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(2, 3, 4).requires_grad_()
         (gradient,) = torch.autograd.grad(model(x), x, create_graph=True)
         penalty = gradient.square().sum()
@@ -219,12 +223,8 @@ class Conjugating(nn.Module):
 
 
 def test_conjugate_tensors_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyperslab.parallel.offload.OFFLOADED_FROM", 1)
     found = []
-    for memory in ("none", "offload"):
-        model = nn.Sequential(Conjugating())
-        if memory == "offload":
-            hs.parallelize(model, hs.Grid(), memory="offload")
+    for model in plain_and_offloaded(Conjugating, monkeypatch):
         x = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 2, 6)).requires_grad_()
         (gradient,) = torch.autograd.grad(model(x), x)
         found.append(gradient)

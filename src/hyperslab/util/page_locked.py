@@ -26,7 +26,7 @@ HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 """Fresh memory comes page by page, and in small ones that takes as long as four copies into it."""
 
 LARGE = 8 << 20
-"""Size [B] from which on memory is registered; torch's own, which is at hand, for smaller ones."""
+"""Size [B] from which on memory is mapped; torch's own, which is at hand, for smaller ones."""
 
 
 def fresh_memory(nbytes: int) -> mmap.mmap:
