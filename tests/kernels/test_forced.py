@@ -23,7 +23,6 @@ ELSEWHERE = {
     "conv forward": "conv/test_variants.py",
     "conv input": "conv/test_variants.py",
     "conv weight": "conv/test_variants.py",
-    "moments": "test_moments.py, test_registry.py",
 }
 WEIGHT = torch.randn(4, 3, 3, 3, 3, generator=torch.Generator().manual_seed(1)) / 9
 SHAPE = (2, 3, 8, 6, 10)

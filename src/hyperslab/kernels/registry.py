@@ -499,16 +499,6 @@ RULES: dict[str, tuple[Case, ...]] = {
         ),
         Case("torch", "", "else", "it runs everywhere"),
     ),
-    "moments": (
-        Case(
-            "cached",
-            "moments.py",
-            "CPU",
-            "`torch.var_mean` takes eight times as long (2.13)",
-            when=lambda x: device_kind(x) == "cpu",
-        ),
-        Case("torch", "moments.py", "else", "one kernel in place of three"),
-    ),
     "conv forward": (
         _conv_case("forward", "registers", FEW, FEW_REASON, _few_channels),
         _conv_case("forward", "widened", WIDENED, WIDENED_REASON, _widens),

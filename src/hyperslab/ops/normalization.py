@@ -1,20 +1,18 @@
 """Distributes batch, group, instance, layer and local response normalisation.
 
-`Normalise` and `combine_moments` merge statistics over several ranks; then come the
-operators. Batch, instance and group norm run as a fused epilogue where kernels exist
-(`hyperslab.ops.fusion`).
+Batch, instance and group norm run as a fused epilogue where kernels exist, else by torch's own
+operators, through which the gradient goes back (`hyperslab.ops.fusion`). Layer and RMS norm over
+dims that are cut do the latter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import (
@@ -24,7 +22,6 @@ from hyperslab.kernels.memory_format import (
     memory_format_of,
     with_gradient_in,
 )
-from hyperslab.kernels.moments import local_moments
 from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
@@ -32,8 +29,9 @@ from hyperslab.ops.fusion import (
     Statistics,
     begin_epilogue,
     epilogue_result,
+    has_kernels,
     is_launch_bound,
-    moments_with_graph,
+    moments_over_ranks,
     normalised_with_graph,
     statistics_of,
 )
@@ -48,103 +46,6 @@ from hyperslab.ops.reductions import (
 )
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
-
-
-class Normalise(torch.autograd.Function):
-    """Computes ``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
-
-    The statistics are those of ``over.pool`` neighbouring channels each, over N, space and the
-    ranks of ``over.group``. Returns the block, and mean and biased variance (K).
-
-    Distribution scheme: 1. compute local mean and variance, 2. all-reduce both in one message (two
-    in float64), 3. normalise the block. Backward: 1. compute the sums of dy and of dy * xhat per
-    channel, 2. all-reduce both in one message, 3. compute the block's gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        over: Population,
-    ) -> tuple[torch.Tensor, ...]:
-        x = dense(x, memory_format_of(x))
-        pool = over.pool or 1
-        mean, var = local_moments(x.unflatten(1, (-1, pool)))
-        if over.group is not None:
-            share = x.numel() / mean.numel() / over.count
-            exact = x.dtype == torch.float64
-            mean, var = combine_moments(mean, var, share, over.group, exact=exact)
-        mean, var = mean.repeat_interleave(pool), var.repeat_interleave(pool)
-        y = F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-        ctx.eps = eps
-        ctx.over = over
-        ctx.save_for_backward(x, weight, mean, var)
-        ctx.mark_non_differentiable(mean, var)
-        return y, mean, var
-
-    @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor, _mean: torch.Tensor | None, _var: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, var = ctx.saved_tensors
-        if torch.is_grad_enabled():  # with create_graph
-            y = normalised_with_graph(x, weight, None, ctx.over, ctx.eps, of_batch=True)
-            needs = ctx.needs_input_grad[:2]
-            wanted = [t for t, needed in zip((x, weight), needs, strict=True) if needed]
-            found = iter(torch.autograd.grad(y, wanted, gradient, create_graph=True))
-            both = [next(found) if needed else None for needed in needs]
-            dbias = gradient.sum([0, *range(2, x.dim())]) if ctx.needs_input_grad[2] else None
-            return *both, dbias, None, None
-        gradient = dense(gradient, memory_format_of(x))
-        # For fixed statistics: the input's gradient and the sums of dy * xhat and of dy.
-        scale = weight if weight is not None else torch.ones_like(mean)
-        dx, dxhat, db = torch.ops.aten.native_batch_norm_backward(
-            gradient, x, scale, mean, var, None, None, False, ctx.eps, [True, True, True]
-        )
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([db, dxhat]) * (1 if weight is None else weight.to(mean.dtype))
-            over = ctx.over
-            pool = over.pool or 1
-            sums = sums.unflatten(1, (-1, pool)).sum(2)
-            if over.group is not None:
-                sums = over.group.sum_in_place(sums, "the gradient of a normalisation")
-            sums = sums.repeat_interleave(pool, 1) / over.count
-            invstd = (var + ctx.eps).rsqrt()
-            slope = -invstd.square() * sums[1]
-            offset = -invstd * sums[0] - slope * mean
-            shape = [1, -1] + [1] * (x.dim() - 2)
-            dx.add_(offset.to(dx.dtype).view(shape))
-            dx.addcmul_(x, slope.to(dx.dtype).view(shape))
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        dweight = dxhat if needs_weight else None
-        dbias = db if needs_bias else None
-        return dx, dweight, dbias, None, None
-
-
-def combine_moments(
-    mean: torch.Tensor, var: torch.Tensor, share: float, group: Communicator, *, exact: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merges mean and biased variance over all ranks of ``group`` from those of this rank.
-
-    This rank has ``share`` of the values. They are combined in float64: for inputs of half or
-    single precision as E[x²] − E[x]², whose cancellation there is far below their resolution; to
-    be ``exact``, as float64 needs it, around the common mean (Chan et al. 1979), which takes a
-    second all-reduce.
-    """
-    mean64 = mean.double()
-    var64 = var.double()
-    what = "the statistics of a normalisation"
-    both = torch.stack([mean64, var64 + mean64.square()]) * share
-    total, spread = group.sum_in_place(both, what)
-    if exact:
-        around = (var64 + (mean64 - total).square()) * share
-        spread = group.sum_in_place(around, what)
-    else:
-        spread = (spread - total.square()).clamp_min_(0)
-    return total.to(mean.dtype), spread.to(var.dtype)
 
 
 @register(F.batch_norm, family="normalization", lazy=True)
@@ -192,7 +93,7 @@ def batch_norm(
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
-    if not x.partition.axes and is_launch_bound(x):
+    if not x.partition.axes and (is_launch_bound(x) or not has_kernels(x)):
         return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
     count = math.prod(shape) // shape[1]
     over = Population(count, x.grid.group(axes))
@@ -245,7 +146,7 @@ def instance_norm(
 ) -> Sharded:
     """Takes statistics of each sample and channel over cut space; running ones of the global batch.
 
-    Distribution scheme: as `Normalise`, over the axes that cut space; then one all-reduce over
+    Distribution scheme: as `batch_norm`, over the axes that cut space; then one all-reduce over
     the data axis where there are running statistics.
     """
     x = normalised_input(input, "instance_norm", weight, bias)
@@ -285,7 +186,7 @@ def group_norm(
 ) -> Sharded:
     """Takes statistics of each sample and group of channels over cut space.
 
-    Distribution scheme: as `Normalise`, over the axes that cut space.
+    Distribution scheme: as `batch_norm`, over the axes that cut space.
     """
     x = normalised_input(input, "group_norm", weight, bias)
     x = without_empty_shards(x, range(x.dim()))
@@ -338,20 +239,11 @@ def _normalised(
         statistics = statistics_of(chain.block, over, affine, eps)
         chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
         return epilogue_result(chain, x, x.partition), statistics.moments[:2].unbind()
-    if over.pool is None:
-        y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, eps, over)
-        return x.like(y, fresh=True), (mean[None], var[None])
-    # As if samples were further channels.
     block = x.block if dtype is None else x.block.to(dtype)
-    samples, channels = block.shape[:2]
-    # Not reshape: torch (2.13) takes a channels-last view with a batch of one for contiguous.
-    flat = block.contiguous().view(1, samples * channels, *block.shape[2:])
-    parameters = [None if p is None else p.repeat(samples) for p in (affine.weight, affine.bias)]
-    y, mean, var = Normalise.apply(flat, *parameters, eps, over)
-    y = y.view(block.shape)
-    if not block.is_contiguous():  # the result is in the input's memory format
-        y = torch.empty_like(block).copy_(y)
-    return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
+    y, *moments = normalised_with_graph(
+        as_float32(block), affine.weight, affine.bias, over, eps, of_batch=over.pool is None
+    )
+    return x.like(y.to(block.dtype), fresh=True), [m.detach() for m in moments]
 
 
 def _is_deferred_conv(x: Sharded) -> bool:
@@ -413,7 +305,12 @@ def _normalise_last_dims(
     parameters: Sequence[torch.Tensor | None],
     eps: float | None,
 ) -> Sharded:
-    """Applies torch's operator where the last dims are whole, else `_LayerNorm`."""
+    """Applies torch's operator where the last dims are whole.
+
+    Distribution scheme, else: 1. compute the mean and the variance of the block, or the mean square
+    of RMS norm, 2. all-reduce them in one message (two in float64), 3. normalise the block. The
+    backward pass is that of these operators: the adjoint of each message is one of the same size.
+    """
     shape = _check_normalized_shape(x, operator.__name__, normalized_shape, *parameters)
     dims = range(x.dim() - len(shape), x.dim())
     x = without_empty_shards(x, dims)
@@ -423,94 +320,21 @@ def _normalise_last_dims(
     block = x.local.to(operator(x.local.new_zeros(1), (1,)).dtype)  # autocast may choose another
     if eps is None:
         eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
+    y = as_float32(block)
+    over = Population(math.prod(shape), group)
+    if operator is F.layer_norm:
+        mean, var = moments_over_ranks(y, dims, over)
+        y = y - mean
+    else:
+        share = math.prod(y.shape[d] for d in dims) / over.count
+        square = y.square().mean(list(dims), keepdim=True).double() * share
+        var = all_reduce_sum(square, group, "the mean square of rms_norm").to(y.dtype)
+    y = y * (var + eps).rsqrt()
     part = tuple(slice(*x.box.interval(dim)) for dim in dims)
     weight, bias, *_ = [*(p if p is None else p[part] for p in parameters), None]
-    over = Population(math.prod(shape), group)
-    options = (dims.start, eps, over, operator is F.layer_norm)
-    return x.like(_LayerNorm.apply(block, weight, bias, *options))
-
-
-class _LayerNorm(torch.autograd.Function):
-    """Normalise a block over its dims from ``first`` on and over the ranks of ``over.group``.
-
-    ``centred`` is layer norm: around the mean; otherwise RMS norm.
-
-    Distribution scheme: 1. compute local mean and variance, 2. all-reduce both in one message (two
-    in float64), 3. normalise the block. Backward: 1. compute the sums of g = dy * weight and of g *
-    xhat, 2. all-reduce both in one message, 3. compute the block's gradient.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        first: int,
-        eps: float,
-        over: Population,
-        centred: bool,
-    ) -> torch.Tensor:
-        values = as_float32(x)
-        dims = range(first, x.dim())
-        mean, var = _layer_statistics(values, dims, over, centred)
-        invstd = var.add_(eps).rsqrt_()
-        ctx.first = first
-        ctx.eps = eps
-        ctx.over = over
-        ctx.centred = centred
-        ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        y = (values - mean).mul_(invstd)
-        if weight is not None:
-            y.mul_(weight)
-        if bias is not None:
-            y.add_(bias)
-        return y.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, mean, invstd = ctx.saved_tensors
-        dims = list(range(ctx.first, x.dim()))
-        lead = list(range(ctx.first))
-        if torch.is_grad_enabled():  # with create_graph, through the statistics, too
-            mean, var = _layer_statistics(as_float32(x), dims, ctx.over, ctx.centred)
-            invstd = (var + ctx.eps).rsqrt()
-        xhat = (x - mean).mul_(invstd)
-        dy = gradient.to(mean.dtype)
-        dx = dweight = dbias = None
-        if ctx.needs_input_grad[1]:
-            dweight = _sum_over(dy * xhat, lead).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            dbias = _sum_over(dy, lead).to(ctx.bias_dtype)
-        if ctx.needs_input_grad[0]:
-            g = dy if weight is None else dy * weight
-            sums = torch.stack([g.sum(dims, True), (g * xhat).sum(dims, True)])
-            what = "the gradient of a layer's normalisation"
-            sums = all_reduce_sum(sums, ctx.over.group, what) / ctx.over.count
-            g = torch.addcmul(g, xhat, sums[1], value=-1)
-            dx = (g - sums[0] if ctx.centred else g).mul_(invstd).to(x.dtype)
-        return dx, dweight, dbias, None, None, None, None
-
-
-def _layer_statistics(
-    values: torch.Tensor, dims: Sequence[int], over: Population, centred: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes mean and variance over ``dims`` and ranks; not centred: zero and the mean square."""
-    assert over.group is not None
-    share = math.prod(values.shape[d] for d in dims) / over.count
-    if centred and torch.is_grad_enabled():
-        return moments_with_graph(values, dims, over)
-    if centred:
-        var, mean = torch.var_mean(values, list(dims), correction=0, keepdim=True)
-        return combine_moments(mean, var, share, over.group, exact=values.dtype == torch.float64)
-    square = values.square().mean(list(dims), keepdim=True).double() * share
-    square = all_reduce_sum(square, over.group, "the statistics of rms_norm").to(values.dtype)
-    return torch.zeros_like(square), square
-
-
-def _sum_over(x: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    return x.sum(dims) if dims else x
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return x.like(y.to(block.dtype), fresh=True)
 
 
 @register(F.local_response_norm, family="normalization")

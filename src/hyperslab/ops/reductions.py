@@ -9,7 +9,6 @@ its logarithm and log-sum-exp.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,14 +17,15 @@ from typing import Any, SupportsIndex
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import AXES, Communicator
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
 from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.elementwise import apply_pointwise, exponential_block
-from hyperslab.ops.operands import common_partition, device_constant, operand_block
+from hyperslab.ops.fusion import Population, moments_over_ranks
+from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
@@ -210,8 +210,8 @@ def variance(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Runs over any dims, around the global mean; uneven shards have their true counts.
 
-    Distribution scheme: 1. compute local mean and variance, 2. stack them from all ranks in one
-    message, 3. combine them on each rank (Chan et al. 1979), differentiably.
+    Distribution scheme: 1. compute local mean and variance, 2. all-reduce them in one message (two
+    in float64).
     """
     if isinstance(dim, bool):  # var(x, unbiased)
         unbiased = dim
@@ -221,45 +221,25 @@ def variance(
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     name = operator.__name__
-    if group_over(x, dims) is None:
+    group = group_over(x, dims)
+    if group is None:
         found = operator(x.local, dims, correction=correction, keepdim=keepdim)
         blocks = found if isinstance(found, tuple) else (found,)
-    else:
-        var, mean = _global_moments(x, dims, correction, keepdim)
-        first = _square_root(var) if name.startswith("std") else var
-        blocks = (first, mean) if name.endswith("_mean") else (first,)
-    results = tuple(wrap_reduced(x, block.to(x.dtype), dims, keepdim) for block in blocks)
-    return results if len(results) > 1 else results[0]
-
-
-def _global_moments(
-    x: Sharded, dims: Sequence[int], correction: float, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes global variance and mean."""
-    if x.dtype.is_complex:
+    elif x.dtype.is_complex:
         raise LayoutError(
             f"the variance of complex numbers over dims that are cut has no rule: {x.partition}\n"
             "    use hyperslab.gather(x, axes) before it"
         )
-    local = torch.var_mean(as_float32(x.local), tuple(dims), correction=0, keepdim=keepdim)
-    stack = stack_ranks(torch.stack(local), group_over(x, dims), "a variance over cut dims")
-    variances, means = stack.unbind(1)
-    count = math.prod(x.shape[d] for d in dims)
-    shares = device_constant(_counts_by_rank(x, dims), means.device, means.dtype) / count
-    shares = shares.view(-1, *[1] * (means.dim() - 1))
-    mean = (means * shares).sum(0)
-    var = ((variances + (means - mean).square()) * shares).sum(0)
-    left = count - correction
-    return var * (count / left if left > 0 else math.inf), mean
-
-
-def _counts_by_rank(x: Sharded, dims: Sequence[int]) -> list[int]:
-    """Counts the elements of ``dims`` that each rank of `group_over` holds, in rank order."""
-    cuts = [cut for d in dims if (cut := x.partition.cuts[d]) is not None]
-    cuts.sort(key=lambda cut: AXES.index(cut.axis))
-    uncut = math.prod(x.shape[d] for d in dims if x.partition.cuts[d] is None)
-    boxes = itertools.product(*(cut.intervals for cut in cuts))
-    return [uncut * math.prod(hi - lo for lo, hi in box) for box in boxes]
+    else:
+        count = math.prod(x.shape[d] for d in dims)
+        mean, var = moments_over_ranks(as_float32(x.local), dims, Population(count, group))
+        left = count - correction
+        var = var * (count / left if left > 0 else math.inf)
+        blocks = (_square_root(var) if name.startswith("std") else var, mean)
+        blocks = blocks if name.endswith("_mean") else blocks[:1]
+        blocks = blocks if keepdim else tuple(block.squeeze(dims) for block in blocks)
+    results = tuple(wrap_reduced(x, block.to(x.dtype), dims, keepdim) for block in blocks)
+    return results if len(results) > 1 else results[0]
 
 
 def _square_root(var: torch.Tensor) -> torch.Tensor:
