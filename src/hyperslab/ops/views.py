@@ -472,11 +472,6 @@ def drop_dim(x: Sharded, dim: int) -> Sharded:
     return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
 
 
-def split_at(x: Sharded, dim: int, bounds: Sequence[int]) -> tuple[Sharded, ...]:
-    """Splits a dim at successive bounds."""
-    return tuple(crop(x, {dim: Span(a, b - a)}) for a, b in itertools.pairwise(bounds))
-
-
 @register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
 def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
     """Takes any dim; elements stay on their ranks unless that leaves a rank without any."""
@@ -503,87 +498,53 @@ def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     return tuple(select(input, dim, index) for index in range(input.shape[dim]))
 
 
-@register(torch.split, torch.Tensor.split, family="views", dims=["dim"], merged=True)
-def split(
-    tensor: Sharded,
-    split_size_or_sections: int | Sequence[int] = 0,
-    dim: int = 0,
-    *,
-    split_size: int | Sequence[int] | None = None,
-) -> tuple[Sharded, ...]:
-    """Splits any dim; each part is as of narrow."""
-    size = split_size_or_sections if split_size is None else split_size
-    extent = tensor.shape[dim]
-    if not isinstance(size, int):
-        return split_with_sizes(tensor, size, dim)
-    if size <= 0:
-        raise ValueError(f"split: the size of a part must be positive, not {size}")
-    return split_at(tensor, dim, [*range(0, extent, size), extent] if extent else [0, 0])
-
-
-@register(
-    torch.split_with_sizes, torch.Tensor.split_with_sizes, family="views", dims=["dim"], merged=True
-)
-def split_with_sizes(
-    input: Sharded, split_sizes: Sequence[int], dim: int = 0
-) -> tuple[Sharded, ...]:
-    """Splits any dim; each part is as of narrow."""
-    sizes = list(split_sizes)
-    if sum(sizes) != input.shape[dim] or any(size < 0 for size in sizes):
-        raise LayoutError(f"split: sizes {sizes} do not fill dim {dim} of {input.partition}")
-    return split_at(input, dim, [0, *itertools.accumulate(sizes)])
-
-
-@register(torch.chunk, torch.Tensor.chunk, family="views", dims=["dim"], merged=True)
-def chunk(input: Sharded, chunks: int, dim: int = 0) -> tuple[Sharded, ...]:
-    """Splits any dim; each part is as of narrow."""
-    if chunks <= 0:
-        raise ValueError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-    if input.shape[dim] == 0:
-        return split_with_sizes(input, [0] * chunks, dim)
-    return split(input, math.ceil(input.shape[dim] / chunks), dim)
-
-
-@register(torch.tensor_split, torch.Tensor.tensor_split, family="views", dims=["dim"])
-def tensor_split(
-    input: Sharded,
-    indices_or_sections: int | Sequence[int] | torch.Tensor = (),
-    dim: int = 0,
-    *,
-    indices: Sequence[int] | None = None,
-    sections: int | None = None,
-) -> tuple[Sharded, ...]:
-    """Splits any dim; each part is as of narrow."""
-    extent = input.shape[dim]
-    given = next((v for v in (indices, sections) if v is not None), indices_or_sections)
-    if isinstance(given, Sharded):
-        given = given.full()  # or each rank would split elsewhere
-    if isinstance(given, torch.Tensor):
-        given = given.tolist()
-    if isinstance(given, int):
-        return split_at(input, dim, Cut.balanced("", extent, given).bounds)
-    ends = [slice(None, end).indices(extent)[1] for end in given]
-    spans = [Span(a, max(0, b - a)) for a, b in itertools.pairwise([0, *ends, extent])]
-    return tuple(crop(input, {dim: span}) for span in spans)
-
-
 DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
 
 
-@register_each(*DIM_OF_SPLIT, family="views")
-def split_along(
-    operator: Operator,
-    input: Sharded,
-    sections: int | Sequence[int] = (),
-    *,
-    indices: Sequence[int] | None = None,
+@register_each(
+    dict.fromkeys(
+        ("split", "split_with_sizes", "chunk", "tensor_split"),
+        "Splits any dim; each part is as of narrow.",
+    ),
+    dict.fromkeys(DIM_OF_SPLIT, "Splits as tensor_split along its dim."),
+    family="views",
+    dims=["dim"],
+    merged=True,
+)
+def split(
+    operator: Operator, input: Sharded, how: Any = None, dim: int = 0, **named: Any
 ) -> tuple[Sharded, ...]:
-    """Splits as tensor_split along its dim."""
+    """Splits where torch does, by sizes, by positions or into so many parts: ``how`` or by name."""
+    if named:
+        (how,) = named.values()
+    if isinstance(how, torch.Tensor):
+        how = (how.full() if isinstance(how, Sharded) else how).tolist()
+    how = tuple(how) if isinstance(how, Sequence) else how
     name = operator.__name__
-    dim = DIM_OF_SPLIT[name]
-    if input.dim() <= dim:
-        raise LayoutError(f"{name} of {input.partition}\n    use tensor_split with a dim")
-    return tensor_split(input, sections if indices is None else indices, dim)
+    if name in DIM_OF_SPLIT:
+        dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
+        spans = _spans_of_split(operator, input.partition, dim, how)
+    else:
+        spans = _spans_of_split(operator, input.partition, dim, how, dim)
+    return tuple(crop(input, {dim: span}) for span in spans)
+
+
+@functools.lru_cache(_LAYOUTS)
+def _spans_of_split(
+    operator: Operator, partition: Partition, dim: int, *arguments: Any
+) -> list[Span]:
+    """Asks torch for the parts of a tensor of the global shape.
+
+    Raises:
+        LayoutError: torch refuses to split it so.
+    """
+    whole = torch.empty(partition.shape, device="meta")
+    try:
+        parts = operator(whole, *arguments)
+    except (RuntimeError, TypeError) as error:
+        raise LayoutError(f"{operator.__name__} of {partition}: {error}") from error
+    step = whole.stride(dim)
+    return [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
 
 
 @register(torch.Tensor.unfold, family="views")
