@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from hyperslab.kernels.memory_format import compute_dtype, memory_format_by_strides
 
@@ -25,16 +24,6 @@ class Line(NamedTuple):
     stride: int
     padding: int
     outputs: int
-
-
-def reference(x: torch.Tensor, lines: Sequence[Line], divisor: int) -> torch.Tensor:
-    """Returns the sum of every window over ``divisor``; autograd has its gradient."""
-    for dim, line in enumerate(lines, start=2):
-        end = (line.outputs - 1) * line.stride + line.kernel - line.padding
-        margins = [line.padding, max(0, end - x.shape[dim])]
-        x = F.pad(x.movedim(dim, -1), margins).unfold(-1, line.kernel, line.stride)
-        x = x[..., : line.outputs, :].sum(-1).movedim(-1, dim)
-    return x / divisor
 
 
 class WindowAverage(torch.autograd.Function):

@@ -11,16 +11,15 @@ order::
 Each pass has several implementations (`conv_variants`), of which the `registry` chooses one by a
 `Problem` (`conv_problem`): ``python -m hyperslab.kernels`` prints the rule.
 
-In reading order: the plain reference that tests compare with; torch's own convolution, for all
-that is not computed in channels last on the CPU; `guarded`, the way round what oneDNN (3.12) gets
-wrong; `dispatch`; the convolution and its gradients, plain or transposed as its options say; what
-is saved of an input for the backward pass; and `LocalConv`, the convolution with its graph.
+In reading order: torch's own convolution, for all that is not computed in channels last on the
+CPU; `guarded`, the way round what oneDNN (3.12) gets wrong; `dispatch`; the convolution and its
+gradients, plain or transposed as its options say; what is saved of an input for the backward pass;
+and `LocalConv`, the convolution with its graph.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -50,34 +49,6 @@ from hyperslab.kernels.memory_format import (
     dense,
 )
 from hyperslab.kernels.registry import choose, conv_variant, device_kind
-
-
-def conv_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
-) -> torch.Tensor:
-    """Adds up every tap of the kernel times the inputs that it meets; differentiable."""
-    x = F.pad(x, margins_of(padding))
-    kernel = weight.shape[2:]
-    steps = list(zip(kernel, options.stride, options.dilation, strict=True))
-    extents = [
-        (e - (k - 1) * d - 1) // s + 1 for e, (k, s, d) in zip(x.shape[2:], steps, strict=True)
-    ]
-    blocks = x.unflatten(1, (options.groups, -1))
-    weights = weight.unflatten(0, (options.groups, -1))
-    y = x.new_zeros((len(x), weight.shape[0], *extents))
-    for tap in itertools.product(*map(range, kernel)):
-        met = tuple(
-            slice(t * d, t * d + (count - 1) * s + 1, s)
-            for t, count, (_, s, d) in zip(tap, extents, steps, strict=True)
-        )
-        products = torch.einsum("ngc...,goc->ngo...", blocks[(..., *met)], weights[(..., *tap)])
-        y = y + products.flatten(1, 2)
-    return y if bias is None else y + bias.view(-1, *[1] * len(kernel))
-
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.kernels.conv import conv_backward, conv_forward, conv_reference, differentiable_conv
+from hyperslab.kernels.conv import conv_backward, conv_forward, differentiable_conv
 from hyperslab.kernels.conv_problem import ConvOptions
+from tests.kernels.conv.reference import conv_reference
 
 
 def by_torch(x: torch.Tensor, weight: torch.Tensor, stride: int, padding: int):

@@ -17,10 +17,11 @@ from hyperslab.kernels.compile import (
     Library,
     depthwise_is_known,
 )
-from hyperslab.kernels.conv import conv_reference, dispatch
+from hyperslab.kernels.conv import dispatch
 from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last, problem_for
 from hyperslab.kernels.registry import conv_variant, onednn_supports
 from tests.kernels.compiled import BOTH_WIDTHS, library_of
+from tests.kernels.conv.reference import conv_reference
 
 needs_kernels = pytest.mark.skipif(
     not depthwise_is_known(), reason="no compiler, or no vectors: the reference runs"

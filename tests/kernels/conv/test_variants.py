@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import conv_variants as matrix
-from hyperslab.kernels.conv import conv_reference, dispatch
+from hyperslab.kernels.conv import dispatch
 from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last, problem_for
 from hyperslab.kernels.conv_variants import CONV_VARIANTS
 from hyperslab.kernels.registry import conv_variant, force
+from tests.kernels.conv.reference import conv_reference
 
 
 @st.composite
