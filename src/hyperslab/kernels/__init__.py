@@ -5,7 +5,8 @@ alone decides which one runs; ``python -m hyperslab.kernels`` prints its rule. `
 sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
 """
 
-from hyperslab.kernels import (
+# Importing these modules declares their operators to torch.
+from hyperslab.kernels import (  # noqa: F401
     depthwise,
     direct_bf16,
     dropout,
@@ -16,16 +17,3 @@ from hyperslab.kernels import (
     resample,
     winograd,
 )
-
-# Importing these modules declares their operators to torch.
-__all__ = [
-    "depthwise",
-    "direct_bf16",
-    "dropout",
-    "epilogue",
-    "max_pool",
-    "normalization",
-    "reorder",
-    "resample",
-    "winograd",
-]

@@ -5,8 +5,8 @@ operators), `operands` (one partition for several tensors), `placement` (windows
 halos), `fusion` (deferred epilogues) and `filter_parallel` (layers that are not cut).
 """
 
-from hyperslab.kernels import registry
-from hyperslab.ops import (
+# Importing these modules registers their rules.
+from hyperslab.ops import (  # noqa: F401
     attention,
     autograd,
     convolution,
@@ -23,24 +23,4 @@ from hyperslab.ops import (
     spatial,
     views,
 )
-from hyperslab.tensor import attributes
-
-__all__ = [
-    "attention",
-    "attributes",
-    "autograd",
-    "convolution",
-    "elementwise",
-    "fourier",
-    "indexing",
-    "linalg",
-    "losses",
-    "normalization",
-    "pooling",
-    "reductions",
-    "registry",
-    "sampling",
-    "scans",
-    "spatial",
-    "views",
-]
+from hyperslab.tensor import attributes  # noqa: F401
