@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from hyperslab.comm.launchers import AXES
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.util.capture import refuse_capture
+from hyperslab.util.derivatives import LinearMap
 
 
 def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -29,23 +30,19 @@ def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None
     shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
 
 
-class _AllReduceSum(torch.autograd.Function):
-    """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Communicator, what: str) -> torch.Tensor:
-        ctx.group = group
-        ctx.what = what
-        return group.sum_in_place(x.clone(memory_format=torch.contiguous_format), what)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _AllReduceSum.apply(gradient, ctx.group, f"the adjoint of {ctx.what}"), None, None
-
-
 def all_reduce_sum(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
-    """Sum ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone."""
-    return x if group is None else _AllReduceSum.apply(x, group, what)
+    """Sum ``x`` over the ranks of ``group``, differentiable; ``None`` is this rank alone.
+
+    The sum is its own adjoint: every rank's output depends on every rank's input.
+    """
+    if group is None:
+        return x
+    there, back = (partial(_sum, group, words) for words in (what, f"the adjoint of {what}"))
+    return LinearMap.apply(x, there, back)
+
+
+def _sum(group: Communicator, what: str, x: torch.Tensor) -> torch.Tensor:
+    return group.sum_in_place(x.clone(memory_format=torch.contiguous_format), what)
 
 
 def stack_ranks(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:

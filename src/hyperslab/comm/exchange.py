@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from hyperslab.comm.packing import (
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.kernels.conv_problem import no_view
 from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import dispatch_modes_active
 
 _KEPT = 4096
@@ -507,55 +508,35 @@ def _in_memory(values: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
     return (np.moveaxis(values, 1, -1) if last else values).ravel()
 
 
-class _Fetch(torch.autograd.Function):
-    """Maps the own box of a cut tensor to any wanted box of it.
-
-    Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
-    3. receive the rest. Backward: `_GiveBack`.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, plan: ExchangePlan, fill: float, what: str
-    ) -> torch.Tensor:
-        ctx.plan = plan
-        ctx.what = what
-        return no_view(bring(x, plan, plan.wanted, what, fill))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _GiveBack.apply(gradient, ctx.plan, ctx.what), None, None, None
-
-
-class _GiveBack(torch.autograd.Function):
-    """Maps the gradient of the wanted box to that of the own box: the adjoint of `_Fetch`.
-
-    Distribution scheme: 1. send received pieces' gradients home, 2. copy the kept part's
-    gradient, 3. add what came home. Backward: `_Fetch`.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        ctx.plan = plan
-        ctx.what = what
-        return no_view(send_home(gradient, plan, plan.wanted, what))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _Fetch.apply(gradient, ctx.plan, 0.0, ctx.what), None, None
-
-
 def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:
     """Return the wanted box of a cut tensor, differentiable; ``x`` is the own box.
 
     Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
     message and stays inside the own box the result is a view.
+
+    Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
+    3. receive the rest. Backward: 1. send received pieces' gradients home, 2. copy the kept part's
+    gradient, 3. add what came home.
     """
     if plan.in_place:
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
-    return _Fetch.apply(x, plan, fill, what)
+    there, back = _maps(plan, what)
+    return LinearMap.apply(x, partial(there, fill=fill) if fill else there, back, there)
 
 
 def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch.Tensor:
     """Apply the adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
-    return _GiveBack.apply(gradient, plan, what)
+    there, back = _maps(plan, what)
+    return LinearMap.apply(gradient, back, there)
+
+
+def _maps(plan: ExchangePlan, what: str) -> tuple[Callable[..., torch.Tensor], ...]:
+    """Return the map from the own box to the wanted one, and its adjoint."""
+
+    def there(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+        return no_view(bring(x, plan, plan.wanted, what, fill))
+
+    def back(gradient: torch.Tensor) -> torch.Tensor:
+        return no_view(send_home(gradient, plan, plan.wanted, what))
+
+    return there, back

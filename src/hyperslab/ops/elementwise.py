@@ -38,6 +38,7 @@ from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
+from hyperslab.util.derivatives import LinearMap
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -455,31 +456,20 @@ def own_part_of_mask(mask: torch.Tensor, x: Sharded) -> torch.Tensor:
 def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
     """Drops elements by a hash of one drawn seed and each element's global index.
 
-    A mask drawn in full would take the memory of the whole activation on every rank.
+    A mask drawn in full would take the memory of the whole activation on every rank. On a GPU the
+    same hash drops those of the gradient, and nothing is kept; on the CPU it takes longer than
+    reading a mask.
     """
     check_random_state(x)
     if device_kind(x) == "cuda" and not inplace:
         given = ([*x.partition.shape], [*x.box.lo], draw_seed(), p)
-        return x.like(_DropElements.apply(x.block, given), fresh=True)
+
+        def drop(block: torch.Tensor) -> torch.Tensor:
+            return torch.ops.hyperslab.drop_elements(block, *given)
+
+        return x.like(LinearMap.apply(x.block, drop, drop), fresh=True)
     keep = _random_bits(x, x.device) >= least_kept(p)
     return _multiply_by_mask(x, keep, scale_of(p), inplace)
-
-
-class _DropElements(torch.autograd.Function):
-    """Drops elements of a block; the same hash drops those of the gradient, and nothing is kept.
-
-    On the CPU, where the hash takes longer than reading a mask, the mask is kept.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, block: torch.Tensor, given: tuple[Any, ...]) -> torch.Tensor:
-        ctx.given = given
-        dropped: torch.Tensor = torch.ops.hyperslab.drop_elements(block, *given)
-        return dropped
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _DropElements.apply(gradient, ctx.given), None
 
 
 def _multiply_by_mask(x: Sharded, mask: torch.Tensor, scale: float, inplace: bool) -> Sharded:

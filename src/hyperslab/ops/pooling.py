@@ -79,6 +79,7 @@ from hyperslab.ops.placement import (
     with_batch,
 )
 from hyperslab.tensor import Sharded
+from hyperslab.util.derivatives import LinearMap
 
 
 def move_indices(
@@ -102,9 +103,6 @@ def move_indices(
 
 
 Windows = Sequence[Window]
-
-BlockMap = Callable[[torch.Tensor], torch.Tensor]
-"""Maps a block, or rows of one, to another."""
 
 
 class PoolingInput:
@@ -140,6 +138,11 @@ class PoolingInput:
         """Return the rank's input with its halo."""
         what = f"the halo exchange of {self.name}"
         return fetch(self.x.block, self.plan, fill=self.fill, what=what)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Return the windows of the block, dim by dim, as the kernels take them."""
+        return tuple(map(Line, self.kernel, self.stride, self.padding, self.out.shape[2:]))
 
     def wrap(self, block: torch.Tensor) -> Sharded:
         """Wrap a block of the output as a cut tensor."""
@@ -177,49 +180,29 @@ def _tiles_every_block(p: PoolingInput) -> bool:
 _kernels = torch.ops.hyperslab
 
 
-@dataclass(frozen=True, slots=True)
-class WindowGrid:
-    """Describes where the windows of a block lie; ``extents`` counts them along each dim."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    extents: tuple[int, ...]
-
-
 class WindowMaximum(torch.autograd.Function):
     """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, grid: WindowGrid, dtype: torch.dtype) -> torch.Tensor:
-        ctx.grid = grid
+    def forward(
+        ctx: Any, x: torch.Tensor, lines: Sequence[Line], dtype: torch.dtype
+    ) -> torch.Tensor:
+        *ctx.windows, outputs = zip(*lines, strict=True)
         ctx.shape = tuple(x.shape)
         ctx.dtype = x.dtype
         ctx.channels_last = memory_format_of(x) is not torch.contiguous_format
         mark = ctx.needs_input_grad[0]
-        y, winners = _kernels.window_maximum(
-            x, grid.kernel, grid.stride, grid.padding, grid.extents, mark, dtype
-        )
+        y, winners = _kernels.window_maximum(x, *ctx.windows, outputs, mark, dtype)
         ctx.save_for_backward(winners if mark else None)
         return y
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
-        grid = ctx.grid
         differentiable = torch.is_grad_enabled()
         run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
-        dx = run(
-            gradient,
-            winners,
-            grid.kernel,
-            grid.stride,
-            grid.padding,
-            ctx.shape,
-            ctx.channels_last,
-            ctx.dtype,
-        )
-        return dx, None, None
+        form = (ctx.shape, ctx.channels_last, ctx.dtype)
+        return run(gradient, winners, *ctx.windows, *form), None, None
 
 
 def _for_dims(name: str) -> dict[int, Operator]:
@@ -260,10 +243,8 @@ def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
         return epilogue_result(chain, p.x, p.partition)
     dilation = [w.dilation for w in windows]
     if registry.choose("max_pool", p.block, p.kernel, max(dilation)) == "windows":
-        shapes = (p.kernel, p.stride, p.padding, p.out.shape[2:])
-        grid = WindowGrid(*map(tuple, shapes))
         dtype = result_type(p.name, p.block.dtype, p.block.device)
-        return p.wrap(WindowMaximum.apply(p.block, grid, dtype))
+        return p.wrap(WindowMaximum.apply(p.block, p.lines, dtype))
     run = MAX[len(windows)]
     return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
 
@@ -337,9 +318,8 @@ def avg_pool(
 
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
     if registry.choose("avg_pool", p.block) == "separable":
-        lines = tuple(map(Line, p.kernel, p.stride, p.padding, p.out.shape[2:]))
         count = math.prod(p.kernel) if divisor is None else divisor
-        return WindowAverage.apply(p.block, lines, count)
+        return WindowAverage.apply(p.block, p.lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = F.avg_pool2d(
             p.block.unsqueeze(2),
@@ -546,20 +526,6 @@ def output_sizes(
             "    use an output_size of at least 1 on an input that is not empty"
         )
     return sizes
-
-
-class LinearMap(torch.autograd.Function):
-    """Applies a linear map to a block, and its adjoint to the gradient; saves nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, run: BlockMap, adjoint: BlockMap) -> torch.Tensor:
-        ctx.both = (run, adjoint)
-        return run(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        run, adjoint = ctx.both
-        return LinearMap.apply(gradient, adjoint, run), None, None
 
 
 def _span_means(spans: Spans, x: torch.Tensor) -> torch.Tensor:

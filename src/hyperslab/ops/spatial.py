@@ -52,7 +52,7 @@ from hyperslab.ops.placement import (
     placement,
     read_cover,
 )
-from hyperslab.ops.pooling import BlockMap, LinearMap, adaptive_avg_pool
+from hyperslab.ops.pooling import adaptive_avg_pool
 from hyperslab.ops.views import (
     SourceInterval,
     Span,
@@ -65,6 +65,7 @@ from hyperslab.ops.views import (
 )
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dims
+from hyperslab.util.derivatives import LinearMap, TensorMap
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -435,7 +436,7 @@ class ReadSpan:
 
 
 def find_weights(
-    operator: BlockMap, within: BlockMap, like: torch.Tensor, outputs: int
+    operator: TensorMap, within: TensorMap, like: torch.Tensor, outputs: int
 ) -> InterpolationWeights:
     """Finds the taps of an operator from (N, inputs) to (N, outputs), for rows like ``like``.
 
@@ -483,7 +484,7 @@ def _teeth(
     return index, weight
 
 
-def _where_gradients_go(operator: BlockMap, like: torch.Tensor) -> torch.Tensor:
+def _where_gradients_go(operator: TensorMap, like: torch.Tensor) -> torch.Tensor:
     """Finds the input that gets each output's gradient, in order: (1, outputs)."""
     with torch.inference_mode(False), torch.enable_grad():
         row = torch.zeros_like(like)[None].requires_grad_()

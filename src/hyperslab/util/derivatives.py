@@ -1,4 +1,4 @@
-"""Refuses second derivatives of what has only a first one, in our words."""
+"""Differentiates linear maps by their adjoints, and refuses second derivatives of other maps."""
 
 from __future__ import annotations
 
@@ -51,3 +51,29 @@ class _Refused(torch.autograd.Function):
             f"the gradient of {ctx.name} cannot be differentiated again\n"
             f"    omit create_graph=True, or keep results of {ctx.name} out of the penalty"
         )
+
+
+TensorMap = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LinearMap(torch.autograd.Function):
+    """Applies a map to a tensor, and its adjoint to the gradient; saves nothing.
+
+    ``linear`` is the map without its constant, if it has one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        run: TensorMap,
+        adjoint: TensorMap,
+        linear: TensorMap | None = None,
+    ) -> torch.Tensor:
+        ctx.both = (linear or run, adjoint)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        linear, adjoint = ctx.both
+        return LinearMap.apply(gradient, adjoint, linear), None, None, None

@@ -27,8 +27,6 @@ ELSEWHERE = {
     "SlabStage": "slabs/test_stages.py",
     "SlabConv": "slabs/test_stages.py",
     "_ShardParameter": "filter_parallel/test_share.py",
-    "_GiveBack": "autograd/test_double_backward.py",
-    "_DropElements": "elementwise/test_dropout.py",
 }
 """Functions whose second derivatives another test compares."""
 

@@ -7,16 +7,17 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
+from hyperslab.kernels.avg_pool import Line
 from hyperslab.kernels.compile import library
-from hyperslab.ops.pooling import WindowGrid, WindowMaximum
+from hyperslab.ops.pooling import WindowMaximum
 from tests.ranks import run_ranks
 
 SHAPE = (2, 3, 9, 8, 7)
-GRID = WindowGrid((3, 3, 2), (2, 2, 2), (1, 1, 0), (5, 4, 3))
+LINES = (Line(3, 2, 1, 5), Line(3, 2, 1, 4), Line(2, 2, 0, 3))
 
 
 def torchs(x: torch.Tensor) -> torch.Tensor:
-    return F.max_pool3d(x, GRID.kernel, GRID.stride, GRID.padding)
+    return F.max_pool3d(x, (3, 3, 2), (2, 2, 2), (1, 1, 0))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -24,7 +25,7 @@ def test_gradients_of_gradients(channels_last: bool) -> None:
     x = torch.randn(SHAPE)
     x = x.contiguous(memory_format=torch.channels_last_3d) if channels_last else x
     results = []
-    for run in (torchs, lambda t: WindowMaximum.apply(t, GRID, t.dtype)):
+    for run in (torchs, lambda t: WindowMaximum.apply(t, LINES, t.dtype)):
         leaf = x.clone().requires_grad_()
         (dx,) = torch.autograd.grad((run(leaf) ** 3).sum(), leaf, create_graph=True)
         (again,) = torch.autograd.grad((dx**2).sum(), leaf)

@@ -214,9 +214,9 @@ def test_what_is_refused() -> None:
             wrong()
     for words, refused in {
         r"^split of 2 x 3 \(not cut\): split_with_sizes expects .* 3": lambda: x.split([1, 1], 1),
-        "^split of 2 x 3 \(not cut\): split_size can only be 0": lambda: x.split(0),
-        "^chunk of 2 x 3 \(not cut\): .* greater than 0": lambda: x.chunk(0),
-        "^dsplit of 2 x 3 \(not cut\): .* at least 3 dimension": lambda: x.dsplit(2),
+        r"^split of 2 x 3 \(not cut\): split_size can only be 0": lambda: x.split(0),
+        r"^chunk of 2 x 3 \(not cut\): .* greater than 0": lambda: x.chunk(0),
+        r"^dsplit of 2 x 3 \(not cut\): .* at least 3 dimension": lambda: x.dsplit(2),
     }.items():
         with pytest.raises(hs.LayoutError, match=words):
             refused()
