@@ -584,15 +584,8 @@ def convolve(
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(dilation),
-        groups,
-    )
+    steps = map(hashable, (stride, padding, dilation))
+    layout = lay_out_conv(input.grid, input.partition, weight.shape, *steps, groups)
     if layout.spec is not None and input.is_complex():
         raise UnsupportedOp(
             f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
@@ -871,16 +864,8 @@ def convolve_transposed(
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv_transpose(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(output_padding),
-        hashable(dilation),
-        groups,
-    )
+    steps = map(hashable, (stride, padding, output_padding, dilation))
+    layout = lay_out_conv_transpose(input.grid, input.partition, weight.shape, *steps, groups)
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     weight = weight.to(operand_type(weight))

@@ -11,7 +11,6 @@ probabilities; dropout for networks of SELUs (Klambauer et al. 2017).
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -24,9 +23,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, log_once, per_grid
+from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
+from hyperslab.comm.exchange import fetch
 from hyperslab.errors import CommError, LayoutError
-from hyperslab.geometry import Partition
+from hyperslab.geometry import Cover, Partition
 from hyperslab.kernels.dropout import least_kept, scale_of
 from hyperslab.kernels.random_bits import draw_seed, uniform_bits
 from hyperslab.kernels.registry import device_kind
@@ -35,7 +35,7 @@ from hyperslab.ops.operands import check_writable, common_partition, operand_blo
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
 from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
-from hyperslab.tensor import Sharded, register
+from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -365,7 +365,11 @@ def gradient(
     dim: int | Sequence[int] | None = None,
     edge_order: int = 1,
 ) -> tuple[Sharded, ...]:
-    """Runs along any dims, at equal distances; along a cut dim ranks exchange planes."""
+    """Runs along any dims, at equal distances; along a cut dim ranks exchange planes.
+
+    Distribution scheme: for each dim 1. fetch as many planes of the neighbours as one-sided
+    differences take, ``edge_order``, 2. run torch's own operator on the block with them.
+    """
     given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = read_dims(given, input.dim(), "gradient")
     distances = _distances(spacing, len(dims))
@@ -394,33 +398,19 @@ def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
 
 
 def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
-    """Computes central differences, one-sided ones of ``order`` at both ends; rounds like torch."""
-    count = x.shape[dim]
-
-    def part(start: int, length: int = 1) -> Sharded:
-        return crop(x, {dim: Span(start, length)})
-
-    def over(y: Sharded, number: float) -> Sharded:
-        return apply_pointwise(torch.div, (y, number), {})
-
-    if order == 1:
-        begin = apply_pointwise(torch.sub, (part(1), part(0)), {})
-        end = apply_pointwise(torch.sub, (part(count - 1), part(count - 2)), {})
-    else:
-        begin = _weighted_sum([(-1.5, part(0)), (2.0, part(1)), (-0.5, part(2))])
-        end = _weighted_sum(
-            [(0.5, part(count - 3)), (-2.0, part(count - 2)), (1.5, part(count - 1))]
-        )
-    inner = []
-    if count > 2:
-        across = apply_pointwise(torch.sub, (part(2, count - 2), part(0, count - 2)), {})
-        inner = [over(over(across, distance), 2)]
-    return concatenate([over(begin, distance), *inner, over(end, distance)], dim, "gradient")
-
-
-def _weighted_sum(terms: Sequence[tuple[float, Sharded]]) -> Sharded:
-    products = (apply_pointwise(torch.mul, (x, weight), {}) for weight, x in terms)
-    return functools.reduce(lambda a, b: apply_pointwise(torch.add, (a, b), {}), products)
+    """Runs torch's own operator on a block with planes of its neighbours, and keeps its own."""
+    cut = x.partition.cuts[dim]
+    x = gather(x, cut.axis) if cut is not None and cut.thin else x  # an empty shard has no slope
+    cover = x.partition.cover
+    intervals = list(cover.intervals)
+    intervals[dim] = tuple(
+        (max(lo - order, 0), min(hi + order, x.shape[dim])) for lo, hi in intervals[dim]
+    )
+    plan = plan_exchange(x.partition, Cover(cover.axes, tuple(intervals)), x.grid)
+    block = fetch(x.block, plan, what="the planes of a gradient")
+    (slope,) = torch.gradient(block, spacing=distance, dim=dim, edge_order=order)
+    lo, hi = x.box.interval(dim)
+    return x.like(slope.narrow(dim, lo - plan.wanted.lo[dim], hi - lo), fresh=True)
 
 
 @register(torch.bucketize, family="elementwise")
@@ -531,26 +521,32 @@ def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str
     check_random_state(cut[0])
 
 
-@register(F.dropout, torch.dropout, family="elementwise", merged=True)
+@register_each(
+    {
+        (
+            F.dropout,
+            torch.dropout,
+        ): "Draws one global mask, the same on every grid; torch's own for a contiguous matrix.",
+        torch.dropout_: "Does the same in place.",
+    },
+    family="elementwise",
+    merged=True,
+)
 def dropout(
+    operator: Operator,
     input: Sharded,
     p: float = 0.5,
     training: bool = True,
     inplace: bool = False,
     train: bool | None = None,
 ) -> Sharded:
-    """Draws one global mask, the same on every grid; torch's own for a contiguous matrix."""
+    """Draws one global mask."""
     if not drops_anything(p, training if train is None else train):
         return input
+    inplace = inplace or operator is torch.dropout_
     if input.dim() > 2:
         return dropout_volume(input, p, inplace)
     return dropout_shape(input, tuple(input.shape), p, inplace)
-
-
-@register(torch.dropout_, family="elementwise")
-def dropout_(input: Sharded, p: float, train: bool) -> Sharded:
-    """Does the same in place."""
-    return dropout(input, p, train, inplace=True)
 
 
 BATCHED_DIMS = {

@@ -231,6 +231,22 @@ class Statistics:
     over: Population
     eps: float
 
+    def gradients(
+        self, sums: torch.Tensor | None, needs_x: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns the gradients of weight and bias, and what goes to the block, if it is needed.
+
+        ``sums`` are those of this rank's backward pass; those of all ranks take one all-reduce.
+        """
+        pool = self.over.pool or 1
+        parameters, shared = parameter_gradients(sums, self.norm, self.moments, pool)
+        if not needs_x:
+            return parameters, None
+        if self.over.group is not None:
+            shared = self.over.group.sum_in_place(shared, "the gradient of a normalisation")
+        count = self.over.count
+        return parameters, through_statistics(shared, self.norm, self.moments, count, pool)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpilogueOps:
@@ -338,18 +354,10 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     norm = through = dweight = dbias = dx = None
     if statistics is not None:
         norm = statistics.norm
-        over = statistics.over
-        pool = over.pool or 1
         sums = chain_backward_sums(g, marks, x, norm, *options)
-        numbers = (norm, statistics.moments)
-        parameters, shared = parameter_gradients(sums, *numbers, pool)
+        parameters, through = statistics.gradients(sums, needs_x)
         dweight = parameters[0] if needs_weight else None
         dbias = parameters[1] if needs_bias else None
-        if needs_x:
-            if over.group is not None:
-                what = "the gradient of a normalisation"
-                shared = over.group.sum_in_place(shared, what)
-            through = through_statistics(shared, *numbers, over.count, pool)
     if needs_x:
         dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
     return dx, dweight, dbias

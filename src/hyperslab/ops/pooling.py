@@ -42,6 +42,7 @@ import torch.nn.functional as F
 
 from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid, plan_exchange
 from hyperslab.comm.agreement import any_rank
+from hyperslab.comm.collectives import stack_ranks
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import (
@@ -621,7 +622,7 @@ def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Shar
     for spans in layout.spans:
         values, index = _forget_absent(values, index, spans)
     for axis in layout.shared:
-        values, index = _first_largest(x, values, index, layout, axis)
+        values, index = _first_largest(x, values, index, axis)
     return x.like(values, layout.output), x.like(index, layout.output)
 
 
@@ -643,28 +644,19 @@ def _forget_absent(
 
 
 def _first_largest(
-    x: Sharded, values: torch.Tensor, index: torch.Tensor, layout: AdaptiveLayout, axis: str
+    x: Sharded, values: torch.Tensor, index: torch.Tensor, axis: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the largest value along an axis and its index: of equals the first, of NaN the last."""
-    values = _beside(x, values, layout, axis)
-    index = _beside(x, index, layout, axis)
+    group = x.grid.group((axis,))
+    values, index = (
+        stack_ranks(part, group, "the parts of adaptive_max_pool") for part in (values, index)
+    )
     with torch.no_grad():
         nan = values.isnan()
-        candidate = nan | (values == values.amax(2, keepdim=True))
+        candidate = nan | (values == values.amax(0))
         order = torch.where(nan, -index, index)
-        choice = order.masked_fill(~candidate, NOWHERE).argmin(2, keepdim=True)
-    return values.gather(2, choice).squeeze(2), index.gather(2, choice).squeeze(2)
-
-
-def _beside(x: Sharded, block: torch.Tensor, layout: AdaptiveLayout, axis: str) -> torch.Tensor:
-    """The blocks of all ranks along an axis, beside each other in a new dim 2."""
-    ranks = x.grid.extents[axis]
-    shape = layout.output.shape
-    cuts = layout.output.cuts
-    cut = Cut(axis, tuple(range(ranks + 1)))
-    one = Partition((*shape[:2], ranks, *shape[2:]), (*cuts[:2], cut, *cuts[2:]))
-    each = x.like(block.unsqueeze(2), one)
-    return each.redistribute(one.without([axis]), "the parts of adaptive_max_pool").block
+        choice = order.masked_fill(~candidate, NOWHERE).argmin(0, keepdim=True)
+    return values.gather(0, choice).squeeze(0), index.gather(0, choice).squeeze(0)
 
 
 @register_each(

@@ -40,14 +40,11 @@ from hyperslab.ops.fusion import (
     EpilogueFunction,
     EpilogueOps,
     FusedEpilogue,
-    Statistics,
     chain_backward,
     chain_backward_sums,
     chain_forward,
     channel_sums,
     in_format,
-    parameter_gradients,
-    through_statistics,
 )
 from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
 
@@ -295,7 +292,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
                 sums = found.new_zeros(len(found), rows, *found.shape[2:])
             row = slab.sample if sums.shape[1] > 1 else 0
             sums[:, row : row + 1] += found
-        dnorm, through = _through(ctx, statistics, sums)
+        parameters, through = statistics.gradients(sums, any(needs))
+        dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
     dinput = geometry.input.gradient(operands, halos, needs_input)
     dweight = GradientSum()
     dbias = GradientSum()
@@ -316,22 +314,6 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             if dwindow is not None:
                 dinput.add(dwindow, slab.window)
     return [dweight.value, dbias.value, *dnorm, *dinput.finish()]
-
-
-def _through(
-    ctx: Any, statistics: Statistics, sums: torch.Tensor | None
-) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
-    """Compute the gradients of the normalisation's parameters, and of its statistics."""
-    over = statistics.over
-    pool = over.pool or 1
-    numbers = (statistics.norm, statistics.moments)
-    parameters, shared = parameter_gradients(sums, *numbers, pool)
-    dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
-    if not any((*ctx.needs_input_grad[_WEIGHT:_NORM], *ctx.needs_input_grad[_OPERANDS:])):
-        return dnorm, None
-    if over.group is not None:
-        shared = over.group.sum_in_place(shared, "the gradient of a normalisation")
-    return dnorm, through_statistics(shared, *numbers, over.count, pool)
 
 
 @dataclass(slots=True, eq=False)

@@ -598,30 +598,14 @@ def taps_of(
     return find_weights(alone, within, like, outputs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resampling:
-    """Holds a map for every spatial dim as the operator takes them: its tensors.
-
-    ``results``: the extents of what it makes of a block.
-    """
-
-    tensors: list[torch.Tensor]
-    results: tuple[int, ...]
-
-    @staticmethod
-    def of(maps: Sequence[SparseMap]) -> Resampling:
-        """Combines the maps of each dim."""
-        tensors = [tensor for one in maps for tensor in one.tensors]
-        return Resampling(tensors, tuple(m.results for m in maps))
-
-
 def _resample(
-    resampling: Resampling, order: torch.memory_format, dtype: torch.dtype, x: torch.Tensor
+    maps: Sequence[SparseMap], order: torch.memory_format, dtype: torch.dtype, x: torch.Tensor
 ) -> torch.Tensor:
     """Resamples a block, brought to a memory format, in ``dtype``."""
     if not x.is_contiguous(memory_format=order):
         x = torch.ops.hyperslab.reorder(x, order is not torch.contiguous_format, x.dtype)
-    return torch.ops.hyperslab.resample(x, resampling.tensors, resampling.results, dtype)
+    tensors = [tensor for one in maps for tensor in one.tensors]
+    return torch.ops.hyperslab.resample(x, tensors, [one.results for one in maps], dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -634,8 +618,8 @@ class InterpolateLayout:
     weights: tuple[tuple[int, InterpolationWeights], ...]  # of spatial dims
     rest: tuple[int, ...]  # the spatial dims that are left to torch's operator
     sizes: tuple[int, ...]  # the block's after it
-    # All dims in one pass, in place of the two above, and its adjoint.
-    resampling: tuple[Resampling, Resampling] | None
+    # The map of each dim, all in one pass in place of the two above, and the adjoint of each.
+    resampling: tuple[list[SparseMap], list[SparseMap]] | None
 
 
 def interpolate(x: Sharded, resize: Resize) -> Sharded:
@@ -732,7 +716,7 @@ def _resampling(
     plan: ExchangePlan,
     out: Box,
     kind: BlockKind,
-) -> tuple[Resampling, Resampling]:
+) -> tuple[list[SparseMap], list[SparseMap]]:
     """Makes the maps from the rank's inputs to its outputs; ``several``: the known taps."""
     maps = []
     for d, known in enumerate(several):
@@ -740,7 +724,7 @@ def _resampling(
         taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
         weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
         maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
-    return Resampling.of(maps), Resampling.of([one.adjoint() for one in maps])
+    return maps, [one.adjoint() for one in maps]
 
 
 def _block_alone_suffices(
