@@ -337,12 +337,12 @@ def _take_device(place: RankVariables | None, *, shared: bool = False) -> None:
 
 @dataclass(slots=True)
 class _Part:
-    """Keeps the part that this process is in, of one default process group.
+    """Keeps the part that this process is in, of one default process group; no ranks: in none.
 
     ``names``: how many groups it has made in parts, so that no name in torch's store comes twice.
     """
 
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[int, ...] = ()
     group: weakref.ref[dist.ProcessGroup] | None = None
     names: int = 0
 
@@ -368,7 +368,7 @@ def world() -> dist.ProcessGroup | None:
         return whole
     group = part.group()
     if group is None:
-        raise CommError(f"the process group of ranks {list(part.ranks or ())} has ended")
+        raise CommError(f"the process group of ranks {list(part.ranks)} has ended")
     return group
 
 
@@ -387,33 +387,36 @@ def rank_in_torch(rank: int) -> int:
     return ranks_in_torch((rank,))[0]
 
 
+def _own_part() -> _Part | None:
+    """Return the part that this process is in; None where grids are of all ranks."""
+    whole = dist.group.WORLD
+    part = _PARTS.get(whole) if _PARTS and whole is not None else None
+    return part if part is not None and part.ranks else None
+
+
 def ranks_in_torch(ranks: Sequence[int]) -> Sequence[int]:
     """Return the numbers that `torch.distributed` has for ranks of `world`."""
-    part = _PARTS.get(dist.group.WORLD) if _PARTS and dist.group.WORLD is not None else None
-    return ranks if part is None or part.ranks is None else [part.ranks[rank] for rank in ranks]
+    part = _own_part()
+    return ranks if part is None else [part.ranks[rank] for rank in ranks]
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     """Return the numbers in `world` of a group's ranks."""
-    part = _PARTS.get(dist.group.WORLD) if _PARTS and dist.group.WORLD is not None else None
+    part = _own_part()
     ranks = dist.get_process_group_ranks(group)
-    if part is None or part.ranks is None:
-        return tuple(ranks)
-    return tuple(part.ranks.index(rank) for rank in ranks)
+    return tuple(ranks if part is None else map(part.ranks.index, ranks))
 
 
 def in_part() -> bool:
     """Tell whether grids are of a part of the ranks."""
-    whole = dist.group.WORLD
-    return whole is not None and whole in _PARTS and _PARTS[whole].ranks is not None
+    return _own_part() is not None
 
 
 def leave_part() -> None:
     """Let the next grids be of all ranks."""
-    if in_part():
-        assert dist.group.WORLD is not None
-        part = _PARTS[dist.group.WORLD]
-        part.ranks = part.group = None
+    if (part := _own_part()) is not None:
+        part.ranks = ()
+        part.group = None
 
 
 def enter_part(ranks: Sequence[int], seconds: float) -> None:
@@ -479,11 +482,9 @@ def make_group(ranks: Sequence[int] | None = None, **options: Any) -> dist.Proce
     whole = dist.group.WORLD
     assert whole is not None
     part = _PARTS.get(whole)
-    if part is None or (part.ranks is None and ranks is None):
+    if part is None or (not part.ranks and ranks is None):
         return dist.new_group(ranks, **options)
-    of_torch = [*(ranks or range(len(part.ranks or ())))]
-    if part.ranks is not None:
-        of_torch = [part.ranks[rank] for rank in of_torch]
+    of_torch = [*ranks_in_torch(ranks or range(len(part.ranks)))]
     before = number_of_groups()
     part.names += 1
     set_number_of_groups(NAMES_OF_A_PART * (1 + of_torch[0]) + part.names)
@@ -508,19 +509,17 @@ def make_own_group(parts: Sequence[Sequence[int]], **options: Any) -> dist.Proce
 
 def names_taken() -> int:
     """Return how many groups this process has made: in parts, or all of torch's."""
-    if not in_part():
-        return number_of_groups()
-    assert dist.group.WORLD is not None
-    return _PARTS[dist.group.WORLD].names
+    part = _own_part()
+    return number_of_groups() if part is None else part.names
 
 
 def take_names(count: int) -> None:
     """Skip names that another rank has used for groups of its own."""
-    if not in_part():
+    part = _own_part()
+    if part is None:
         set_number_of_groups(count)
-        return
-    assert dist.group.WORLD is not None
-    _PARTS[dist.group.WORLD].names = count
+    else:
+        part.names = count
 
 
 class GroupReference:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
 from hyperslab.comm.grid import Grid, per_grid
@@ -380,55 +378,42 @@ class Gathers:
 
     @staticmethod
     def of(plan: ExchangePlan, box: Box, last: bool, device: torch.device) -> Gathers:
-        """Return the indices, worked out on the host."""
-        own = _places(plan.own, last)
-        whole = _places(box, last)
+        """Return the indices: places are moved as values would be, on the host."""
         sends = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.sends)
         receives = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.receives)
-        arrived = plan.own.size + sum(peer.size for peer in receives)
-        brought = np.full(box.shape, arrived)
-        at = plan.own.size
-        for part, places in [(plan.own, own), *((t.box, None) for t in plan.receives)]:
-            if places is None:
-                places = np.arange(at, at + part.size).reshape(part.shape)
-                at += part.size
-            common = box.intersect(part)
-            if not common.empty:
-                brought[common.slices(box)] = places[common.slices(part)]
-        nothing = box.size + sum(peer.size for peer in sends)
-        terms = [np.full(plan.own.shape, nothing)]
-        common = box.intersect(plan.own)
-        if not common.empty:
-            terms[0][common.slices(plan.own)] = whole[common.slices(box)]
-        at = box.size
-        for t in plan.sends:
-            terms.append(np.full(plan.own.shape, nothing))
-            terms[-1][t.box.slices(plan.own)] = np.arange(at, at + t.box.size).reshape(t.box.shape)
-            at += t.box.size
-        # Few pieces meet in an element: what is nothing goes last, and rows of nothing go.
-        home = np.stack([_in_memory(term, last) for term in terms])
-        order = np.argsort(home == nothing, axis=0, kind="stable")
-        home = np.take_along_axis(home, order, 0)
-        home = home[: max(1, int((home != nothing).any(1).sum()))]
-        sent = [own[t.box.slices(plan.own)].ravel() for t in plan.sends]
-        returned = [whole[t.box.slices(box)].ravel() for t in plan.receives]
+        with torch.inference_mode(False):
+            own, whole = _places(plan.own, last), _places(box, last)
+            arriving = _numbered(receives, plan.own.size)
+            nothing = plan.own.size + sum(peer.size for peer in receives)
+            brought = join_halo(own, arriving, plan, box, nothing)
+            nothing = box.size + sum(peer.size for peer in sends)
+            terms = [own.new_full(plan.own.shape, nothing) for _ in range(1 + len(sends))]
+            copy_overlap(terms[0], plan.own, whole, box)
+            for t, term, places in zip(
+                plan.sends, terms[1:], _numbered(sends, box.size), strict=True
+            ):
+                term[t.box.slices(plan.own)] = places
+            # Few pieces meet in an element: what is nothing goes last, and rows of nothing go.
+            home = torch.stack([_in_memory(term, last) for term in terms]).sort(0).values
+            home = home[: max(1, int((home != nothing).any(1).sum()))]
+            sent = [own[t.box.slices(plan.own)] for t in plan.sends]
+            returned = [whole[t.box.slices(box)] for t in plan.receives]
 
-        def index(places: Sequence[NDArray[np.int64]]) -> torch.Tensor:
-            flat = np.concatenate([np.empty(0, np.int64), *places]).astype(np.int32)
-            with torch.inference_mode(False):
-                return torch.from_numpy(flat).to(device, non_blocking=True)
+            def index(places: Sequence[torch.Tensor]) -> torch.Tensor:
+                flat = torch.cat([own.new_empty(0), *(part.flatten() for part in places)])
+                return flat.int().to(device, non_blocking=True)
 
-        return Gathers(
-            last,
-            _shape_in_memory(plan.own.shape, last),
-            _shape_in_memory(box.shape, last),
-            index(sent),
-            index([_in_memory(brought, last)]),
-            index(returned),
-            index([*home]),
-            sends,
-            receives,
-        )
+            return Gathers(
+                last,
+                _shape_in_memory(plan.own.shape, last),
+                _shape_in_memory(box.shape, last),
+                index(sent),
+                index([_in_memory(brought, last)]),
+                index(returned),
+                index([home]),
+                sends,
+                receives,
+            )
 
     def exchange(self, own: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
         """Return all that arrives for the box; ``own`` is `flat`."""
@@ -477,7 +462,7 @@ class Gathers:
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
         """Return the elements in the order of memory that the indices are for."""
-        return (x.movedim(1, -1) if self.last else x).flatten()
+        return _in_memory(x, self.last)
 
     def _shaped(self, flat: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         y = flat.view(shape)
@@ -497,15 +482,22 @@ def _shape_in_memory(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
     return (shape[0], *shape[2:], shape[1]) if last else shape
 
 
-def _places(box: Box, last: bool) -> NDArray[np.int64]:
+def _places(box: Box, last: bool) -> torch.Tensor:
     """Number a box's elements by their places in memory; the result has the box's shape."""
-    places = np.arange(box.size).reshape(_shape_in_memory(box.shape, last))
-    return np.moveaxis(places, -1, 1) if last else places
+    places = torch.arange(box.size, device="cpu").view(_shape_in_memory(box.shape, last))
+    return places.movedim(-1, 1) if last else places
 
 
-def _in_memory(values: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
-    """Return numbers of a box's elements in the order of memory."""
-    return (np.moveaxis(values, 1, -1) if last else values).ravel()
+def _in_memory(values: torch.Tensor, last: bool) -> torch.Tensor:
+    """Return a box's elements in the order of memory."""
+    return (values.movedim(1, -1) if last else values).flatten()
+
+
+def _numbered(peers: Sequence[Peer], first: int) -> list[torch.Tensor]:
+    """Number the elements of messages, one behind the other; each has its message's shape."""
+    sizes = [peer.size for peer in peers]
+    places = torch.arange(first, first + sum(sizes), device="cpu").split(sizes)
+    return [part.view(peer.shape) for part, peer in zip(places, peers, strict=True)]
 
 
 def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:
