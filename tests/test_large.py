@@ -18,7 +18,7 @@ from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box, Partition
 from hyperslab.geometry.partition import Cut
 from hyperslab.geometry.transfer import plan_transfers
-from hyperslab.kernels import winograd  # noqa: F401 - registers the operators
+from hyperslab.kernels import conv_in_c  # noqa: F401 - registers the operators
 from hyperslab.kernels.random_bits import uniform_bits
 
 FAR = 2**31

@@ -16,10 +16,10 @@ from hyperslab.kernels import registry
 from hyperslab.kernels.compile import CannotCompile, Library, library, load_library
 from tests.kernels.compiled import WITHOUT_WIDE_REGISTERS, compiled
 from tests.kernels.conv import test_depthwise as channelwise
+from tests.kernels.conv import test_winograd as filters
 from tests.kernels.epilogue import cases as chains
 from tests.kernels.max_pool import test_equality as pools
 from tests.kernels.resample import test_equality as maps
-from tests.kernels.winograd import test_equality as filters
 
 ops = torch.ops.hyperslab
 

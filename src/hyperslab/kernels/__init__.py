@@ -7,13 +7,11 @@ sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
 
 # Importing these modules declares their operators to torch.
 from hyperslab.kernels import (  # noqa: F401
-    depthwise,
-    direct_bf16,
+    conv_in_c,
     dropout,
     epilogue,
     max_pool,
     normalization,
     reorder,
     resample,
-    winograd,
 )

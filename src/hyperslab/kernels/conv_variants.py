@@ -463,7 +463,7 @@ FORWARD_VARIANTS: ConvVariants = {
     "contiguous": ConvVariant(in_contiguous_memory(forward_by_onednn)),
     "columns": ConvVariant(forward_in_columns, has_columns),
     "registers": ConvVariant(
-        forward_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
+        forward_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct.c"
     ),
 }
 
@@ -561,9 +561,7 @@ INPUT_VARIANTS: ConvVariants = {
     "contiguous": ConvVariant(in_contiguous_memory(input_by_onednn), onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
     "matrix": ConvVariant(input_by_matrix, windows_tile),
-    "registers": ConvVariant(
-        input_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct.c"
-    ),
+    "registers": ConvVariant(input_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct.c"),
 }
 
 
@@ -641,10 +639,10 @@ WEIGHT_VARIANTS: ConvVariants = {
     "matrix": ConvVariant(weight_by_matrix, windows_tile),
     "im2col": ConvVariant(weight_by_samples, windows_are_small),
     "registers": ConvVariant(
-        weight_by_direct_bf16, fits_direct_bf16, "direct_bf16.py, csrc/direct_gradient.c"
+        weight_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct_gradient.c"
     ),
-    "winograd": ConvVariant(weight_by_winograd, fits_winograd, "winograd.py, csrc/winograd.c"),
-    "depthwise": ConvVariant(weight_by_channel, fits_depthwise, "depthwise.py, csrc/depthwise.c"),
+    "winograd": ConvVariant(weight_by_winograd, fits_winograd, "conv_in_c.py, csrc/winograd.c"),
+    "depthwise": ConvVariant(weight_by_channel, fits_depthwise, "conv_in_c.py, csrc/depthwise.c"),
 }
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hyperslab.geometry import Box
 from hyperslab.util.capture import refuse_capture
@@ -15,30 +13,6 @@ from hyperslab.util.capture import refuse_capture
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
 _MIX_64 = (-4658895280553007687, -7723592293110705685)  # Steele et al. 2014, SplitMix64
 _MIX_32 = (0x7FEB352D, -2073254261)  # Wellons 2018, "lowbias32"
-
-
-def reference(shape: Sequence[int], box: Box, seed: int) -> NDArray[np.uint32]:
-    """Draws the same integers by unsigned arithmetic, which wraps around, for the whole volume."""
-    index = np.arange(math.prod(shape), dtype=np.uint64).reshape(tuple(shape))[box.slices()]
-    outer, inner = np.divmod(index, np.uint64(math.prod(shape[-2:])))
-
-    key = outer * _unsigned(_GOLDEN, 64) + _unsigned(seed, 64)
-    key = (key ^ (key >> np.uint64(30))) * _unsigned(_MIX_64[0], 64)
-    key = (key ^ (key >> np.uint64(27))) * _unsigned(_MIX_64[1], 64)
-    key = key ^ (key >> np.uint64(31))
-    low = key.astype(np.uint32)
-    high = (key >> np.uint64(32)).astype(np.uint32)
-    return _mixed(_mixed(inner.astype(np.uint32) ^ low) + high) & np.uint32(0x7FFFFFFF)
-
-
-def _mixed(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_unsigned(_MIX_32[0], 32))
-    bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_unsigned(_MIX_32[1], 32))
-    return bits ^ (bits >> np.uint32(16))
-
-
-def _unsigned(number: int, bits: int) -> np.uint64:
-    return np.uint64(number % 2**bits)
 
 
 def draw_seed() -> int:

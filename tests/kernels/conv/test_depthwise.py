@@ -123,7 +123,7 @@ def test_the_kernel_itself_runs(functions: Library) -> None:
     """Where it does not, torch's gradient would take its place unnoticed."""
     case = Case(1, 5, (4, 4, 4), (3, 3, 3), (1, 1, 1), (1, 1, 1), torch.float32)
     x, g = case.volume(case.problem.x, 0), case.volume(case.problem.y, 1)
-    with patch("hyperslab.kernels.depthwise.aten_gradients", side_effect=AssertionError):
+    with patch("hyperslab.kernels.conv_in_c.aten_gradients", side_effect=AssertionError):
         torch.ops.hyperslab.depthwise_gradient(x, g, case.kernel, case.padding, case.dilation)
 
 

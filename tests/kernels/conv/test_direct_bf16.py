@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels import direct_bf16
+from hyperslab.kernels import conv_in_c
 from hyperslab.kernels.compile import direct_is_known
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 
@@ -81,7 +81,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def magnitude(case: Case, weight: torch.Tensor, adjoint: bool) -> torch.Tensor:
     """The same sums of absolute values: what rounding is measured by."""
-    return direct_bf16.direct_convolution(
+    return conv_in_c.direct_convolution(
         case.x.double().abs(), weight.double().abs(), None, case.padding, adjoint
     )
 
@@ -95,7 +95,7 @@ def test_a_convolution_is_the_reference(case: Case, adjoint: bool, with_bias: bo
     given_ = (case.padding, adjoint)
     y = torch.ops.hyperslab.direct_convolution(case.x, weight, bias, *given_)
     wide = bias if bias is None else bias.double()
-    expected = direct_bf16.direct_convolution(case.x.double(), weight.double(), wide, *given_)
+    expected = conv_in_c.direct_convolution(case.x.double(), weight.double(), wide, *given_)
     allowed = EPS * expected.abs() + 1e-5 * magnitude(case, weight, adjoint) + 1e-30
     assert ((y.double() - expected).abs() <= allowed).all()
     assert y.dtype == torch.bfloat16
@@ -109,8 +109,8 @@ def test_the_gradients_of_weight_and_bias_are_the_reference(case: Case, with_bia
     given_ = (case.kernel, case.padding, with_bias)
     found = torch.ops.hyperslab.direct_convolution_gradient(case.x, case.g, *given_)
     x, g = case.x.double(), case.g.double()
-    expected = direct_bf16.direct_convolution_gradient(x, g, *given_)
-    sizes = direct_bf16.direct_convolution_gradient(x.abs(), g.abs(), *given_)
+    expected = conv_in_c.direct_convolution_gradient(x, g, *given_)
+    sizes = conv_in_c.direct_convolution_gradient(x.abs(), g.abs(), *given_)
     for got, want, size in zip(found, expected, sizes, strict=True):
         assert got.dtype == torch.bfloat16
         assert got.shape == want.shape
@@ -135,7 +135,7 @@ def test_large_results_go_past_the_caches() -> None:
         case.x, case.weight(False), None, case.padding, False
     )
     assert y.numel() * y.itemsize >= 16 << 20
-    expected = direct_bf16.direct_convolution(case.x, case.weight(False), None, case.padding, False)
+    expected = conv_in_c.direct_convolution(case.x, case.weight(False), None, case.padding, False)
     torch.testing.assert_close(y, expected, rtol=2 * EPS, atol=1e-5)
 
 

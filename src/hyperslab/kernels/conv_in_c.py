@@ -1,12 +1,22 @@
-"""Convolves volumes of few channels in bfloat16, summed in registers.
+"""Convolves in C where oneDNN (3.12) has no fast kernel: few channels, 3³ windows, lone channels.
 
-OneDNN works on 16 channels at a time however few there are. Two operators::
+The operators, whose plain references say what they return::
 
     torch.ops.hyperslab.direct_convolution           the convolution, or its input's gradient
     torch.ops.hyperslab.direct_convolution_gradient  the gradients of weight and bias
+    torch.ops.hyperslab.winograd_gradient            the same, for 3³ windows
+    torch.ops.hyperslab.depthwise_gradient           the weight's, of every channel by itself
 
-`direct_is_known` says if this processor has the instructions; elsewhere the operators are
-torch's own, in float32: the references at the beginning.
+The first two sum few channels in bfloat16 in registers, where oneDNN works on 16 at a time however
+few there are. Winograd's filtering does the work of 216 products by 64 of sums. The forward pass
+and the input's gradient are not made so: there a rounding error, or an infinity, would reach voxels
+whose windows do not see where it comes from; the weight's gradient is a sum over all voxels anyway.
+Of convolutions that take every channel by itself oneDNN has kernels in two dims, and in three it
+takes a plain loop for the weight's gradient, ten times as long; the other passes it computes well.
+
+`direct_is_known`, `winograd_is_known` and `depthwise_is_known` say if this processor has the
+instructions; elsewhere the operators are the references, torch's own, in float32. In reading order:
+the direct kernels, Winograd's, the depthwise one.
 """
 
 from __future__ import annotations
@@ -20,17 +30,27 @@ import torch
 from hyperslab.kernels.compile import (
     PLANS_KEPT,
     STREAMED,
+    TYPE_CODES,
     CompiledFunction,
     Library,
     Sizes,
     addresses,
     call,
+    depthwise_is_known,
     direct_is_known,
     integers,
     parts_for,
     three,
+    winograd_is_known,
 )
-from hyperslab.kernels.conv_problem import ConvOptions, aten_convolution, aten_gradients
+from hyperslab.kernels.conv_problem import (
+    WINOGRAD_DTYPES,
+    WINOGRAD_KERNEL,
+    ConvOptions,
+    aten_convolution,
+    aten_gradients,
+    in_channels_last,
+)
 from hyperslab.kernels.memory_format import CHANNELS_LAST, as_dense, strides_in
 from hyperslab.kernels.registry import Operands, declare
 
@@ -193,5 +213,103 @@ def _results(extents: Sequence[int], kernel: Sequence[int], padding: Sequence[in
     return tuple(e + 2 * p - k + 1 for e, k, p in steps)
 
 
+def winograd_gradient(
+    x: torch.Tensor, g: torch.Tensor, padding: Sequence[int], with_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the gradients of weight (out, C, 3, 3, 3), contiguous, and of the bias, in x's dtype.
+
+    That of the bias is empty without ``with_bias``; summed in float32. Windows go in steps of one
+    and begin at -padding. ``g`` is the gradient of the result.
+    """
+    return direct_convolution_gradient(x, g, WINOGRAD_KERNEL, padding, with_bias)
+
+
+def compiled_winograd_gradient(
+    functions: Library, given: Operands
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, g, padding, with_bias = given
+    numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
+    if numbers is None:
+        return NotImplemented
+    check_gradient(x, g, WINOGRAD_KERNEL, padding)
+    return sum_of_parts(functions.winograd_gradient, x, g, WINOGRAD_KERNEL, with_bias, numbers)
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _winograd_numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) -> bytes | None:
+    """Packs the numbers for C; None where it does not know the type or the number of dims."""
+    if (
+        not winograd_is_known()
+        or dtype not in WINOGRAD_DTYPES
+        or {len(x), len(g), len(padding) + 2} != {5}
+    ):
+        return None
+    if min(*x, *g) < 1 or min(padding) < 0:
+        return None
+    return integers(TYPE_CODES[dtype], x[0], x[1], g[1], *x[2:], *g[2:], *padding)
+
+
+def depthwise_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    kernel: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """Returns the weight's gradient (C, 1, *kernel), contiguous, in x's dtype.
+
+    ``g`` is the gradient of the result (N, C, ...). Windows go in steps of one and begin at
+    -padding.
+    """
+    channels = x.shape[1]
+    options = ConvOptions((1,) * len(kernel), tuple(dilation), channels)
+    weight = x.new_empty((channels, 1, *kernel))
+    dw = aten_gradients(g, x, weight, options, padding, (False, True, False))[1]
+    assert dw is not None
+    return dw.contiguous()
+
+
+def compiled_depthwise_gradient(functions: Library, given: Operands) -> torch.Tensor:
+    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
+    x, g, kernel, padding, dilation = given
+    numbers = _depthwise_numbers(
+        x.shape, g.shape, tuple(kernel), tuple(padding), tuple(dilation), x.dtype
+    )
+    if numbers is None or g.dtype != x.dtype:
+        return NotImplemented
+    x = in_channels_last(x)
+    g = in_channels_last(g)
+    dw = torch.empty((x.shape[1], 1, *kernel))
+    call(functions.depthwise_gradient, addresses(x, g, dw) + numbers, g.numel() * dw[0].numel())
+    return dw.to(x.dtype)
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _depthwise_numbers(
+    x: Sizes, g: Sizes, kernel: Sizes, padding: Sizes, dilation: Sizes, dtype: torch.dtype
+) -> bytes | None:
+    """Packs the numbers for C; None for what it does not know, or for torch to refuse."""
+    dims = len(kernel)
+    if (
+        not depthwise_is_known()
+        or dtype not in WINOGRAD_DTYPES
+        or dims + 2 not in CHANNELS_LAST
+        or {len(x), len(g)} != {dims + 2}
+        or {len(padding), len(dilation)} != {dims}
+        or min(*x, *g, *kernel, *dilation) < 1
+        or min(padding) < 0
+    ):
+        return None
+    steps = zip(x[2:], kernel, padding, dilation, strict=True)
+    results = tuple(e + 2 * p - d * (k - 1) for e, k, p, d in steps)
+    if g != (*x[:2], *results):
+        return None
+    spatial = (*three(x[2:]), *three(results), *three(kernel), *three(padding, 0), *three(dilation))
+    return integers(TYPE_CODES[dtype], x[0], x[1], *spatial)
+
+
 declare(direct_convolution, compiled_direct_convolution, "direct.c")
 declare(direct_convolution_gradient, compiled_direct_convolution_gradient, "direct_gradient.c")
+declare(winograd_gradient, compiled_winograd_gradient, "winograd.c")
+declare(depthwise_gradient, compiled_depthwise_gradient, "depthwise.c")

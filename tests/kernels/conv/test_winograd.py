@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels import winograd
+from hyperslab.kernels import conv_in_c
 from hyperslab.kernels.compile import (
     Library,
     winograd_is_known,
@@ -81,8 +81,8 @@ def cases(draw: st.DrawFn) -> Case:
 def test_the_gradients_are_the_reference(functions: Library, case: Case, with_bias: bool) -> None:
     x, g = case.volumes()
     found = torch.ops.hyperslab.winograd_gradient(x, g, case.padding, with_bias)
-    expected = winograd.winograd_gradient(x.double(), g.double(), case.padding, with_bias)
-    sizes = winograd.winograd_gradient(x.double().abs(), g.double().abs(), case.padding, with_bias)
+    expected = conv_in_c.winograd_gradient(x.double(), g.double(), case.padding, with_bias)
+    sizes = conv_in_c.winograd_gradient(x.double().abs(), g.double().abs(), case.padding, with_bias)
     # A kernel's 27 numbers are made of the same products: it is their size that rounding is of.
     bounds = sizes[0].amax((2, 3, 4), keepdim=True), sizes[1]
     for got, want, bound in zip(found, expected, bounds, strict=True):
@@ -100,7 +100,7 @@ def test_no_infinity_is_lost(functions: Library) -> None:
             volumes = case.volumes()
             volumes[which][0, channel, 3, 2, 5] = value
             dw, db = torch.ops.hyperslab.winograd_gradient(*volumes, case.padding, True)
-            wrong, of_bias = winograd.winograd_gradient(*volumes, case.padding, True)
+            wrong, of_bias = conv_in_c.winograd_gradient(*volumes, case.padding, True)
             assert torch.equal(dw.isfinite(), wrong.isfinite())
             assert torch.equal(db.isfinite(), of_bias.isfinite())
 
