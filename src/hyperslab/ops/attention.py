@@ -16,6 +16,7 @@ tokens, features), where *lead* are batch and heads.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import math
@@ -33,28 +34,22 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.kernels.random_bits import draw_seed, uniform_bits
-from hyperslab.ops.elementwise import (
-    apply_pointwise,
-    check_random_state,
-    check_whole_mask,
-    drops_anything,
-)
+from hyperslab.ops.elementwise import check_random_state, check_whole_mask, drops_anything
 from hyperslab.ops.filter_parallel import operand_type
 from hyperslab.ops.linalg import (
     DimLabel,
     batch_labels,
     contract,
     label_extents,
-    linear_layer,
     operand_partition,
     wrap_labelled,
 )
 from hyperslab.ops.operands import block_of, check_uncut, device_constant, first_cuts
 from hyperslab.ops.placement import with_whole
-from hyperslab.ops.views import permuted, reshape_to
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.util.derivatives import differentiable_once
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 _KEYS_AT_ONCE = 1024
 """Limits the keys of a tile of scores."""
@@ -546,7 +541,8 @@ def multi_head_attention_forward(
         or any(given[key] is not None for key in _EXTRA_KEYS)
     )
     if plain and (cut or dropout > 0):
-        return _attend_with_heads(given, dropout), None
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            return _attend_with_heads(given, dropout), None
     return _attend_with_weights(name, given, dropout)
 
 
@@ -566,38 +562,15 @@ def _attend_with_heads(given: dict[str, Any], dropout: float) -> torch.Tensor:
         weights = [given[f"{name}_proj_weight"] for name in "qkv"]
     else:
         weights = given["in_proj_weight"].chunk(3)
-    projected = [
-        _with_heads(_project(x, weight, bias), samples, heads)
+    projected = [  # (sequence, batch, feature) as (batch, head, sequence, feature)
+        F.linear(x, weight, bias).reshape(len(x), samples, heads, -1).permute(1, 2, 0, 3)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
     ]
     mask, causal = _mask_of_layer(given, samples, heads, length, keys, projected[0].dtype)
-    y = scaled_dot_product_attention(*projected, mask, dropout, causal)
-    y = _permuted(y, (2, 0, 1, 3))
-    y = _reshaped(y, (length, samples, features) if batched else (length, features))
-    return _project(y, given["out_proj_weight"], given["out_proj_bias"])
-
-
-def _project(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return linear_layer(x, weight, bias) if isinstance(x, Sharded) else F.linear(x, weight, bias)
-
-
-def _reshaped(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return reshape_to(x, shape) if isinstance(x, Sharded) else x.reshape(shape)
-
-
-def _permuted(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    return permuted(x, dims) if isinstance(x, Sharded) else x.permute(*dims)
-
-
-def _pointwise(function: Any, *operands: torch.Tensor) -> torch.Tensor:
-    if not any(isinstance(x, Sharded) for x in operands):
-        return function(*operands)  # type: ignore[no-any-return]
-    return apply_pointwise(function, operands, {})  # type: ignore[no-any-return]
-
-
-def _with_heads(x: torch.Tensor, samples: int, heads: int) -> torch.Tensor:
-    """Turns (sequence, batch, feature) into (batch, head, sequence, feature)."""
-    return _permuted(_reshaped(x, (x.shape[0], samples, heads, -1)), (1, 2, 0, 3))
+    y = F.scaled_dot_product_attention(*projected, mask, dropout, causal)
+    y = y.permute(2, 0, 1, 3)
+    y = y.reshape((length, samples, features) if batched else (length, features))
+    return F.linear(y, given["out_proj_weight"], given["out_proj_bias"])
 
 
 def _mask_of_layer(
@@ -610,17 +583,15 @@ def _mask_of_layer(
     found = []
     if mask is not None:
         if mask.dim() == 3:
-            mask = _reshaped(mask, (samples, heads, length, keys))
+            mask = mask.reshape(samples, heads, length, keys)
         found.append(mask)
     if padding is not None:
-        found.append(_reshaped(padding, (samples, 1, 1, keys)))
+        found.append(padding.reshape(samples, 1, 1, keys))
     if not found:
         return None, False
     if all(each.dtype == torch.bool for each in found):  # here they say what is not seen
-        seen = [_pointwise(torch.logical_not, each) for each in found]
-        return (seen[0] if len(seen) == 1 else _pointwise(torch.logical_and, *seen)), False
-    added = [_as_added(each, dtype) for each in found]
-    return (added[0] if len(added) == 1 else _pointwise(torch.add, *added)), False
+        return functools.reduce(torch.logical_and, map(torch.logical_not, found)), False
+    return functools.reduce(torch.add, [_as_added(each, dtype) for each in found]), False
 
 
 def _as_added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -628,7 +599,7 @@ def _as_added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if mask.dtype != torch.bool:
         return mask
     hidden, seen = device_constant((-math.inf, 0.0), mask.device, dtype)
-    return _pointwise(torch.where, mask, hidden, seen)
+    return torch.where(mask, hidden, seen)
 
 
 def _attend_with_weights(
