@@ -33,7 +33,6 @@ from hyperslab.geometry import Box, Cover, Cut, Interval, Partition, Window, sca
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of, with_gradient_in
 from hyperslab.kernels.resample import SparseMap
-from hyperslab.ops.convolution import convolve_transposed
 from hyperslab.ops.overloads import (
     Integers,
     Operator,
@@ -44,9 +43,7 @@ from hyperslab.ops.overloads import (
     register_each,
 )
 from hyperslab.ops.placement import (
-    batch_of_one,
     batched_input,
-    only_sample,
     output_partition,
     place_outputs,
     placement,
@@ -55,17 +52,14 @@ from hyperslab.ops.placement import (
 from hyperslab.ops.pooling import adaptive_avg_pool
 from hyperslab.ops.views import (
     SourceInterval,
-    Span,
-    crop,
     exchanged,
     join,
-    permuted,
     reshape_to,
-    unfold,
 )
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dims
 from hyperslab.util.derivatives import LinearMap, TensorMap
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 
 def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -215,16 +209,13 @@ def image_columns(
     meta = torch.empty(input.shape, dtype=input.dtype, device="meta")
     sizes, gaps, pads, steps = (per_dim(o, 2) for o in (kernel_size, dilation, padding, stride))
     columns = F.unfold(meta, sizes, gaps, pads, steps).shape
-    x = input if input.dim() == 4 else batch_of_one(input)
     high, wide = pads
-    x = _padded(x, [wide, wide, high, high], "constant", 0.0)
-    for dim, (kernel, gap, step) in enumerate(zip(sizes, gaps, steps, strict=True), start=2):
-        x = unfold(x, dim, gap * (kernel - 1) + 1, step)
-        x = crop(x, {x.dim() - 1: Span(0, kernel, gap)})
-    x = permuted(x, (0, 1, 4, 5, 2, 3))
-    if input.dim() == 3:
-        x = only_sample(x)
-    return reshape_to(x, columns)
+    first = input.dim() - 2
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        x: Any = F.pad(input, [wide, wide, high, high])
+        for dim, (kernel, gap, step) in enumerate(zip(sizes, gaps, steps, strict=True), first):
+            x = x.unfold(dim, gap * (kernel - 1) + 1, step)[..., ::gap]
+        return x.movedim((-2, -1), (first, first + 1)).reshape(columns)
 
 
 @register(F.fold, family="spatial", merged=True)
@@ -248,22 +239,15 @@ def fold_columns(
     spans = [gap * (kernel - 1) + 1 for kernel, gap in zip(sizes, gaps, strict=True)]
     free = [n + 2 * pad - span for n, pad, span in zip(extents, pads, spans, strict=True)]
     rows, columns = (n // step + 1 for n, step in zip(free, steps, strict=True))
-    x = input if input.dim() == 3 else batch_of_one(input)
     taps = math.prod(sizes)
-    channels = x.shape[1] // taps
+    channels = input.shape[-2] // taps
     # One filter a tap: it is 1 there.
-    ones = torch.eye(taps, dtype=x.dtype, device=x.device).view(taps, 1, *sizes)
-    y = convolve_transposed(
-        F.conv_transpose2d,
-        reshape_to(x, (x.shape[0], channels * taps, rows, columns)),
-        ones.repeat(channels, 1, 1, 1),
-        stride=steps,
-        padding=pads,
-        output_padding=tuple(n % step for n, step in zip(free, steps, strict=True)),
-        groups=channels,
-        dilation=gaps,
-    )
-    return y if input.dim() == 3 else only_sample(y)
+    ones = torch.eye(taps, dtype=input.dtype, device=input.device).view(taps, 1, *sizes)
+    filters = ones.repeat(channels, 1, 1, 1)
+    more = [n % step for n, step in zip(free, steps, strict=True)]
+    with EnableTorchFunction():  # as above
+        x = input.reshape(*input.shape[:-2], channels * taps, rows, columns)
+        return F.conv_transpose2d(x, filters, None, steps, pads, more, channels, gaps)
 
 
 def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
