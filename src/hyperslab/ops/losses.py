@@ -31,6 +31,7 @@ from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import mean, sum
 from hyperslab.ops.views import add_dim
 from hyperslab.tensor import Sharded, register
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 
 def check_reduction(
@@ -172,13 +173,9 @@ def multilabel_soft_margin_loss(
     check_reduction(reduction, size_average, reduce)
     weights = {} if weight is None else {"weight": weight}
     _check_loss_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
-
-    def losses(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        found = -(y * F.logsigmoid(x) + (1 - y) * F.logsigmoid(-x))
-        return found if weight is None else found * weight
-
-    each = apply_pointwise(losses, (input, target, weight), {})
-    each = mean(each, each.dim() - 1)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        each: Any = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
+        each = (each if weight is None else each * weight).mean(-1)
     return reduce_losses(each, reduction)
 
 

@@ -81,6 +81,7 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.tensor import Sharded
 from hyperslab.util.derivatives import LinearMap
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 
 def move_indices(
@@ -408,7 +409,6 @@ def average(
 
 
 @register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
-@with_batch
 def lp_pool(
     operator: Operator,
     input: Sharded,
@@ -424,17 +424,13 @@ def lp_pool(
     absolute values (or the minimum).
     """
     n = spatial_dims(operator)
-    input = batched_input(input, n, f"lp_pool{n}d")
-    windows = pool_windows(n, kernel_size, stride)
-    block = input.block
-    if math.isinf(norm_type):
-        sign = math.copysign(1, norm_type)
-        y = max_pool(input.like(block.abs() * sign), windows, ceil_mode)
-        return y.like(y.block * sign)
-    y = avg_pool(input.like(block.pow(norm_type)), windows, ceil_mode)
-    average = torch.sign(y.block) * F.relu(y.block.abs())
-    elements = math.prod(window.kernel for window in windows)
-    return y.like((average * elements).pow(1.0 / norm_type))
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        if math.isinf(norm_type):
+            sign = math.copysign(1, norm_type)
+            return MAX[n](input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
+        y = AVG[n](input.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)
+        elements = math.prod(per_dim(kernel_size, n))
+        return (torch.sign(y) * F.relu(y.abs()) * elements).pow(1.0 / norm_type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dim
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
@@ -521,21 +522,16 @@ def _matrix_norm(name: str, ord: Order, x: Sharded) -> LayoutError:
     )
 
 
-def _broadcast_operands(function: Operator, *operands: torch.Tensor) -> list[Sharded]:
-    """Cuts operands alike and expands them to their common global shape."""
-    target = common_partition(operands, function)
-    like = next(value for value in operands if isinstance(value, Sharded))
-    shape = target.box(like.grid.coords).shape
-    blocks = [operand_block(value, target=target, like=like) for value in operands]
-    return [like.like(block.expand(shape), target) for block in blocks]
-
-
 @register(F.cosine_similarity, family="reductions")
 def cosine_similarity(
     x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8
 ) -> torch.Tensor:
     """Sums the products of normalised inputs over one dim, cut or not."""
-    a, b = _broadcast_operands(F.cosine_similarity, x1, x2)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        x1, x2 = torch.broadcast_tensors(x1, x2)
+    target = common_partition((x1, x2), F.cosine_similarity)
+    like = next(value for value in (x1, x2) if isinstance(value, Sharded))
+    a, b = (like.like(operand_block(value, target=target, like=like), target) for value in (x1, x2))
     dims = (read_dim(dim, a.dim(), "cosine_similarity"),)
     a = without_empty_shards(a, dims)
     b = without_empty_shards(b, dims)
@@ -564,15 +560,15 @@ def pairwise_distance(
     keepdim: bool = False,
 ) -> torch.Tensor:
     """Runs over the last dim, cut or not."""
-    a, b = _broadcast_operands(F.pairwise_distance, x1, x2)
-    return vector_norm(a.like(a.local - b.local + eps), p, a.dim() - 1, keepdim)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 @register(torch.dist, torch.Tensor.dist, family="reductions")
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
     """Runs over all dims, cut or not."""
-    a, b = _broadcast_operands(torch.dist, input, other)
-    return vector_norm(a.like(a.local - b.local), p)
+    with EnableTorchFunction():  # as above
+        return torch.linalg.vector_norm(input - other, p)
 
 
 def _largest_and_sum(
