@@ -101,7 +101,6 @@ class AllGatheredInts:
         return self._event is None
 
     def read(self) -> list[list[int]]:
-        """Return the rows, by rank."""
         if self._event is not None:
             self._event.synchronize()
         return self._table.tolist()

@@ -308,7 +308,6 @@ class ThroughHost:
         self._pending = PendingMessages(group, leaving, arriving, what)
 
     def wait(self) -> list[torch.Tensor]:
-        """Wait, as `Pending.wait` does."""
         for buffer, arrived in zip(self._buffers, self._pending.wait(), strict=True):
             buffer.copy_(arrived)
         return self._buffers

@@ -416,17 +416,14 @@ class Gathers:
             )
 
     def exchange(self, own: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        """Return all that arrives for the box; ``own`` is `flat`."""
         return self._exchange(own, self.sent, self.sends, self.receives, plan, what)
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
-        """Return the box; see `join_halo`."""
         own = self.flat(x)
         joined = torch.cat((own, arrived, own.new_full((1,), fill)))
         return self._shaped(joined.index_select(0, self.brought), self.box)
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        """Return the gradient of the own box; see `send_home`."""
         whole = self.flat(gradient)
         what = f"the adjoint of {what}"
         arrived = self._exchange(whole, self.returned, self.receives, self.sends, plan, what)

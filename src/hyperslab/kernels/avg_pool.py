@@ -57,7 +57,6 @@ class WindowAverage(torch.autograd.Function):
 def _sum_along(
     x: torch.Tensor, dim: int, line: Line, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Sums the windows along one dim."""
     extent = x.shape[dim]
     if line == (1, 1, 0, extent):
         return x
@@ -130,7 +129,6 @@ def _elements(x: torch.Tensor, dim: int, line: Line, tap: int, windows: range) -
 def _empty(
     like: torch.Tensor, dim: int, extent: int, memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Makes a tensor with another extent along one dim."""
     shape = [*like.shape]
     shape[dim] = extent
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)

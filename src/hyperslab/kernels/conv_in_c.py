@@ -137,7 +137,6 @@ def check_gradient(
 
 
 def compiled_direct_convolution(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, weight, bias, padding, adjoint = given
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
@@ -157,7 +156,6 @@ def compiled_direct_convolution(functions: Library, given: Operands) -> torch.Te
 def compiled_direct_convolution_gradient(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, g, kernel, padding, with_bias = given
     numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
     if numbers is None:
@@ -227,7 +225,6 @@ def winograd_gradient(
 def compiled_winograd_gradient(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, g, padding, with_bias = given
     numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
     if numbers is None:
@@ -271,7 +268,6 @@ def depthwise_gradient(
 
 
 def compiled_depthwise_gradient(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, g, kernel, padding, dilation = given
     numbers = _depthwise_numbers(
         x.shape, g.shape, tuple(kernel), tuple(padding), tuple(dilation), x.dtype

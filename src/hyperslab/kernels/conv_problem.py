@@ -128,7 +128,6 @@ class Problem:
 
     @cached_property
     def y(self) -> tuple[int, ...]:
-        """Returns the shape of the convolution's result."""
         steps = zip(
             self.x[2:],
             self.kernel,
@@ -156,7 +155,6 @@ class Problem:
 
     @cached_property
     def products(self) -> int:
-        """Counts the multiplications of two numbers."""
         return self.y[0] * math.prod(self.y[2:]) * math.prod(self.weight)
 
     @cached_property
@@ -183,7 +181,6 @@ class Problem:
 
     @cached_property
     def weight_to_volumes(self) -> float:
-        """Counts the elements of the weight for one of both volumes."""
         return math.prod(self.weight) / (math.prod(self.x) + math.prod(self.y))
 
     @property
@@ -192,7 +189,6 @@ class Problem:
         return self.weight_to_volumes > HEAVY_WEIGHT
 
     def of(self, task: Task) -> Problem:
-        """Returns another pass of the same convolution."""
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
     def padded(self) -> Problem:
@@ -237,7 +233,6 @@ def in_channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def in_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """Returns ``x`` contiguous."""
     return x if x.is_contiguous() else torch.ops.hyperslab.reorder(x, False, x.dtype)
 
 

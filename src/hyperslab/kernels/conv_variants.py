@@ -143,7 +143,6 @@ def _samples_at_once(problem: Problem) -> int:
 def input_by_matrix(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Computes the input's gradient as a product of matrices."""
     # One row an output channel, with the columns of `_window_rows`.
     windows = _voxel_rows(g) @ weight.movedim(1, -1).reshape(weight.shape[0], -1)
     extents = problem.y[2:]
@@ -159,7 +158,6 @@ def input_by_matrix(
 def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Computes the gradients of weight and bias."""
     rows = _voxel_rows(g)
     matrix = rows.t() @ _window_rows(x, problem)
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
@@ -239,7 +237,6 @@ def input_by_direct_bf16(
 def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
         x, g, problem.kernel, problem.padding, with_bias
     )
@@ -280,7 +277,6 @@ def fits_winograd(problem: Problem) -> bool:
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Computes the gradients of weight and bias."""
     dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
     return dw, db if with_bias else None
 

@@ -453,7 +453,6 @@ def _plan(
 def compiled_chain_forward(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x = given.x
     plan = _plan(given, x, x.shape, (x.dtype, None, given.dtype))
     if plan is None:
@@ -463,7 +462,6 @@ def compiled_chain_forward(
 
 
 def compiled_chain_forward_into(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, y = given.x, given.y
     plan = _plan(given, x, x.shape, (x.dtype, None, y.dtype))
     if plan is None or (y.shape, y.stride()) != (plan.result, plan.result_strides):
@@ -489,7 +487,6 @@ def _run_forward(
 
 
 def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     g, marks, x, norm, through, slope = given[:6]
     shape = tuple(given.shape)
     types = (None if x is None else x.dtype, g.dtype, given.dtype)
@@ -511,7 +508,6 @@ def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor
 
 
 def compiled_channel_sums(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, groups = given
     if x.dtype not in TYPE_CODES or not x.numel():
         return NotImplemented
@@ -543,7 +539,6 @@ def _moments_plan(shape: Sizes, dtype: torch.dtype, groups: int, last: bool) -> 
 
 
 def compiled_chain_backward_sums(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     g, marks, x, norm = given[:4]
     plan = _plan(given, x, x.shape, (x.dtype, g.dtype, None))
     if plan is None:

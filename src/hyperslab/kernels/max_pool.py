@@ -131,7 +131,6 @@ def _first_taps(
 def compiled_window_maximum(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, kernel, stride, padding, extents, mark, dtype = given
     windows = (tuple(kernel), tuple(stride), tuple(padding))
     memory_format = memory_format_by_strides(x)
@@ -153,7 +152,6 @@ def compiled_window_maximum(
 
 
 def compiled_window_maximum_backward(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     g, winners, kernel, stride, padding, shape, channels_last, dtype = given
     shape = tuple(shape)
     windows = (tuple(kernel), tuple(stride), tuple(padding))

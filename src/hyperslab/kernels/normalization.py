@@ -88,7 +88,6 @@ def through_statistics(
 def compiled_normalisation(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel."""
     sums, weight, bias, count, eps, channels, pool = given
     rows = sums.shape[1] * pool // channels
     sums = sums.contiguous()
@@ -106,7 +105,6 @@ def compiled_normalisation(
 def compiled_parameter_gradients(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the C kernel."""
     sums, norm, moments, pool = given
     _, rows, channels = sums.shape
     sums = sums.contiguous()
@@ -118,7 +116,6 @@ def compiled_parameter_gradients(
 
 
 def compiled_through_statistics(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel."""
     shared, norm, moments, count, pool = given
     _, rows, channels = norm.shape
     shared = shared.contiguous()

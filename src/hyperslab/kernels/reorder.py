@@ -42,7 +42,6 @@ def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
 
 
 def compiled_reorder(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, channels_last, dtype = given
     wanted = wanted_format(x, channels_last)
     if not _kernel_applies(x, wanted, dtype):
@@ -53,7 +52,6 @@ def compiled_reorder(functions: Library, given: Operands) -> torch.Tensor:
 
 
 def compiled_reorder_into(functions: Library, given: Operands) -> Any:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, y = given
     wanted = memory_format_by_strides(y)
     dense = x.shape == y.shape and y.is_contiguous(memory_format=wanted)

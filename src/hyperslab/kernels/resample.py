@@ -113,7 +113,6 @@ def _resample_form(
 
 
 def compiled_resample(functions: Library, given: Operands) -> torch.Tensor:
-    """Runs the C kernel; `NotImplemented` for operands that it does not take."""
     x, maps, extents, dtype = given
     memory_format = memory_format_by_strides(x)
     last = memory_format != torch.contiguous_format

@@ -94,7 +94,6 @@ class Scheme:
         return self.box.interval(len(self.shape) - 2)
 
     def keys_at(self, place: int) -> Interval:
-        """Returns which keys lie at a place."""
         return (0, self.shape[-1]) if self.keys is None else self.keys.interval(place)
 
     def pass_on(self, block: torch.Tensor, to_come: Interval, what: str) -> Arriving:

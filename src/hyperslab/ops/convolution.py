@@ -503,7 +503,6 @@ def lay_out_conv(
     dilation: PerDim,
     groups: int,
 ) -> ConvLayout:
-    """Return where the outputs of a convolution lie and what they read."""
     windows = windows_of(shape, stride, padding, dilation)
     options = ConvOptions(
         stride=tuple(w.stride for w in windows),
@@ -805,7 +804,6 @@ def lay_out_conv_transpose(
     dilation: PerDim,
     groups: int,
 ) -> ConvTransposeLayout:
-    """Return where the outputs lie and what they read; ``shape`` is the weight's."""
     options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
     windows = tuple(map(TransposedWindow, shape[2:], *options))
     name = f"conv_transpose{len(windows)}d"

@@ -386,7 +386,6 @@ def gradient(
 
 
 def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
-    """Returns the distance of neighbours along each of ``count`` dims."""
     numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
     if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
         raise LayoutError(

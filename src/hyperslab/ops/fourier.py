@@ -258,7 +258,6 @@ def view_as_complex(input: Sharded) -> Sharded:
 
 
 def _complex_overloads(name: str) -> tuple[Operator, Operator]:
-    """Returns an operator as a function, and as a method or an attribute."""
     method = getattr(torch.Tensor, name)
     attribute = isinstance(method, GetSetDescriptorType)
     return getattr(torch, name), method.__get__ if attribute else method

@@ -61,7 +61,6 @@ class Affine:
 
     @property
     def requires_grad(self) -> bool:
-        """Returns whether weight or bias requires a gradient."""
         return any(p is not None and p.requires_grad for p in (self.weight, self.bias))
 
     @property
@@ -273,7 +272,6 @@ class EpilogueOps:
         return self.slope == 1 and not self.pool
 
     def rounded(self, dtype: torch.dtype) -> EpilogueOps:
-        """Replaces the type of the result."""
         return EpilogueOps(dtype, self.statistics, self.slope, self.pool, self.maximum)
 
     def after(self, done: EpilogueOps) -> EpilogueOps:
@@ -425,7 +423,6 @@ class FusedEpilogue:
         return self._with(links, self.padded, self.parents)
 
     def made_in(self, padded: HaloPaddedBuffer | None) -> FusedEpilogue:
-        """Replaces the buffer that receives the result."""
         return self._with(self.links, padded, self.parents)
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
@@ -453,12 +450,10 @@ class FusedEpilogue:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Returns the result's dtype."""
         return self.links.dtype
 
     @property
     def wants_gradient(self) -> bool:
-        """Returns whether the result will have a graph."""
         if not self.with_graph:
             return False
         if self.block.requires_grad:
@@ -517,7 +512,6 @@ class FusedEpilogue:
             )
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
-        """Computes the result from the block."""
         return _apply_epilogue(self.block, links, self.padded)
 
 

@@ -126,7 +126,6 @@ def _is_integer(item: Any) -> bool:
 
 
 def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp:
-    """Makes the error for a subscript without a rule."""
     return UnsupportedOp(
         f"indexing of a cut tensor: {why}; nothing was computed\n{describe([x, index])}{_REMEDY}"
     )
@@ -272,7 +271,6 @@ class DeferredWrites:
         return replace(self, parts=(*self.parts, (spans, part)))
 
     def rolled(self, turns: Mapping[int, int]) -> DeferredWrites:
-        """Rolls dims."""
         found = {d: self.turns.get(d, 0) + turns.get(d, 0) for d in {*self.turns, *turns}}
         graph = self.with_graph and torch.is_grad_enabled()
         return replace(self, turns=found, with_graph=graph)
@@ -293,7 +291,6 @@ class DeferredWrites:
         return y
 
     def value(self) -> torch.Tensor:
-        """Writes them all, and rolls the result."""
         with torch.set_grad_enabled(self.with_graph):
             y = self.within(self.partition)
             for dim, turn in self.turns.items():

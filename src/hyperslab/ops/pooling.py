@@ -147,7 +147,6 @@ class PoolingInput:
         return tuple(map(Line, self.kernel, self.stride, self.padding, self.out.shape[2:]))
 
     def wrap(self, block: torch.Tensor) -> Sharded:
-        """Wrap a block of the output as a cut tensor."""
         return self.x.like(block, self.partition, fresh=True)
 
 
@@ -238,7 +237,6 @@ def pool_windows(
 
 
 def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
-    """Return the maximum of every window."""
     p = _max_pool_input(x, windows, ceil)
     chain = pooled_epilogue(p, maximum=True)
     if chain is not None:
@@ -471,7 +469,6 @@ class AdaptiveLayout:
 def lay_out_adaptive_pool(
     grid: Grid, x: Partition, sizes: tuple[int, ...], name: str
 ) -> AdaptiveLayout:
-    """Return the layout of an adaptive pooling to ``sizes``."""
     x = x.without([cut.axis for cut in x.cuts[2:] if cut is not None and cut.thin])
     given = x.cuts[2:]
     windows = [AdaptiveWindow(e, s) for e, s in zip(x.shape[2:], sizes, strict=True)]
@@ -764,7 +761,6 @@ def max_unpool(
 def lay_out_unpool(
     grid: Grid, x: Partition, windows: tuple[Unpooling, ...], sizes: tuple[int, ...], name: str
 ) -> UnpoolLayout:
-    """Return where the outputs of an unpooling lie and which values may come there."""
     x, cuts = placement(x, grid, windows, sizes, name)
     output = output_partition(x, x.shape[1], sizes, cuts)
     cut = tuple(c is not None for c in cuts)

@@ -59,7 +59,6 @@ def wrap_reduced(
 
 @functools.lru_cache(_LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
-    """Returns the partition of a result whose ``dims`` are reduced."""
     shape = []
     cuts = []
     for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
@@ -118,7 +117,6 @@ def sum_of(
 
 
 def sum(input: Sharded) -> torch.Tensor:
-    """Sums all elements."""
     return sum_of(torch.sum, input)
 
 

@@ -386,7 +386,6 @@ class DeferredUpsampling:
         return () if self.source is None else (self.source,)
 
     def with_tensors(self, tensors: Operands) -> DeferredUpsampling:
-        """Return the same operator on other tensors."""
         return replace(self, source=None, tensors=tensors)
 
     def value(self) -> torch.Tensor:
@@ -470,7 +469,6 @@ class DeferredJoin:
         return block, partition if isinstance(part, torch.Tensor) else part.input
 
     def with_tensors(self, tensors: Operands) -> DeferredJoin:
-        """Return the same operators on other tensors."""
         given: Iterator[Any] = iter(tensors)
         parts: list[tuple[Partition, torch.Tensor | DeferredUpsampling]] = []
         for partition, part in self.parts:

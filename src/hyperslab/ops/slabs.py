@@ -141,7 +141,6 @@ class SlabGeometry:
     def convolve(
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Compute the outputs of a slab."""
         return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
 
 
@@ -338,7 +337,6 @@ class DeferredConv:
 
     @property
     def changed(self) -> bool:
-        """Tell if an operand was changed in place since."""
         return versions_of(self.all_operands) != self.versions
 
     @property
@@ -381,12 +379,10 @@ class DeferredConv:
         return torch.cat([sums for sums in rows if sums is not None], 1)
 
     def whole(self) -> torch.Tensor:
-        """Compute the whole block at once."""
         assert self.geometry.whole is not None
         return self.geometry.whole(self.operands, self.weight, self.bias, source=self.source)
 
     def stage(self, links: EpilogueOps, padded: HaloPaddedBuffer | None) -> torch.Tensor:
-        """Convolve and apply the epilogue."""
         affine = None if links.statistics is None else links.statistics.affine
         norms = (None, None) if affine is None else (affine.weight, affine.bias)
         operands: Operands = (self.weight, self.bias, *norms, *self.operands)

@@ -415,7 +415,6 @@ class ReadSpan:
         return min(self.first[slice(*out)]), max(self.last[slice(*out)]) + 1
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """Cuts the outputs in proportion."""
         return scale_cut(cut, outputs)
 
 
@@ -658,7 +657,6 @@ def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout)
 def lay_out_interpolate(
     grid: Grid, x: Partition, resize: Resize, kind: BlockKind, name: str
 ) -> InterpolateLayout:
-    """Lays out the outputs of an interpolation, what they read and how."""
     dims = range(len(resize.sizes))
     kinds = [kind, replace(kind, last=not kind.last)] if len(dims) > 1 else [kind]
     narrow = resize.antialias and any(x.cuts[2:])  # torch's is wrong on blocks of width 1

@@ -135,7 +135,6 @@ class Comparisons:
 
 @per_grid
 def comparisons_of(_grid: Grid) -> Comparisons:
-    """Return the comparisons of a grid."""
     return Comparisons()
 
 
@@ -217,7 +216,6 @@ class InputSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Return the type that `dtype` names."""
         return _DTYPES[self.dtype]
 
     def samples(self, data: int, grid: Grid) -> Interval:
@@ -230,7 +228,6 @@ class InputSpec:
 
     @classmethod
     def read(cls, row: Sequence[int]) -> InputSpec:
-        """Read what `numbers` returned."""
         dtype, channels, of_replica, batched, dims = row[:5]
         shape = tuple(row[5 : 5 + dims])
         return cls(dtype, shape, bool(channels), bool(of_replica), bool(batched))

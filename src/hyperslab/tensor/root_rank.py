@@ -128,7 +128,6 @@ class _ScatterPlan:
         self.held = {rank: box_held(form, data) for data, rank in sources.items()}
 
     def box(self, rank: int) -> Box:
-        """Return the box that a rank gets."""
         return self.partition.box(self.grid.coords_of(rank))
 
     def hand_out(self, tensor: torch.Tensor | None) -> torch.Tensor:

@@ -26,7 +26,6 @@ SECOND_32 = tl.constexpr(0x846CA68B)
 
 
 def triton_drop_elements(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     x, shape, first, seed, p = given
     if x.dim() > MOST_DIMS or x.numel() == 0:
         return drop_elements(*given)

@@ -190,7 +190,6 @@ def _pack(x, bits, count, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):  # type
 
 
 def triton_chain_backward(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     g, marks, x, norm, through, slope, pool, maximum, shape, dtype = given
     check_norm(shape, shape_or_none(norm), shape_or_none(through))
     memory_format = memory_format_by_strides(g if x is None else x)
@@ -343,7 +342,6 @@ PROGRAMS = 2048  # at most: several for each multiprocessor of any device
 
 
 def triton_channel_sums(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     x = dense_block(given.x)
     groups = given.groups
     tiles = Tiles.of(x.shape, (), memory_format_by_strides(x))
@@ -359,7 +357,6 @@ def triton_channel_sums(given: Operands) -> torch.Tensor:
 
 
 def triton_chain_backward_sums(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     g, marks, x, norm, slope, pool, maximum = given
     check_norm(x.shape, norm.shape)
     x = dense_block(x)

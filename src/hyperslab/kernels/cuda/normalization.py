@@ -18,7 +18,6 @@ AT_ONCE = 128  # elements or groups of a program
 
 
 def triton_normalisation(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the operator in Triton."""
     sums, weight, bias, count, eps, channels, pool = given
     sums = sums.contiguous()
     rows = sums.shape[1] * pool // channels
@@ -46,7 +45,6 @@ def triton_normalisation(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def triton_parameter_gradients(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs the operator in Triton."""
     sums, norm, moments, pool = given
     sums = sums.contiguous()
     _, rows, channels = sums.shape
@@ -63,7 +61,6 @@ def triton_parameter_gradients(given: Operands) -> tuple[torch.Tensor, torch.Ten
 
 
 def triton_through_statistics(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     shared, norm, moments, count, pool = given
     through = norm.new_empty((2, *norm.shape[1:]))
     size = norm[0].numel()

@@ -17,7 +17,6 @@ SIDE = 64  # of a tile that is transposed; of fewer channels more voxels
 
 
 def triton_reorder(given: Operands) -> torch.Tensor:
-    """Runs the operator in Triton."""
     x, channels_last, dtype = given
     wanted = wanted_format(x, channels_last)
     y = torch.empty(x.shape, dtype=dtype, device=x.device, memory_format=wanted)
