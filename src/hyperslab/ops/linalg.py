@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from hyperslab.comm import all_reduce_sum, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
+from hyperslab.ops.elementwise import check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
 from hyperslab.ops.operands import block_of, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 DimLabel = Hashable
 """Names a dim, the same in every operand; extents of 1 are broadcast."""
@@ -220,22 +221,11 @@ def add_product(
             f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
             "    use a @ b, and add to it"
         )
-    y = _scale(matrix_product(name, a, b), alpha)
-    return y if beta == 0 else _add_in_product_type(y, _scale(input, beta))
-
-
-def _scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-    if factor == 1:
-        return x
-    return x.like(x.local * factor) if isinstance(x, Sharded) else x * factor
-
-
-def _add_in_product_type(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Adds in the product's type, which autocast may have lowered."""
-    if not isinstance(y, Sharded) and not isinstance(bias, Sharded):
-        return y + bias.to(y.dtype)
-    total = apply_pointwise(torch.add, (y, bias), {})
-    return total.like(total.local.to(y.dtype))
+    y = matrix_product(name, a, b)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        y = y if alpha == 1 else y * alpha
+        added = input if beta == 1 else input * beta
+        return y if beta == 0 else (y + added).to(y.dtype)  # autocast may have lowered it
 
 
 @register(torch.einsum, family="linalg", merged=True)
@@ -328,7 +318,8 @@ def bilinear(
         [*batch, "o"],
         lambda a, b, w: torch.einsum("...i,oij,...j->...o", a, w, b),
     )
-    return y if bias is None else _add_in_product_type(y, bias)
+    with EnableTorchFunction():  # as above
+        return y if bias is None else (y + bias).to(y.dtype)
 
 
 @register(F.linear, family="linalg", merged=True)

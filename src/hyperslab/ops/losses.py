@@ -29,7 +29,6 @@ from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import mean, sum
-from hyperslab.ops.views import add_dim
 from hyperslab.tensor import Sharded, register
 from hyperslab.util.torch_internals import EnableTorchFunction
 
@@ -201,7 +200,8 @@ def gaussian_nll_loss(
 def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     """Gives the variance the input's dims; torch lets one be missing or have extent 1."""
     if tuple(var.shape) == tuple(input.shape[:-1]):
-        var = add_dim(var, -1)
+        with EnableTorchFunction():
+            var = var.unsqueeze(-1)
     other = [b for a, b in zip(input.shape, var.shape, strict=False) if a != b]
     if var.dim() != input.dim() or other not in ([], [1]):
         raise LayoutError(
@@ -281,9 +281,11 @@ def _blocks(
             + (" or probabilities (N, C, ...)" if function is F.cross_entropy else "")
             + "\n    a dim of extent 1 for the channels: target.squeeze(1)"
         )
+    with EnableTorchFunction():
+        wide = target.unsqueeze(1) if classes else target
     operands = [
         with_whole(value, (1,), function.__name__) if isinstance(value, Sharded) else value
-        for value in (input, add_dim(target, 1) if classes else target)
+        for value in (input, wide)
     ]
     partition = common_partition(operands, function)
     like = next(value for value in operands if isinstance(value, Sharded))

@@ -29,6 +29,7 @@ from hyperslab.ops.placement import reads_nearly_all
 from hyperslab.ops.slab_inputs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 _LAYOUTS = 4096
 """Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
@@ -280,11 +281,6 @@ def unsqueeze(input: Sharded, dim: int) -> Sharded:
     cuts = list(input.partition.cuts)
     cuts.insert(d, None)
     return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
-
-
-def add_dim(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Unsqueezes a tensor, a cut one by its rule: inside a rule torch dispatches to no other."""
-    return unsqueeze(x, dim) if isinstance(x, Sharded) else x.unsqueeze(dim)
 
 
 @register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"], merged=True)
@@ -770,7 +766,9 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
     n = next(t for t in tensors if isinstance(t, Sharded)).dim()
     new = read_dim(dim, n + 1, "stack")
-    return concatenate([add_dim(t, new) for t in tensors], new, "stack")
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        longer = [t.unsqueeze(new) for t in tensors]
+    return concatenate(longer, new, "stack")
 
 
 DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}

@@ -61,6 +61,7 @@ from torch.autograd import Function
 
 from hyperslab.comm import Grid, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     function_transforms,
@@ -436,25 +437,19 @@ class DeferredTensor(torch.Tensor):
         if self.reordered:
             inference = self._block.is_inference()
             with torch.set_grad_enabled(not inference), DisableTorchFunctionSubclass():
-                self._own = _ToContiguous.apply(self._block)
+                self._own = LinearMap.apply(self._block, _contiguous, _as_it_comes)
             self.reordered = False
         return self._block
 
 
-class _ToContiguous(torch.autograd.Function):
-    """Contiguous memory by the compiled kernel, in a fraction of the time of torch's copy.
+def _contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Makes contiguous memory by the compiled kernel, in a fraction of the time of torch's copy."""
+    return torch.ops.hyperslab.reorder(x, False, x.dtype)  # type: ignore[no-any-return]
 
-    The gradient stays in the order in which it comes; code that needs another order changes it.
-    """
 
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.hyperslab.reorder(x, False, x.dtype)
-        return y
-
-    @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
+def _as_it_comes(gradient: torch.Tensor) -> torch.Tensor:
+    """Leaves a gradient in its order in memory; code that needs another one changes it."""
+    return gradient
 
 
 def _force_arguments(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
