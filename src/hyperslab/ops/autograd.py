@@ -25,9 +25,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import block_of
-from hyperslab.ops.reductions import sum
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.deferred import (
     before_functions,
@@ -361,11 +359,8 @@ def _total(
                 f"the global shapes of an output {tuple(output.shape)} and of its grad_outputs "
                 f"{tuple(weight.shape)} differ"
             )
-        if weight is not None and (isinstance(output, Sharded) or isinstance(weight, Sharded)):
-            output = apply_pointwise(torch.mul, (output, weight), {})
-        elif weight is not None:
-            output = output * weight
-        total = total + (sum(output) if isinstance(output, Sharded) else output.sum())
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            total = total + (output if weight is None else output * weight).sum()
     return total
 
 

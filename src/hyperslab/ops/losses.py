@@ -28,7 +28,7 @@ from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
-from hyperslab.ops.reductions import mean, sum
+from hyperslab.ops.reductions import mean, sum_of
 from hyperslab.tensor import Sharded, register
 from hyperslab.util.torch_internals import EnableTorchFunction
 
@@ -83,9 +83,10 @@ def reduce_losses(losses: Sharded, reduction: str) -> torch.Tensor:
     """Reduces a block of losses to the global mean or sum, or returns the losses themselves."""
     if reduction == "none":
         return losses
-    if reduction == "batchmean":
-        return sum(losses) / losses.shape[0]
-    return mean(losses) if reduction == "mean" else sum(losses)
+    if reduction == "mean":
+        return mean(losses)
+    total = sum_of(torch.sum, losses)
+    return total / losses.shape[0] if reduction == "batchmean" else total
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> tor
     losses = apply_pointwise(function, operands, {**options, "reduction": "none"})
     weight = options.get("weight")
     if traits.weighted_mean and reduction == "mean" and weight is not None:
-        return sum(losses) / (sum(weight) if isinstance(weight, Sharded) else weight.sum())
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            return losses.sum() / weight.sum()
     return reduce_losses(losses, reduction)
 
 
@@ -172,7 +174,7 @@ def multilabel_soft_margin_loss(
     check_reduction(reduction, size_average, reduce)
     weights = {} if weight is None else {"weight": weight}
     _check_loss_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
-    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+    with EnableTorchFunction():  # as above
         each: Any = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
         each = (each if weight is None else each * weight).mean(-1)
     return reduce_losses(each, reduction)

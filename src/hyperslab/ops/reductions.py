@@ -116,10 +116,6 @@ def sum_of(
     return sum_over_ranks(input, block, dims, keepdim, whole)
 
 
-def sum(input: Sharded) -> torch.Tensor:
-    return sum_of(torch.sum, input)
-
-
 @register(torch.mean, torch.Tensor.mean, family="reductions", dims=["dim"])
 def mean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None

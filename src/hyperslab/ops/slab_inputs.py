@@ -24,7 +24,14 @@ from typing import Any, Protocol
 import torch
 
 from hyperslab.comm import ExchangePlan, Grid, plan_exchange
-from hyperslab.comm.exchange import add_returned, copy_overlap, new_box, start, start_adjoint
+from hyperslab.comm.exchange import (
+    add_returned,
+    copy_overlap,
+    join_halo,
+    new_box,
+    start,
+    start_adjoint,
+)
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Partition, TransposedWindow
 from hyperslab.kernels.conv import conv_backward, conv_forward
@@ -113,11 +120,7 @@ class BlockInput:
         plan = self.plan
         if plan.own.contains(window):
             return x[window.slices(plan.own)]
-        y = new_box(window, plan.brought, x)
-        copy_overlap(y, window, x, plan.own)
-        for t, halo in zip(plan.receives, halos, strict=True):
-            copy_overlap(y, window, halo, t.box)
-        return y
+        return join_halo(x, halos, plan, window)
 
     def gradient(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
