@@ -681,10 +681,10 @@ def drawn_whole(x: Sharded) -> bool:
 
 def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
     """Draws this rank's block of zeros and ones, which have the probability ``p``."""
-    check_random_state(x)
     if drawn_whole(x):
         with torch.no_grad():
             return _drawn_by_torch(x, "bernoulli_", p.full() if isinstance(p, Sharded) else p)
+    check_random_state(x)
     bits = _random_bits(x, x.device)
     if not isinstance(p, torch.Tensor):
         return (bits < math.floor(p * 2**31)).to(x.dtype)
@@ -710,54 +710,13 @@ def bernoulli(
     return input.like(ones, fresh=True)
 
 
-@register_each("bernoulli_", family="elementwise")
-def bernoulli_(
-    _: object,
-    self: Sharded,
-    p: float | torch.Tensor = 0.5,
-    *,
-    generator: torch.Generator | None = None,
-) -> Sharded:
-    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
-    _check_generator(generator, "bernoulli_")
-    return write_block(self, bernoulli_block(self, p))
-
-
-@register_each("uniform_", "normal_", family="elementwise")
-def draw_in_place(
-    operator: Operator, self: Sharded, *given: float, generator: Any = None, **named: float
-) -> Sharded:
-    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
-    name = operator.__name__
-    _check_generator(generator, name)
-    uniform = name == "uniform_"
-    numbers = {"from": 0.0, "to": 1.0} if uniform else {"mean": 0.0, "std": 1.0}
-    # By position or by name; torch has checked both before.
-    first, second = (numbers | dict(zip(numbers, given, strict=False)) | named).values()
-    if drawn_whole(self):
-        check_random_state(self)
-        return write_block(self, _drawn_by_torch(self, name, first, second))
-    block = random_like(torch.rand_like if uniform else torch.randn_like, self).block
-    return write_block(self, block * (second - first if uniform else second) + first)
-
-
-@register(torch.Tensor.exponential_, family="elementwise")
-def exponential_(
-    self: Sharded, lambd: float = 1.0, *, generator: torch.Generator | None = None
-) -> Sharded:
-    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
-    _check_generator(generator, "exponential_")
-    if not lambd > 0:
-        raise ValueError(f"exponential_ with the rate {lambd}: it has to be above 0")
-    if not self.is_floating_point():
-        raise ValueError(f"exponential_ of {self.dtype}: takes floating-point numbers")
-    return write_block(self, exponential_block(self, lambd))
-
-
 def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
     """Draws this rank's block of exponential numbers; their logarithm is finite, as torch's."""
+    if not rate > 0:
+        raise ValueError(f"exponential_ with the rate {rate}: it has to be above 0")
+    if not x.is_floating_point():
+        raise ValueError(f"exponential_ of {x.dtype}: takes floating-point numbers")
     if drawn_whole(x):
-        check_random_state(x)
         return _drawn_by_torch(x, "exponential_", rate)
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     uniform = random_like(torch.rand_like, x, dtype=kind).block
@@ -767,8 +726,43 @@ def exponential_block(x: Sharded, rate: float = 1.0) -> torch.Tensor:
 
 def _drawn_by_torch(x: Sharded, name: str, *options: Any) -> torch.Tensor:
     """Draws the whole tensor by torch's method ``name``; returns this rank's block."""
+    check_random_state(x)
     whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return getattr(whole, name)(*options)[x.box.slices()]
+
+
+def _uniform_block(x: Sharded, low: float, high: float) -> torch.Tensor:
+    if drawn_whole(x):
+        return _drawn_by_torch(x, "uniform_", low, high)
+    return random_like(torch.rand_like, x).block * (high - low) + low
+
+
+def _normal_block(x: Sharded, mean: float, std: float) -> torch.Tensor:
+    if drawn_whole(x):
+        return _drawn_by_torch(x, "normal_", mean, std)
+    return random_like(torch.randn_like, x).block * std + mean
+
+
+_DRAWS: Mapping[str, tuple[Mapping[str, float], Operator]] = {
+    "bernoulli_": ({"p": 0.5}, bernoulli_block),
+    "exponential_": ({"lambd": 1.0}, exponential_block),
+    "normal_": ({"mean": 0.0, "std": 1.0}, _normal_block),
+    "uniform_": ({"from": 0.0, "to": 1.0}, _uniform_block),
+}
+"""Lists the arguments of operators that draw in place, and what draws a block."""
+
+
+@register_each(*_DRAWS, family="elementwise")
+def draw_in_place(
+    operator: Operator, self: Sharded, *given: Any, generator: Any = None, **named: Any
+) -> Sharded:
+    """Draws in place the same on every grid; torch's own for a contiguous matrix."""
+    name = operator.__name__
+    _check_generator(generator, name)
+    defaults, draw = _DRAWS[name]
+    # By position or by name; torch has checked both before.
+    numbers = {**defaults, **dict(zip(defaults, given, strict=False)), **named}
+    return write_block(self, draw(self, *numbers.values()))
 
 
 def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
