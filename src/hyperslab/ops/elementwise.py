@@ -31,11 +31,16 @@ from hyperslab.kernels.dropout import least_kept, scale_of
 from hyperslab.kernels.random_bits import draw_seed, uniform_bits
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
-from hyperslab.ops.operands import check_writable, common_partition, operand_block
+from hyperslab.ops.operands import (
+    check_writable,
+    common_partition,
+    operand_block,
+    without_empty_shards,
+)
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
 from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
-from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -398,8 +403,7 @@ def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
 
 def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
     """Runs torch's own operator on a block with planes of its neighbours, and keeps its own."""
-    cut = x.partition.cuts[dim]
-    x = gather(x, cut.axis) if cut is not None and cut.thin else x  # an empty shard has no slope
+    x = without_empty_shards(x, (dim,))
     cover = x.partition.cover
     intervals = list(cover.intervals)
     intervals[dim] = tuple(

@@ -35,6 +35,7 @@ from hyperslab.ops.fusion import (
     normalised_with_graph,
     statistics_of,
 )
+from hyperslab.ops.operands import without_empty_shards
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import (
@@ -42,7 +43,6 @@ from hyperslab.ops.reductions import (
     group_over,
     norm_block,
     reduced_dims,
-    without_empty_shards,
 )
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register

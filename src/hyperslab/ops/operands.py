@@ -14,7 +14,7 @@ import torch
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.tensor import Sharded
+from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe, gather_first
 from hyperslab.util.torch_internals import count_storage_users, count_tensor_users, is_view
 
@@ -72,6 +72,13 @@ def whole_of(tensor: Operand, what: str) -> Operand:
     if not isinstance(tensor, Sharded):
         return tensor
     return tensor.redistribute(Partition.whole(tensor.shape), what).block
+
+
+def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
+    """Gathers ``x`` where some rank has nothing of ``dims``, no mean, maximum or last element."""
+    cuts = [x.partition.cuts[d] for d in dims]
+    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    return gather(x, thin) if thin else x
 
 
 def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., Any]) -> Partition:

@@ -25,10 +25,10 @@ from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.elementwise import apply_pointwise, exponential_block
 from hyperslab.ops.fusion import Population, moments_over_ranks
-from hyperslab.ops.operands import common_partition, operand_block
+from hyperslab.ops.operands import common_partition, operand_block, without_empty_shards
 from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
-from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim
 from hyperslab.util.torch_internals import EnableTorchFunction
 
@@ -74,13 +74,6 @@ def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: boo
 def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
     """Returns the ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
     return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
-
-
-def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
-    """Gathers ``x`` where some rank has nothing of ``dims``, which has no mean and no maximum."""
-    cuts = [x.partition.cuts[d] for d in dims]
-    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
-    return gather(x, thin) if thin else x
 
 
 def sum_over_ranks(

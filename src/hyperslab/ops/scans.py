@@ -16,11 +16,11 @@ from hyperslab.comm import log_once
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import accumulator, as_float32
-from hyperslab.ops.operands import check_uncut
+from hyperslab.ops.operands import check_uncut, without_empty_shards
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
-from hyperslab.tensor import Sharded, gather, register
+from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 
 Results = torch.Tensor | tuple[torch.Tensor, ...]
@@ -159,7 +159,7 @@ def running_total(
     options = {} if operator is torch.logcumsumexp else {"dtype": dtype}
     if input.partition.cuts[dim] is None:
         return input.like(operator(input.local, dim, **options))
-    input = _without_empty_shard(input, dim)
+    input = without_empty_shards(input, (dim,))
     exact = not (input.dtype.is_floating_point or input.dtype.is_complex)
     result = dtype or (torch.int64 if exact else input.dtype)
     block = as_float32(input.local) if dtype is None else input.local.to(accumulator(dtype))
@@ -191,7 +191,7 @@ def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
     if input.partition.cuts[dim] is None:
         found = operator(input.local, dim)
         return type(found)(map(input.like, found))  # type: ignore[no-any-return]
-    input = _without_empty_shard(input, dim)
+    input = without_empty_shards(input, (dim,))
     found = operator(input.local, dim)
     values, indices = found
     indices = indices + input.box.lo[dim]
@@ -214,12 +214,6 @@ def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
             input.like(torch.where(own, indices, place)),
         ]
     )
-
-
-def _without_empty_shard(x: Sharded, dim: int) -> Sharded:
-    """Gathers ``x`` where some rank has nothing of ``dim``, and no last element."""
-    cut = x.partition.cuts[dim]
-    return gather(x, cut.axis) if cut is not None and cut.thin else x
 
 
 def _last_of_each_rank(x: Sharded, found: torch.Tensor, dim: int, name: str) -> torch.Tensor:
