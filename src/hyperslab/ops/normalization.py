@@ -307,9 +307,9 @@ def _normalise_last_dims(
 ) -> Sharded:
     """Applies torch's operator where the last dims are whole.
 
-    Distribution scheme, else: 1. compute the mean and the variance of the block, or the mean square
-    of RMS norm, 2. all-reduce them in one message (two in float64), 3. normalise the block. The
-    backward pass is that of these operators: the adjoint of each message is one of the same size.
+    Distribution scheme over dims that are cut: 1. compute the mean and the variance of the block,
+    or the mean square of RMS norm, 2. all-reduce them in one message (two in float64), 3. normalise
+    the block. The backward pass is that of these operators; a message's adjoint is as large.
     """
     shape = _check_normalized_shape(x, operator.__name__, normalized_shape, *parameters)
     dims = range(x.dim() - len(shape), x.dim())

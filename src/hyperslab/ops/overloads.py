@@ -66,10 +66,7 @@ def register_each(
     Args:
         operators: each a name (for all of its forms), a function, a tuple of forms, or such with
             their lines in the table of ops; the rule is given the first form.
-        family: as in `hyperslab.register`.
-        dims: as in `hyperslab.register`.
-        lazy: as in `hyperslab.register`.
-        merged: as in `hyperslab.register`.
+        family, dims, lazy, merged: as in `hyperslab.register`.
     """
 
     def add(run: Operator) -> Operator:

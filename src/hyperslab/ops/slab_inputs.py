@@ -127,32 +127,23 @@ class BlockInput:
     ) -> InputGradient:
         (x,) = operands
         assert x is not None
-        return _BlockGradient(self, x, halos) if needs[0] else _NoGradient(1)
-
-
-class _NoGradient:
-    """Drops the gradients of operands that need none."""
-
-    def __init__(self, operands: int) -> None:
-        self.operands = operands
-
-    def add(self, gradient: torch.Tensor, window: Box) -> None:
-        pass
-
-    def finish(self) -> list[torch.Tensor | None]:
-        return [None] * self.operands
+        return _BlockGradient(self, x, halos, needs[0])
 
 
 class _BlockGradient:
-    """Adds up the gradients of windows: of the block, and of the halos that others sent."""
+    """Adds up the gradients of windows, if needed: of the block, and of halos that others sent."""
 
-    def __init__(self, input: BlockInput, x: torch.Tensor, halos: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, input: BlockInput, x: torch.Tensor, halos: Sequence[torch.Tensor], needed: bool
+    ) -> None:
         self.plan = input.plan
         self.name = input.name
-        self.block = torch.zeros_like(x)
-        self.halos = [torch.zeros_like(halo) for halo in halos]
+        self.block = torch.zeros_like(x) if needed else None
+        self.halos = [torch.zeros_like(halo) for halo in halos if needed]
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
+        if self.block is None:
+            return
         parts = [(self.block, self.plan.own)]
         parts += [(halo, t.box) for halo, t in zip(self.halos, self.plan.receives, strict=True)]
         for part, at in parts:
@@ -161,6 +152,8 @@ class _BlockGradient:
                 part[common.slices(at)].add_(gradient[common.slices(window)])
 
     def finish(self) -> list[torch.Tensor | None]:
+        if self.block is None:
+            return [None]
         arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
         add_returned(self.block, arriving.wait(), self.plan)
         return [self.block]
@@ -225,8 +218,6 @@ class UpsampledInput:
     def gradient(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
     ) -> InputGradient:
-        if not any(needs):
-            return _NoGradient(3)
         return _UpsampledGradient(self, operands, halos, needs)
 
 
@@ -250,7 +241,7 @@ class _UpsampledGradient:
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
         inner, inputs, options, padding = self.input.crop(window)
-        if inner.empty:
+        if inner.empty or not any(self.needs):
             return
         block = self.input.block.read(self.operands[:1], self.halos, inputs)
         weight = self.operands[1]

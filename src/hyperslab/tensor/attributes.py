@@ -38,25 +38,18 @@ ASKS_BLOCK = "Asks or marks the block."
 
 
 def _register_attributes() -> None:
+    def add(name: str, function: Any, doc: str) -> None:
+        if callable(function):  # not every release of torch has all of them
+            lazy = name in KNOWN_BEFORE
+            register(function, family="attribute", doc=doc, lazy=lazy, merged=True)(function)
+
     for name in TENSOR_PROPERTIES:
         descriptor = getattr(torch.Tensor, name, None)
         for accessor in ("__get__", "__set__"):
-            method = getattr(descriptor, accessor, None)
-            if method is not None:
-                lazy = name in KNOWN_BEFORE
-                note = register(
-                    method, family="attribute", doc=SAME_FOR_BLOCK, lazy=lazy, merged=True
-                )
-                note(method)
+            add(name, getattr(descriptor, accessor, None), SAME_FOR_BLOCK)
     for name in TENSOR_METHODS:
         for space in (torch.Tensor, torch):
-            function = getattr(space, name, None)
-            if callable(function):
-                lazy = name in KNOWN_BEFORE
-                note = register(
-                    function, family="attribute", doc=ASKS_BLOCK, lazy=lazy, merged=True
-                )
-                note(function)
+            add(name, getattr(space, name, None), ASKS_BLOCK)
 
 
 _register_attributes()
