@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,17 +30,14 @@ OFFLOADED_FROM = 1 << 20
 """Bytes of a tensor from which on it is moved; smaller ones take less memory than time."""
 
 
-class Offloaded(Protocol):
-    """Stands for a tensor that lies elsewhere."""
-
-    def load(self) -> torch.Tensor:
-        """Return an equal tensor with the same strides."""
+Load = Callable[[], torch.Tensor]
+"""Returns a tensor that lies elsewhere, or an equal one with the same strides."""
 
 
 class Store(Protocol):
     """Is where tensors are moved to."""
 
-    def move(self, tensor: torch.Tensor) -> Offloaded:
+    def move(self, tensor: torch.Tensor) -> Load:
         """Copy a tensor that `is_dense`; what it returns frees the copy when it goes."""
 
 
@@ -87,7 +85,7 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
         tensors = [leaf for leaf in tree_leaves(owned) if isinstance(leaf, torch.Tensor)]
         staying = {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
-    def pack(tensor: torch.Tensor) -> Offloaded:
+    def pack(tensor: torch.Tensor) -> Load:
         with DisableTorchFunctionSubclass():
             tensor = tensor.detach()  # a function's result would keep the function that keeps it
             if (
@@ -95,34 +93,25 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
                 or tensor.nbytes < OFFLOADED_FROM
                 or tensor.untyped_storage().data_ptr() in staying
             ):
-                return _Staying(tensor, version_of(tensor))
+                return partial(_unchanged, tensor, version_of(tensor))
         tensor = tensor.resolve_conj().resolve_neg()  # bytes know neither
         return store.move(tensor if is_dense(tensor) else tensor.clone())
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.load()):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda load: load()):
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Staying:
-    """Stands for a tensor that stays where it is.
-
-    Torch looks for changes in place only without hooks, so it is done here.
-    """
-
-    tensor: torch.Tensor
-    version: int
-
-    def load(self) -> torch.Tensor:
-        with DisableTorchFunctionSubclass():
-            changed = version_of(self.tensor) != self.version
-        if changed:
-            raise LayoutError(
-                f"a tensor {tuple(self.tensor.shape)} that the backward pass needs was changed in "
-                "place since the forward pass\n    change a clone() of it, or change it after the "
-                "backward pass"
-            )
-        return self.tensor
+def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """Return a tensor that stays: torch looks for changes in place only without hooks."""
+    with DisableTorchFunctionSubclass():
+        changed = version_of(tensor) != version
+    if changed:
+        raise LayoutError(
+            f"a tensor {tuple(tensor.shape)} that the backward pass needs was changed in place "
+            "since the forward pass\n    change a clone() of it, or change it after the backward "
+            "pass"
+        )
+    return tensor
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -138,21 +127,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
 class HostMemory:
     """Holds tensors of a GPU in page-locked memory; the copies are in the order of its stream."""
 
-    def move(self, tensor: torch.Tensor) -> Offloaded:
+    def move(self, tensor: torch.Tensor) -> Load:
         copy = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
         )
         copy.copy_(tensor, non_blocking=True)
-        return _OnHost(copy, tensor.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _OnHost:
-    copy: torch.Tensor
-    device: torch.device
-
-    def load(self) -> torch.Tensor:
-        return self.copy.to(self.device, non_blocking=True)
+        return partial(copy.to, tensor.device, non_blocking=True)
 
 
 class OffloadFile:
@@ -168,7 +148,7 @@ class OffloadFile:
         self._file: int | None = None
         self._places: list[_Place] = []
 
-    def move(self, tensor: torch.Tensor) -> Offloaded:
+    def move(self, tensor: torch.Tensor) -> Load:
         place = self._take(tensor.nbytes)
         self._transfer(os.pwrite, _bytes_of(tensor), place.begin)
         return _InFile(self, place, tensor.shape, tensor.stride(), tensor.dtype)
@@ -250,7 +230,7 @@ class _InFile:
         self._form = (shape, strides)
         self._dtype = dtype
 
-    def load(self) -> torch.Tensor:
+    def __call__(self) -> torch.Tensor:
         tensor = torch.empty_strided(*self._form, dtype=self._dtype)
         self._file.read(tensor, self._place.begin)
         return tensor

@@ -25,7 +25,7 @@ from hyperslab.comm.placement import shape_of
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.averaging import Gradients
-from hyperslab.parallel.offload import Offloaded
+from hyperslab.parallel.offload import Load
 from hyperslab.parallel.parallelize import Memory, prepare
 from hyperslab.planner.recorder import Journal, TraceMode, spec_of
 from hyperslab.planner.records import Exchange, Offload, Sum, TensorSpec, Trace, Wait
@@ -197,21 +197,18 @@ class _RecordedStore:
     memory: UnbackedMemory
     journal: Journal
 
-    def move(self, tensor: torch.Tensor) -> Offloaded:
+    def move(self, tensor: torch.Tensor) -> Load:
         spec = spec_of(tensor)
+        self._record(spec)
+
+        def load() -> torch.Tensor:
+            self._record(spec)
+            return self.memory.empty(spec.shape, spec.strides, spec.dtype)
+
+        return load
+
+    def _record(self, spec: TensorSpec) -> None:
         self.journal.add(Offload(*self.journal.place, spec.nbytes))
-        return _Recorded(self, spec)
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    store: _RecordedStore
-    spec: TensorSpec
-
-    def load(self) -> torch.Tensor:
-        journal = self.store.journal
-        journal.add(Offload(*journal.place, self.spec.nbytes))
-        return self.store.memory.empty(self.spec.shape, self.spec.strides, self.spec.dtype)
 
 
 @dataclass(frozen=True)
