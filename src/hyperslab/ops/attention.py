@@ -561,12 +561,12 @@ def _attend_with_heads(given: dict[str, Any], dropout: float) -> torch.Tensor:
         weights = [given[f"{name}_proj_weight"] for name in "qkv"]
     else:
         weights = given["in_proj_weight"].chunk(3)
-    projected = [  # (sequence, batch, feature) as (batch, head, sequence, feature)
+    q, k, v = (  # (sequence, batch, feature) as (batch, head, sequence, feature)
         F.linear(x, weight, bias).reshape(len(x), samples, heads, -1).permute(1, 2, 0, 3)
         for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-    ]
-    mask, causal = _mask_of_layer(given, samples, heads, length, keys, projected[0].dtype)
-    y = F.scaled_dot_product_attention(*projected, mask, dropout, causal)
+    )
+    mask, causal = _mask_of_layer(given, samples, heads, length, keys, q.dtype)
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
     y = y.permute(2, 0, 1, 3)
     y = y.reshape((length, samples, features) if batched else (length, features))
     return F.linear(y, given["out_proj_weight"], given["out_proj_bias"])

@@ -503,6 +503,7 @@ def lay_out_conv(
     dilation: PerDim,
     groups: int,
 ) -> ConvLayout:
+    """Return where the outputs of a convolution lie and what they read."""
     windows = windows_of(shape, stride, padding, dilation)
     options = ConvOptions(
         stride=tuple(w.stride for w in windows),
@@ -583,8 +584,15 @@ def convolve(
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
-    steps = map(hashable, (stride, padding, dilation))
-    layout = lay_out_conv(input.grid, input.partition, weight.shape, *steps, groups)
+    layout = lay_out_conv(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(dilation),
+        groups,
+    )
     if layout.spec is not None and input.is_complex():
         raise UnsupportedOp(
             f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
@@ -804,6 +812,7 @@ def lay_out_conv_transpose(
     dilation: PerDim,
     groups: int,
 ) -> ConvTransposeLayout:
+    """Return where the outputs lie and what they read; ``shape`` is the weight's."""
     options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
     windows = tuple(map(TransposedWindow, shape[2:], *options))
     name = f"conv_transpose{len(windows)}d"
@@ -862,8 +871,16 @@ def convolve_transposed(
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
     bias = whole_of(bias, f"the bias of {name}")
-    steps = map(hashable, (stride, padding, output_padding, dilation))
-    layout = lay_out_conv_transpose(input.grid, input.partition, weight.shape, *steps, groups)
+    layout = lay_out_conv_transpose(
+        input.grid,
+        input.partition,
+        weight.shape,
+        hashable(stride),
+        hashable(padding),
+        hashable(output_padding),
+        hashable(dilation),
+        groups,
+    )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     weight = weight.to(operand_type(weight))

@@ -202,8 +202,9 @@ class WindowMaximum(torch.autograd.Function):
         (winners,) = ctx.saved_tensors
         differentiable = torch.is_grad_enabled()
         run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
+        kernel, stride, padding = ctx.windows
         form = (ctx.shape, ctx.channels_last, ctx.dtype)
-        return run(gradient, winners, *ctx.windows, *form), None, None
+        return run(gradient, winners, kernel, stride, padding, *form), None, None
 
 
 def _for_dims(name: str) -> dict[int, Operator]:
@@ -414,7 +415,7 @@ def lp_pool(
     kernel_size: PerDim,
     stride: PerDim | None = None,
     ceil_mode: bool = False,
-) -> Sharded:
+) -> torch.Tensor:
     """Takes the norm of every window, for any window and any power, infinity included.
 
     Distribution scheme: 1. raise the block to the power, 2. average windows, 3. take the root of

@@ -226,7 +226,7 @@ def fold_columns(
     dilation: PerDim = 1,
     padding: PerDim = 0,
     stride: PerDim = 1,
-) -> Sharded:
+) -> torch.Tensor:
     """Sums overlapping windows from columns, as a transposed convolution with filters of ones.
 
     Distribution scheme: as `F.conv_transpose2d`; columns stay cut where `F.unfold` leaves them so.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyperslab.comm.agreement import sum_over_ranks
-from hyperslab.kernels import depthwise, direct_bf16, winograd  # noqa: F401 - declare their operators
+from hyperslab.kernels import conv_in_c  # noqa: F401 - declares its operators
 from hyperslab.train.step import PRECISIONS, float32_products
 from hyperslab.util.torch_internals import (
     OpOverload,
