@@ -360,7 +360,8 @@ def _total(
                 f"{tuple(weight.shape)} differ"
             )
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
-            total = total + (output if weight is None else output * weight).sum()
+            share = (output if weight is None else output * weight).sum()
+        total = total + share  # an ordinary number, even of a cut one without dims
     return total
 
 
