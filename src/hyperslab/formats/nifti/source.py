@@ -24,7 +24,14 @@ import numpy as np
 from hyperslab.errors import DataError
 from hyperslab.formats import files, optional
 from hyperslab.formats.nifti import resample
-from hyperslab.formats.nifti.image import NIFTI, NIFTI_SUFFIXES, check_lattice, open_nifti
+from hyperslab.formats.nifti.image import (
+    NIFTI,
+    NIFTI_SUFFIXES,
+    NiftiFile,
+    check_channels,
+    check_lattice,
+    open_nifti,
+)
 from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, ScanList, find_pairs, read_list
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import FILE_BUFFER, Storage
@@ -177,24 +184,27 @@ class _PairHeader:
     label_bytes: int
 
 
-def _pair_header(pair: Pair) -> _PairHeader:
-    """Reads the headers of a pair; refuses files that do not belong together."""
-    first = open_nifti(pair.image)
-    channels, *extents = first.shape
-    dtype = first.dtype
-    for path in pair.channels:
-        other = open_nifti(path)
-        if (channels, other.shape[0]) != (1, 1):
-            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
-        check_lattice(path, other.shape[1:], other.affine, first, extents)
-        dtype = np.promote_types(dtype, other.dtype)
+def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
+    """Opens the files of the channels of a scan, and that of its labels.
+
+    Raises:
+        DataError: they do not belong together; or as `open_nifti`.
+    """
+    images = [open_nifti(path) for path in pair.images]
+    check_channels(images)
     labels = open_nifti(pair.labels)
     if labels.shape[0] != 1:
         raise DataError(f"{pair.labels}: has {labels.shape[0]} channels; needs one label a voxel")
-    check_lattice(pair.labels, labels.shape[1:], labels.affine, first, extents)
-    voxel = tuple(resample.spacing(first.affine).tolist())
-    shape = (max(channels, len(pair.images)), *extents)
-    return _PairHeader(shape, dtype, voxel, labels.itemsize)
+    check_lattice(labels, images[0])
+    return images, labels
+
+
+def _pair_header(pair: Pair) -> _PairHeader:
+    images, labels = open_pair(pair)
+    channels, *extents = images[0].shape
+    dtype = np.result_type(*(image.dtype for image in images))
+    voxel = tuple(resample.spacing(images[0].affine).tolist())
+    return _PairHeader((max(channels, len(images)), *extents), dtype, voxel, labels.itemsize)
 
 
 def _scan(folder: Path, listed: ScanList, refuse: files.Refuse | None) -> NiftiScans:
