@@ -33,7 +33,6 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ MANIFEST = "manifest.json"
 STATE_FILE = "state.json"
 
 CHECKPOINT_FORMAT = 2
-"""Counts the formats of the files; 1, which no manifest says, was pickled."""
+"""Counts the formats of the files."""
 
 MANIFEST_LIMIT = 16 << 20
 """A manifest has at most so much [B]; that of ten thousand ranks has 3 MiB."""
@@ -61,25 +60,18 @@ FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
 SHA256_DIGITS = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksumManifest:
-    """``sha256`` by names of files."""
-
-    sha256: dict[str, str]
-    format: int = CHECKPOINT_FORMAT
-
-    @property
-    def pickled(self) -> bool:
-        """Say whether reading it may run code that is in it."""
-        return self.format < CHECKPOINT_FORMAT
-
-    def text(self) -> bytes:
-        """Return the manifest as its file has it."""
-        return json.dumps({"format": self.format, "sha256": self.sha256}, indent=1).encode()
+Checksums = dict[str, str]
+"""The SHA-256 of each file of a checkpoint, by its name."""
 
 
-def read_checksum_manifest(path: Path) -> ChecksumManifest:
-    """Return the manifest of the checkpoint ``path``; its files are not looked at.
+def manifest_text(sums: Checksums) -> bytes:
+    """Return the manifest as its file has it."""
+    content = {"format": CHECKPOINT_FORMAT, "sha256": dict(sorted(sums.items()))}
+    return json.dumps(content, indent=1).encode()
+
+
+def read_checksum_manifest(path: Path) -> Checksums:
+    """Return the checksums of the checkpoint ``path``; its files are not looked at.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -91,14 +83,14 @@ def read_checksum_manifest(path: Path) -> ChecksumManifest:
         raise CheckpointError(f"{path} is not a complete checkpoint: {_reason(error)}") from None
 
 
-def verify_checksums(path: Path) -> ChecksumManifest:
+def verify_checksums(path: Path) -> Checksums:
     """Compare every file with the checksum that was written with it.
 
     Raises:
         CheckpointError: names the first file that is missing or differs.
     """
-    manifest = read_checksum_manifest(path)
-    for name, expected in manifest.sha256.items():
+    sums = read_checksum_manifest(path)
+    for name, expected in sums.items():
         corrupt = f"the checkpoint {path} is corrupt: {name}"
         try:
             with open_own(path / name) as file:
@@ -109,7 +101,7 @@ def verify_checksums(path: Path) -> ChecksumManifest:
             raise CheckpointError(f"{corrupt} cannot be read: {_reason(error)}") from None
         if found != expected:
             raise CheckpointError(f"{corrupt} differs from what was written")
-    return manifest
+    return sums
 
 
 def open_own(path: Path) -> io.BufferedReader:
@@ -133,15 +125,15 @@ def read_limited(path: Path, limit: int) -> bytes:
     return data
 
 
-def _check_manifest(values: Any) -> ChecksumManifest:
+def _check_manifest(values: Any) -> Checksums:
     if not isinstance(values, dict):
         raise ValueError(f"{MANIFEST} does not hold an object")
     unknown = values.keys() - {"format", "sha256"}
-    if unknown:  # a damaged "format" is not to be taken for the format that says none
+    if unknown:
         raise ValueError(f"{MANIFEST} has the unknown key {min(unknown)[:20]!r}")
-    format = values.get("format", 1)
+    format = values.get("format")
     sums = values.get("sha256")
-    if type(format) is not int or format not in (1, CHECKPOINT_FORMAT):
+    if type(format) is not int or format != CHECKPOINT_FORMAT:
         raise ValueError(
             f"{MANIFEST} has the format {str(format)[:20]!r}; this version reads "
             f"{CHECKPOINT_FORMAT}"
@@ -155,9 +147,9 @@ def _check_manifest(values: Any) -> ChecksumManifest:
             )
         if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
             raise ValueError(f"{MANIFEST} has no checksum of {name}")
-    if format == CHECKPOINT_FORMAT and STATE_FILE not in sums:
+    if STATE_FILE not in sums:
         raise ValueError(f"{MANIFEST} does not name {STATE_FILE}")
-    return ChecksumManifest(sums, format)
+    return sums
 
 
 def _reason(error: Exception) -> str:
@@ -301,9 +293,9 @@ NO_EXCHANGE_ERRORS = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSU
 
 CHECKPOINT_FILE_NAMES = re.compile(
     r"((model|optimizer)(-\d+-of-\d+)?|extra)\.safetensors|model\.safetensors\.index\.json"
-    r"|(state|manifest)\.json|\.metadata|__\d+_\d+\.distcp|extra\.pt|\.nfs.*|\.DS_Store|\._.*"
+    r"|(state|manifest)\.json|\.nfs.*|\.DS_Store|\._.*"
 )
-"""The files of checkpoints, old ones too, and what systems put beside any."""
+"""The files of checkpoints, and what systems put beside any."""
 
 
 def put_in_place(new: Path, path: Path) -> None:
