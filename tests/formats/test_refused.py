@@ -19,9 +19,10 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
-from hyperslab.formats.registry import find_format, source_of
+from hyperslab.formats.registry import find_format
 from hyperslab.geometry import Box
 from hyperslab.train.input_volumes import list_inputs
+from tests.formats.opening import source_of
 from tests.formats.scans import hu, labels
 from tests.formats.universes import Seat, counts, public, unit, write
 from tests.formats.writers import (

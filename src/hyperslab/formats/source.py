@@ -17,8 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.storage import Storage
@@ -141,24 +140,6 @@ class Source(ABC):
             DataError: a file is not what it should be.
         """
         return cls(folder)  # type: ignore[call-arg]
-
-    @classmethod
-    def scan(
-        cls,
-        path: str | Path,
-        grid: Grid,
-        channels: Channels | None = None,
-    ) -> Source:
-        """Opens a folder as the main rank sees it. All ranks call this.
-
-        Raises:
-            DataError: a file is not what it should be.
-        """
-        options = ScanOptions(channels)
-        source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
-        if source.remark:
-            log_once(grid, source.remark)
-        return source
 
     @cached_property
     def parameters(self) -> Parameters:

@@ -436,12 +436,6 @@ def read_filled(
     return values
 
 
-def take_filled(whole: Array, box: Box, fill: float) -> Array:
-    """Returns the values of ``box``, which may reach beyond ``whole``: ``fill`` where it does."""
-    inner = Box.whole(whole.shape)
-    return read_filled(lambda inside: whole[inside.slices()], inner, box, fill, whole.dtype)
-
-
 def fill_as(fill: float, dtype: np.dtype[Any]) -> float:
     """Rounds ``fill`` down to the storage type: what is clipped at it becomes it."""
     if dtype.kind not in "iu":

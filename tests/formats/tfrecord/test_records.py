@@ -13,8 +13,8 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import TfRecordFolder, open
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, unit
 from tests.formats.writers import CUBE, example, masked, mlperf, record, tfrecords
 

@@ -18,11 +18,11 @@ from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.run import convert
 from hyperslab.formats.convert.worker import Outcome, Request
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.tfrecord.sc18 import Sc18Folder
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import GRIDS, Seat
 from tests.formats.writers import example, mlperf, record
 

@@ -20,8 +20,8 @@ from hyperslab.formats.convert import journal
 from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
 from hyperslab.formats.files import STRICT, AccessPolicy, recorded_stamps
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry
-from hyperslab.formats.registry import source_of
-from hyperslab.formats.source import Source
+from hyperslab.formats.registry import sources_of
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import chunk_sides
 from hyperslab.formats.storage_order import Channels
 from hyperslab.util.atomic_files import make_scratch, remove_scratch
@@ -244,7 +244,8 @@ def convert(
         raise DataError(f"{workers} workers: need at least 1")
     _check_apart(root, out)
     bad: list[DataError] = []
-    source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
+    options = ScanOptions(channels, source_format, bad.append, allowed)
+    source = sources_of([root], Grid(), options)
     plan = Plan(root, source, request)
     with journal.lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())

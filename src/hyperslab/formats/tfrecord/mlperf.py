@@ -55,11 +55,8 @@ class TfRecordFolder(ArrayFolder):
         self._lock = threading.Lock()
 
     @classmethod
-    def scan(  # type: ignore[override]
-        cls,
-        path: str | Path,
-        grid: Grid,
-        shape: tuple[int, ...] | None = None,
+    def scan(
+        cls, path: str | Path, grid: Grid, shape: tuple[int, ...] | None = None
     ) -> TfRecordFolder:
         """Returns the folder as the main rank sees it. All ranks call this.
 
