@@ -64,11 +64,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it is written, or for so long.
-
-        Raises:
-            CheckpointError: it could not be written; on every rank.
-        """
+        """Waits until it is written, or for so long; all ranks raise the error of any."""
         if self._thread is None:
             return
         self._thread.join(seconds)
@@ -84,11 +80,7 @@ class BackgroundWriter:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Finish writing what is begun inside, after an error, too.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
+        """Finishes writing what is begun inside, after an error, too; raises as `wait`."""
         try:
             yield
         except BaseException as error:

@@ -71,11 +71,7 @@ def manifest_text(sums: Checksums) -> bytes:
 
 
 def read_checksum_manifest(path: Path) -> Checksums:
-    """Return the checksums of the checkpoint ``path``; its files are not looked at.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Returns the checksums of the checkpoint ``path``; its files are not looked at."""
     try:
         values = value_of_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
         return _check_manifest(values)
@@ -84,11 +80,7 @@ def read_checksum_manifest(path: Path) -> Checksums:
 
 
 def verify_checksums(path: Path) -> Checksums:
-    """Compare every file with the checksum that was written with it.
-
-    Raises:
-        CheckpointError: names the first file that is missing or differs.
-    """
+    """Compares files with their checksums; refuses the first that is missing or differs."""
     sums = read_checksum_manifest(path)
     for name, expected in sums.items():
         corrupt = f"the checkpoint {path} is corrupt: {name}"
@@ -105,12 +97,7 @@ def verify_checksums(path: Path) -> Checksums:
 
 
 def open_own(path: Path) -> io.BufferedReader:
-    """Open a plain file of a checkpoint.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-        ValueError: it is a link.
-    """
+    """Opens a plain file of a checkpoint; anything else is an OSError, a link a ValueError."""
     if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
         raise ValueError(f"{path.name} is a link\n    copy the files it points to: cp -rL OLD NEW")
     return open_plain(path, links=False)
@@ -185,11 +172,7 @@ SPLIT_COMPLEX = "complex128"
 
 
 def check_storable(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what the format has no form for.
-
-    Raises:
-        CheckpointError: names the tensor.
-    """
+    """Refuses a tensor for which the format has no form."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(
             f"the tensor {name} is sparse, quantized or has no values: it cannot be written"
@@ -201,21 +184,13 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write tensors of the CPU into a new file, onto the disk; returns its SHA-256.
-
-    Raises:
-        OSError: there is something under this name, or it cannot be written.
-    """
+    """Writes tensors of the CPU into a new file, as `write_new`."""
     header, plain = _layout(tensors)
     return write_new(path, chain([header], *map(_bytes_of, plain)))
 
 
 def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
-    """Write a new file, onto the disk; returns its SHA-256.
-
-    Raises:
-        OSError: there is something under this name, or it cannot be written.
-    """
+    """Writes a new file onto the disk and returns its SHA-256; a name in use is an OSError."""
     digest = hashlib.sha256()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     with open(descriptor, "wb", buffering=0) as file:
@@ -229,11 +204,7 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of a file to the CPU, in memory of their own.
-
-    Raises:
-        CheckpointError: it is no such file.
-    """
+    """Reads all tensors of a file to the CPU, in memory of their own."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -299,11 +270,9 @@ CHECKPOINT_FILE_NAMES = re.compile(
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Give ``new`` the name ``path``; what had it goes, once that is on the disk.
+    """Gives ``new`` the name ``path``; what had it goes, once that is on the disk.
 
-    Raises:
-        CheckpointError: a file, or a folder with other things, has that name.
-        OSError: it cannot be.
+    A file, or a folder with other things, keeps the name: see `check_replaceable`.
     """
     check_replaceable(path)
     old = new
@@ -337,12 +306,7 @@ def aside(path: Path) -> Path:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to throw away what is no checkpoint.
-
-    Raises:
-        CheckpointError: it is a file with something in it, or a folder; names a file in that.
-        OSError: it cannot be read.
-    """
+    """Refuses to throw away what is no checkpoint: a file with something in it, or a folder."""
     if path.is_file() and not path.is_symlink() and path.stat().st_size > 0:
         raise CheckpointError(
             f"{path} is a file, and stays as it is: a checkpoint is a folder\n"
@@ -360,11 +324,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A folder, a file or a link, if it is there.
-
-    Raises:
-        OSError: it cannot be.
-    """
+    """Removes a folder, a file or a link, if it is there."""
     if _is_folder(path):
         shutil.rmtree(path)
     else:
@@ -372,11 +332,7 @@ def remove(path: Path) -> None:
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Let two names change places in one go; False where that cannot be.
-
-    Raises:
-        OSError: it failed for another reason.
-    """
+    """Lets two names change places in one go; False where that cannot be."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if sys.platform != "linux" or rename is None:
         return False

@@ -42,11 +42,7 @@ class DataCard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> DataCard:
-        """Return the same from what `state` gave, and the checkpoint ``path`` has kept.
-
-        Raises:
-            CheckpointError: it is something else.
-        """
+        """Returns the same from what `state` gave, and the checkpoint ``path`` has kept."""
         try:
             return TypeAdapter(cls).validate_python(state)
         except ValidationError as error:

@@ -30,11 +30,7 @@ from hyperslab.util.documents import value_of_json
 
 
 def read_state(path: Path, sums: files.Checksums, *, optimizer: bool) -> State:
-    """Return the weights, and if it is asked for and there what the optimizer keeps.
-
-    Raises:
-        CheckpointError: a file cannot be read or is no such file.
-    """
+    """Returns the weights, and if it is asked for and there what the optimizer keeps."""
     values = _read_values(path)
     weights = _read_stem(path, sums, snapshot.MODEL_STEM)
     if not optimizer or values["optimizer"] is None:
@@ -201,11 +197,7 @@ def on_main(make: Callable[[], T], failing: str, group: agreement.Group = None) 
 def write_checkpoint(
     path: Path, own: snapshot.Snapshot | CheckpointError, group: agreement.Group = None
 ) -> None:
-    """Write the parts of all ranks and make them a checkpoint; every rank of ``group`` calls it.
-
-    Raises:
-        CheckpointError: on every rank, as `save` does.
-    """
+    """Writes the parts of all ranks of ``group``, who all call it, and makes them a checkpoint."""
     partial = partial_path(path)
     failing = f"cannot write the checkpoint {path}"
     try:

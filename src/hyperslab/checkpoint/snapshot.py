@@ -81,10 +81,9 @@ class SnapshotMemory:
         return copies
 
     def finish(self) -> None:
-        """Copy the rest, and wait for a device's copies; the thread that reads them calls it.
+        """Copies the rest, and waits for a device's copies; the thread that reads them calls it.
 
-        Raises:
-            CheckpointError: something else than the optimizer has changed a weight meanwhile.
+        If something else than the optimizer has changed a weight meanwhile, the copy is refused.
         """
         late = self._late
         self._late = []
@@ -164,13 +163,10 @@ def snapshot_of(
     memory: SnapshotMemory | None = None,
     late: Set[int] = frozenset(),
 ) -> Snapshot:
-    """Return this rank's part of a state, and on the main rank, 0, ``extra`` too.
+    """Returns this rank's part of a state, and on the main rank, 0, a storable ``extra``, too.
 
     With ``memory`` its tensors are copied there, so that the state may change meanwhile; see
     `SnapshotMemory.hold` for ``late``.
-
-    Raises:
-        CheckpointError: something in ``extra`` cannot be stored.
     """
     tensors = {MODEL_STEM: state.weights, OPTIMIZER_STEM: state.moments}
     owners = _assign_owners(tensors, ranks)

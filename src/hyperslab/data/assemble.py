@@ -48,8 +48,7 @@ class Reader:
     def values(self, sample: int, box: Box) -> Array:
         """Returns the values of ``box`` (C, d, h, w) in their storage type, not always contiguous.
 
-        Raises:
-            DataError: a file cannot be read or holds values that cannot be right.
+        Values that cannot be read, or cannot be right, are a DataError.
         """
         dtype = np.dtype(self.source.dtype)
         self._count(box.size * dtype.itemsize)
@@ -85,11 +84,10 @@ class Reader:
 
 
 def check_values(values: Array, transform: Transform, where: str) -> None:
-    """Refuse values that cannot be right before they reach the network as NaN.
+    """Refuses values that cannot be right before they reach the network as NaN.
 
-    Raises:
-        DataError: NaN or infinite; negative integers where the transform takes them for counts; a
-            value at or below the transform's bound.
+    They are NaN or infinite; negative where whole numbers are counts; or at or below the bound of
+    the transform.
     """
     low, _ = check_finite(values, where)
     if not transform.signed and values.dtype.kind == "i" and low < 0:
@@ -193,11 +191,7 @@ class SampleAssembly:
                 view[...] = value
 
     def finish(self) -> None:
-        """Wait for all parts and put them, augmented, into the slot.
-
-        Raises:
-            CommError: see `HostP2P.receive`.
-        """
+        """Waits for all parts (see `HostP2P.receive`) and puts them, augmented, into the slot."""
         for wait, out, view in self._waiting:
             wait()
             if out is not view:
@@ -362,11 +356,7 @@ class BatchAssembler:
         return batch
 
     def fill(self) -> None:
-        """Read all that this rank keeps.
-
-        Raises:
-            DataError: see `load`.
-        """
+        """Reads all that this rank keeps; raises as `load`."""
         mine = self.planner.keeps
         for batch in self.schedule.batches(0):
             if self.skipped is None:

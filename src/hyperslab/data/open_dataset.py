@@ -300,11 +300,7 @@ class Refused:
         self.errors.append(error)
 
     def check(self, kept: int) -> None:
-        """Refuse to go on with the smaller part of a folder: the first file may be the odd one.
-
-        Raises:
-            DataError: more files were left out than kept.
-        """
+        """Refuses to go on with the smaller part of a folder: the first file may be the odd one."""
         if len(self.errors) > kept:
             raise DataError(
                 f"{len(self.errors)} files were left out and only {kept} kept, so something else "
@@ -340,9 +336,6 @@ def build_assembler(
     """Builds what assembles the mini-batches of a data set; every rank calls it.
 
     With ``"preload"`` the store is filled.
-
-    Raises:
-        DataError: the staging folder is no good, or a file cannot be read.
     """
     whole = policy.mode == "sample"
     if whole and source.collective:
@@ -382,9 +375,8 @@ def build_assembler(
 def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
     """Fails now and not in the background.
 
-    Raises:
-        DataError: mini-batches of several volumes that differ in shape.
-        LayoutError: a volume has fewer voxels along a side than the grid has ranks.
+    The volumes of a mini-batch have one shape, and each as many voxels along a side as the grid has
+    ranks.
     """
     if source.shapes and batch_size > 1:
         odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])

@@ -57,11 +57,7 @@ class Store:
     """The most that a box in the file may take beside its own bytes [B]."""
 
     def __init__(self, samples: Sequence[int], in_memory: int, size: int, staging: Path | None):
-        """Room for these samples, of ``size`` [B] each at most; without staging for the first ones.
-
-        Raises:
-            DataError: the staging folder cannot be written, or has too little space.
-        """
+        """Makes room for samples of at most ``size`` [B]; without staging for the first ones."""
         self._kept: dict[int, SampleBox] = {}
         self._in_memory = frozenset(samples[:in_memory])
         staged = () if staging is None else samples[in_memory:]

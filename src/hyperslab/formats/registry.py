@@ -228,11 +228,7 @@ def compressions() -> list[str]:
 
 
 def check_written(format: str, compression: str) -> None:
-    """Refuses a format that is not written, or has no such compression.
-
-    Raises:
-        DataError: names those that there are.
-    """
+    """Refuses a format that is not written or lacks the compression; names those there are."""
     has = {name: one.compressions for name, one in _known().items() if one.compressions}
     if format not in has:
         raise DataError(f"format {format!r}: choose from {', '.join(has)}")
@@ -252,11 +248,7 @@ def choices(names: Sequence[str]) -> str:
 
 
 def named(format: str) -> Format:
-    """Returns the format of this name.
-
-    Raises:
-        DataError: there is none; names those that there are.
-    """
+    """Returns the format of this name; an error names those that there are."""
     if format not in names():
         raise DataError(f"{format=}: choose from {', '.join(names())}")
     return _built_in(format) if format in _BUILT_IN else _FORMATS[format]
@@ -308,11 +300,7 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
 
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
-    """Opens the folder as this process sees it, with a word on files that are left out.
-
-    Raises:
-        DataError: see `sources_of`.
-    """
+    """Opens the folder as this process sees it, with a word on files that are left out."""
     if options.mapping is not None:
         from hyperslab.formats.arrays.source import MappedFolder
 
@@ -326,10 +314,7 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
 def find_format(folder: Path) -> tuple[Format, str]:
     """Finds the format, with a word on files of others that lie deeper and are left out.
 
-    A file may be a list of samples, whose suffix decides.
-
-    Raises:
-        DataError: see `sources_of`.
+    A file may be a list of samples, whose suffix decides. Errors are those of `sources_of`.
     """
     if folder.is_file():
         lister = next((one for one in formats() if folder.name.endswith(one.source.lists)), None)
@@ -371,11 +356,7 @@ def find_format(folder: Path) -> tuple[Format, str]:
 
 
 def check_source(path: Path, format: str | None) -> None:
-    """Refuses a folder that is not there, or has no files that are data, as far as names tell.
-
-    Raises:
-        DataError: as `sources_of`.
-    """
+    """Refuses a folder that is not there, or has no files that are data, as far as names tell."""
     if format is None:
         find_format(path)
     elif format not in (*names(), MAPPED):

@@ -68,10 +68,7 @@ class ScanOptions:
     own: bool = False
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            DataError: ``mapping`` is something else, such as a dict of its fields.
-        """
+        """Refuses a ``mapping`` that is something else, such as a dict of its fields."""
         if not isinstance(self.mapping, DataMap | None):
             raise DataError(
                 f"mapping={self.mapping!r} is no DataMap; pass hyperslab.formats.DataMap("
@@ -193,29 +190,17 @@ class Source(ABC):
         return f"sample {self.names[sample]!r}"
 
     def storage(self, sample: int) -> Storage | None:
-        """Describes how the volume lies in its file, for `hyperslab inspect`; None if not known.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Describes how the volume lies in its file, for `hyperslab inspect`; None if not known."""
         return None
 
     def extras(self, sample: int) -> Extras:
-        """Reads all that a file has beside the voxels, for `hyperslab convert`.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Reads all that a file has beside the voxels, for `hyperslab convert`."""
         if self.classes:
             return Extras()
         return Extras(names=self.parameters.names, target=self.target(sample))
 
     def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell.
-
-        Raises:
-            DataError: the file cannot be read.
-        """
+        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell."""
         affine = self.extras(sample).affine if self.classes else None
         if affine is None:
             return None

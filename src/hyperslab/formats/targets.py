@@ -150,11 +150,7 @@ MOST_CLASSES = 256
 
 
 def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
-    """Returns the labels (1 or C, d, h, w) of a file as classes (d, h, w).
-
-    Raises:
-        DataError: the channels differ, or a label is not a whole number of 0 to 255.
-    """
+    """Returns a file's labels (1 or C, d, h, w), whole numbers to 255, as classes (d, h, w)."""
     labels = stored[0]
     with np.errstate(invalid="ignore"):
         whole = labels.astype(np.uint8)
@@ -166,11 +162,7 @@ def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
 
 
 def check_classes(labels: NDArray[Any], classes: tuple[str, ...], where: str) -> None:
-    """Refuse labels without a class before they reach a loss.
-
-    Raises:
-        DataError: there is one, or the labels are not uint8.
-    """
+    """Refuses labels without a class, or of another type than uint8, before they reach a loss."""
     if labels.dtype != np.uint8:
         raise DataError(f"{where}: labels are {labels.dtype}, not uint8")
     if labels.size and labels.max() >= len(classes):

@@ -92,11 +92,7 @@ class Joined(SourceView):
 
 
 def joined(parts: dict[Path, Source]) -> Source:
-    """One source of all folders; a single one as it is.
-
-    Raises:
-        DataError: there is no folder, or see `Joined`.
-    """
+    """Joins the sources of folders; a single one stays as it is."""
     if not parts:
         raise DataError("no folder is given; give at least one")
     return next(iter(parts.values())) if len(parts) == 1 else Joined(parts)
@@ -237,11 +233,7 @@ def selected(
 
 
 def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Returns the channel of each wanted redshift, where those of the channels are ``known``.
-
-    Raises:
-        DataError: see `Selected`.
-    """
+    """Returns the channel of each wanted redshift, where those of the channels are ``known``."""
     if not known:
         raise DataError(
             f"{source.where(0)}: does not say which redshifts its "

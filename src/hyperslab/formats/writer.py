@@ -73,9 +73,7 @@ def sample_slabs(
     """Yields where each slab begins, and its values (C, d, H, W), or its labels (d, H, W).
 
     ``read`` gives what is in a box in another way than ``source.read`` or ``source.labels``.
-
-    Raises:
-        DataError: they cannot be read, are NaN or infinite, or are no classes.
+    NaN and infinite values, and labels that are no classes, are refused.
     """
     channels, depth, height, width = source.shape_of(sample)
     front = () if labels else (channels,)
@@ -104,11 +102,7 @@ def checksums(
     read: ReadBox | None = None,
     read_labels: ReadBox | None = None,
 ) -> dict[str, str]:
-    """Reads all of a sample, and returns its checksums by their keys in a manifest.
-
-    Raises:
-        DataError: see `sample_slabs`.
-    """
+    """Reads all of a sample, and returns its checksums by their keys in a manifest."""
     found = {}
     for key, labels, how in (("crc32c", False, read), ("labels_crc32c", True, read_labels)):
         if source.classes or not labels:
@@ -135,9 +129,6 @@ def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
     """Yields each sample, read whole; reading compares the sums of chunks, records and gzip.
 
     ``folder``: of the samples, where a conversion may have left their checksums.
-
-    Raises:
-        DataError: its journal cannot be read.
     """
     entries = [] if folder is None else read_manifest(folder)[1]
     recorded = {entry["name"]: entry for entry in entries}

@@ -94,8 +94,7 @@ def draw_universe(
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """Checks names, and returns them in the order of ``unitPar``, each once.
 
-    Raises:
-        DataError: for an unknown name, with the nearest known one; for no name at all.
+    No name, or an unknown one, is refused, with the nearest known one.
     """
     asked = tuple(names)
     for name in asked:
@@ -252,11 +251,7 @@ def settings_of(
     steps: int,
     ranges: str,
 ) -> UniverseSettings:
-    """Returns the settings of ``count`` universes, with what is left out; see `make_universes`.
-
-    Raises:
-        DataError: an argument is out of range.
-    """
+    """Returns the settings of ``count`` universes, with what is left out; see `make_universes`."""
     _at_least("count", count, 1)
     _at_least("size", size, 1)
     return UniverseSettings(

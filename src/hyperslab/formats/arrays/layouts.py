@@ -250,11 +250,7 @@ def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
 
 
 def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) -> StorageOrder:
-    """Finds the order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out.
-
-    Raises:
-        DataError: it is said of a file with channels last.
-    """
+    """Finds the order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out."""
     if lbann and channels == "last":
         raise DataError(f'{path}: stores channels last, which LBANN\'s do not; use format="hdf5"')
     if lbann is None:
@@ -305,9 +301,7 @@ def scan_layouts(
 ) -> Catalog:
     """Lists a folder and its sub-folders and checks the header of every HDF5 file or Zarr group.
 
-    Raises:
-        DataError: the folder is missing or holds no file, a file is not what it should be,
-            or a file is not stored like the first one.
+    All have to be stored like the first one.
     """
     reach = FileAccess(folder, options.allowed)
 

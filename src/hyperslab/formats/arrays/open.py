@@ -87,11 +87,7 @@ class StoredArray:
     fortran: bool = False
 
     def of(self, path: Path, file: Any) -> Any:
-        """Returns the array of the open file.
-
-        Raises:
-            DataError: it has another shape or type than it had.
-        """
+        """Returns the array of the open file, if it has the shape and type that it had."""
         stored = file[self.key]
         dtype = np.dtype(self.dtype).name
         if stored.shape != self.shape or stored.dtype.name != dtype:
@@ -133,15 +129,11 @@ class KeyedFile:
 
     @functools.cached_property
     def attrs(self) -> Any:
-        """Returns the attributes of the file or group.
-
-        Raises:
-            DataError: one is too large to be read.
-        """
+        """Returns the attributes of the file or group; refuses those that are too large."""
         return self.attributes_of(self.file)
 
     def attributes_of(self, found: Any) -> Any:
-        """Returns the attributes of a group or an array; raises as `attrs`."""
+        """Returns the attributes of a group or an array, as `attrs`."""
         if not self.zarr:  # the size of Zarr's metadata is limited
             hdf5.check_attributes(self.path, found)
         return found.attrs
@@ -157,30 +149,20 @@ class KeyedFile:
         return self.file.get(key, getlink=True) is not None
 
     def get(self, key: str) -> Any:
-        """Returns the array or group under a path.
-
-        Raises:
-            DataError: a link leaves the reach.
-            KeyError: there is none.
-        """
+        """Returns what is under a path or raises KeyError; refuses a link that leaves the reach."""
         if self.zarr:
             return self.file[key]
         return hdf5.linked(self.path, self.file, key, self.reach)
 
     def find(self, key: str) -> Any | None:
-        """Returns the array under a key, of which shape and type alone are read; None without one.
-
-        Raises:
-            DataError: a link leaves the reach.
-        """
+        """Returns the array under a key, whose shape and type alone are read; None without one."""
         found = self.get(key) if self.has(key) else None
         return found if hasattr(found, "ndim") else None
 
     def check_volume(self, key: str, volume: Any, *, labels: bool = False) -> None:
-        """Accepts a volume of which all values are there; ``labels`` may well be all zeros.
+        """Refuses a volume of which values are missing, or which needs unreasonable memory.
 
-        Raises:
-            DataError: they are not, or not to be read in reasonable memory.
+        ``labels`` may well be all zeros.
         """
         if self.zarr:
             zarr.check_array(self.path, key, volume, self.reach)
@@ -191,8 +173,7 @@ class KeyedFile:
     def small(self, key: str) -> Any | None:
         """Returns an array beside the volume, which can be read whole; None where there is none.
 
-        Raises:
-            DataError: it is not small, was never written, or a link leaves the reach.
+        One that is not small, or was never written, is refused.
         """
         found = self.find(key)
         if found is not None:
@@ -210,9 +191,7 @@ MOST_HEADER = 10_000
 
 
 def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArray, int]:
-    """Reads the header of an .npy array that begins where ``file`` stands; and how long it is.
-
-    Also returns where the values begin [B].
+    """Reads the header of an .npy array that begins where ``file`` stands, and finds its values.
 
     Raises:
         OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
@@ -240,12 +219,7 @@ def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArra
 
 
 def read_vector(path: Path, most: int = MOST_BESIDE) -> Array:
-    """Reads a small array of at most ``most`` bytes whole.
-
-    Raises:
-        DataError: it is not small.
-        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
-    """
+    """Reads a small array of at most ``most`` bytes whole; raises as `array_header`."""
     with open_plain(path) as file:
         header, _ = array_header(file, path)
         dtype = np.dtype(header.dtype)
@@ -306,9 +280,7 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
 def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[Array]:
     """Reads arrays (...) of numbers under paths, or of attributes ``group@name``.
 
-    Raises:
-        DataError: one is not there, not small, or no numbers.
-        OSError, EOFError, ValueError, KeyError, RuntimeError: the file is no such one.
+    Raises as `find_array`; and if one is not there, not small, or no numbers.
     """
     kind = kind_of_file(path)
     if not words:
@@ -466,11 +438,7 @@ class Catalog:
 
     @contextmanager
     def as_scanned(self, sample: int, array: StoredArray) -> Iterator[None]:
-        """Turns what goes wrong within into an error that names the file, a change of it too.
-
-        Raises:
-            DataError: in place of what the library raises.
-        """
+        """Turns what goes wrong within into a DataError that names the file, a change of it too."""
         path = self.path(sample)
         with unchanged(*self.scanned(sample, array)), naming(path, kind_of_file(path)):
             yield
@@ -497,11 +465,7 @@ class Catalog:
 
 
 def stamps_of(folder: Path, file: str, keys: Sequence[str] = ()) -> dict[str, Stamp]:
-    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group.
-
-    Raises:
-        DataError: the file has gone.
-    """
+    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group."""
     path = folder / file
     with naming(path, kind_of_file(path)):
         if kind_of_file(path) != "Zarr":

@@ -69,11 +69,7 @@ class ArrayFolder(Source):
         return type(self), (self.catalog,)
 
     def read(self, sample: int, box: Box) -> Array:
-        """Reads the box, in one selection of the array.
-
-        Raises:
-            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
-        """
+        """Reads the box, in one selection of the array; raises as `ArrayReader.read`."""
         catalog = self.catalog
         stored = catalog.order.to_file(box)
         if catalog.rows:
@@ -258,13 +254,10 @@ class MappedFolder(ArrayFolder):
 
     @classmethod
     def of_volumes(cls, paths: Sequence[Path], options: ScanOptions, channels: int) -> Source:
-        """Opens the volumes of a file for a network that takes so many ``channels``.
+        """Opens the volumes of a file for a network of so many ``channels``; see `scan_arrays`.
 
         Their targets need not be there. Where fields are in files of their own ``paths`` has one
         for each.
-
-        Raises:
-            DataError: as `scan_arrays`.
         """
         said = replace((options.mapping or DataMap()).without_targets, files="")
         if not (said.fields and said.of_files):
@@ -307,8 +300,7 @@ def _shares(channels: int, fields: int) -> range:
 class Fields(SourceView):
     """Joins sources of one field each: their channels become one sample's, one after another.
 
-    Raises:
-        DataError: the sources differ in samples, extents or targets.
+    They have to agree in samples, extents and targets.
     """
 
     def __init__(self, sources: Sequence[Source], titles: Sequence[str]) -> None:

@@ -163,9 +163,6 @@ def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
     A table that names its rows is asked for the sample's path, with or without suffix, or for the
     end of it, as far as it says one. Otherwise the names must be alike but for one number, which is
     the row, counted from 0: that of the realisation's folder, say.
-
-    Raises:
-        DataError: a sample has no row, or the names do not tell.
     """
     if table.names:
         return _rows_by_name(table, names)
@@ -316,11 +313,7 @@ def _titles(words: Sequence[str], first: Sequence[Array], stacked: bool) -> tupl
 def npy_targets(
     folder: Path, names: tuple[str, ...], refuse: Refuse | None
 ) -> tuple[tuple[str, ...], Floats, tuple[str, ...]]:
-    """Reads the targets beside .npy files: samples that have them, (N, P), and P names.
-
-    Raises:
-        DataError: a target is missing, or is no vector of numbers, or there are two.
-    """
+    """Reads the targets beside .npy files: samples that have them, (N, P), and P names."""
     table = folder / TARGETS_FILE
     single = [folder / f"{name}{TARGET_SUFFIX}" for name in names]
     if table.exists() and any(path.exists() for path in single):

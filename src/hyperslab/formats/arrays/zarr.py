@@ -22,11 +22,7 @@ MOST_READ = 256 << 20
 
 
 def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
-    """Accepts an array beside the volume that can be read whole.
-
-    Raises:
-        DataError: its chunks are too large, or links that leave the folder.
-    """
+    """Refuses an array whose chunks are too large to be read, or links that leave the folder."""
     for sides in (array.chunks, array.shards or array.chunks):
         if min(sides, default=1) < 1:
             raise DataError(f"{path}: {key!r} is stored in chunks of {tuple(sides)} values")
@@ -40,11 +36,7 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
 
 
 def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
-    """Accepts an array of which all chunks are there to be read.
-
-    Raises:
-        DataError: one is missing, too large, or a link that leaves the folder.
-    """
+    """Refuses an array as `check_beside`, or if one of its chunks is missing."""
     check_beside(path, key, array, reach)
     check_chunks(path, key, array, reach, [slice(0, extent) for extent in array.shape])
 
@@ -52,11 +44,7 @@ def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
 def check_chunks(
     path: Path, key: str, array: Any, reach: FileAccess, selection: Sequence[slice]
 ) -> None:
-    """Accepts a selection if the chunks that it meets are there, or need not be.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """Refuses a selection if a chunk that it meets is missing and need not be."""
     if reach.allowed.missing_chunks:
         return
     sides = array.shards or array.chunks

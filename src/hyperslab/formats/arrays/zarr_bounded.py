@@ -75,11 +75,7 @@ METADATA = (
 
 
 def _check_metadata(folder: Path, *, of_children: bool = False) -> None:
-    """Accepts a group or an array of which little is said, and what lies in it if that is read.
-
-    Raises:
-        DataError: the file that says it is too large.
-    """
+    """Refuses a group or an array of which too much is said, and what is read with it."""
     files = [folder / "zarr.json", *(folder.glob("*/zarr.json") if of_children else ())]
     for file in files:
         if file.exists() and (size := file.stat().st_size) > MOST_METADATA:
@@ -109,12 +105,7 @@ class BoundedGroup:
         return key in self.group
 
     def __getitem__(self, key: str) -> Any:
-        """Returns an array or a group.
-
-        Raises:
-            DataError: the array cannot be read in bounded memory.
-            KeyError: there is none.
-        """
+        """Returns a group, or an array that can be read in bounded memory."""
         _check_metadata(self.path / key)
         found = self.group[key]
         return BoundedArray.of(self.path, key, found) if isinstance(found, zarr.Array) else found
@@ -156,8 +147,7 @@ class BoundedArray(zarr.Array[Any]):
     def __getitem__(self, selection: Any) -> Any:
         """Reads a box given by slices with both ends, or all for ``()`` and for an ellipsis.
 
-        Raises:
-            DataError: a chunk unpacks to more or less than it says.
+        A chunk that unpacks to more or less than it says is refused.
         """
         box = Box.whole(self.shape)
         if selection not in ((), Ellipsis):
@@ -264,11 +254,7 @@ class Bounded(BytesBytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(unpacked)
 
     def unpack(self, packed: memoryview) -> NDArray[np.uint8]:
-        """Unpacks a chunk.
-
-        Raises:
-            DataError: it would be more than the chunk has, or less.
-        """
+        """Unpacks a chunk; refuses one that would be more than it has to be, or less."""
         least, most = (0, MOST_OF_WORDS) if self.size is None else (self.size, self.size)
         if isinstance(self.codec, GzipCodec):
             with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
@@ -345,11 +331,7 @@ class BoundedStore(LocalStore):
         self.part = part
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
-        """Returns what is under a key, or a part of it.
-
-        Raises:
-            DataError: it is longer than a chunk of the array can be.
-        """
+        """Returns what is under a key, or a part; refuses what is longer than a chunk can be."""
         path = Path(self.root, key)
         if path.is_file():
             size = path.stat().st_size

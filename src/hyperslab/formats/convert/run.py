@@ -109,12 +109,9 @@ class Plan:
         return [*filter(None, [self.word]), *([words] if told else [])]
 
     def jobs(self, manifest: journal.Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
-        """Splits volumes into those done at once and those that are to do, with the samples
-        that are finished.
+        """Splits volumes into those done at once and those to do; returns finished samples, too.
 
-        Raises:
-            DataError: the folder holds what another conversion or nobody has recorded, or what is
-                not as it was recorded.
+        A folder that is not as it was recorded, or another conversion's, is refused.
         """
         self._check_sources(manifest)
         writer = self.request.writer

@@ -118,11 +118,7 @@ def write_scan_file(
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
-    """Accepts ``path`` as the volume of ``pair`` on a lattice of ``shape``.
-
-    Raises:
-        DataError: it is another one, or no readable volume at all.
-    """
+    """Refuses ``path`` if it is not the volume of ``pair`` on a lattice of ``shape``."""
     remedy = "delete it or convert into another folder"
     try:
         with h5py.File(path, "r", locking=False) as file:

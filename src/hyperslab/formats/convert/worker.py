@@ -38,14 +38,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Describes the conversion that is asked for.
+    """Describes the conversion that is asked for; what does not exist is refused.
 
     ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
     ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
     that go along; ``None`` takes all.
-
-    Raises:
-        DataError: something asked for does not exist.
     """
 
     format: str
@@ -63,12 +60,7 @@ class Request:
             raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
 
     def samples(self, volumes: Source) -> Source:
-        """Views volumes as they are to be written, and as the format will give them back.
-
-        Raises:
-            DataError: a redshift or a parameter is not there.
-            LayoutError: the extents are no multiple of the sub-volumes' width.
-        """
+        """Views volumes as they are to be written, and as the format will give them back."""
         shown = selected(volumes, self.redshifts, self.targets, self.width)
         return self.writer.view(shown)
 
@@ -117,10 +109,9 @@ class Done:
 
 
 def run(job: Job) -> Done:
-    """Write and verify what is to be done of a volume; the files are left in ``scratch``.
+    """Writes and verifies what is to be done of a volume; the files are left in ``scratch``.
 
-    Raises:
-        DataError: a file cannot be written.
+    Raises a DataError if a file cannot be written; other failures are reported.
     """
     registry.adopt(job.format)
     whole = job.source
@@ -202,12 +193,9 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
 def verify_written(
     folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], cut: tuple[int, ...]
 ) -> None:
-    """Open the folder, and compare all that is read of it with what was to be written.
+    """Opens the folder, and refuses it if what is read of it is not what was to be written.
 
     Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
-
-    Raises:
-        DataError: the folder cannot be read, or what is read differs.
     """
     expected = next(iter(written.values())).source
     options = ScanOptions(writer.told(expected), writer.read_as, own=True)

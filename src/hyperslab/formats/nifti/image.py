@@ -82,11 +82,7 @@ class NiftiFile:
         return self.path.name.endswith(".gz")
 
     def read(self, box: Box | None = None) -> NDArray[Any]:
-        """Reads a box (C, d, h, w), or all, along the patient's axes; slope and intercept applied.
-
-        Raises:
-            DataError: the file has gone or is damaged.
-        """
+        """Reads a box (C, d, h, w), or all, along the patient's axes, with slope and intercept."""
         with files.naming(self.path, NIFTI, files.ANY):
             whole = Box.whole(self.image.shape)
             stored = whole if box is None else self.order.to_file(box, self.image.shape)
@@ -137,12 +133,7 @@ def open_nifti(path: Path) -> NiftiFile:
 
 
 def _check_claims(path: Path) -> None:
-    """Compares what a header says with what its file can hold, before nibabel believes it.
-
-    Raises:
-        DataError: the header is longer than any, or says more than the file can hold.
-        ValueError: an extension ends behind it; or what nibabel raises of a header that is none.
-    """
+    """Refuses a header that says more than its file can hold, before nibabel believes it."""
     nibabel = optional.nibabel()
     packed = path.name.endswith(".gz")
     with gzip.open(path) if packed else path.open("rb", buffering=0) as file:
@@ -180,11 +171,7 @@ def _check_extensions(block: bytes, endianness: str) -> None:
 
 
 def _orientation(path: Path, image: Any) -> NDArray[Any]:
-    """Finds how the file's axes become RAS+, once it is clear that the file says so.
-
-    Raises:
-        DataError: it does not, is not 3-D, has no voxels or is oblique.
-    """
+    """Finds how the file's axes become RAS+, if the file says so, is 3-D and not oblique."""
     extents = " x ".join(map(str, image.shape))
     if len(image.shape) not in (3, 4):
         raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
@@ -208,10 +195,9 @@ def _orientation(path: Path, image: Any) -> NDArray[Any]:
 
 
 def check_lattice(file: NiftiFile, like: NiftiFile) -> None:
-    """Accepts a file whose voxels are as many as those of ``like``, and where these are.
+    """Refuses a file whose voxels are not as many as those of ``like``, or not where these are.
 
-    Raises:
-        DataError: they are others, or the corners are more than half a voxel of ``like`` apart.
+    The corners may be half a voxel of ``like`` apart.
     """
     shape, wanted = file.shape[1:], like.shape[1:]
     if shape != wanted:
@@ -228,11 +214,7 @@ def check_lattice(file: NiftiFile, like: NiftiFile) -> None:
 
 
 def check_channels(opened: Sequence[NiftiFile]) -> None:
-    """Accepts files that are the channels of one volume; of a single file all that it holds.
-
-    Raises:
-        DataError: they differ in shape or place, or have several channels each; or as `open_nifti`.
-    """
+    """Refuses files that are not the channels of one volume; a single file may have several."""
     first, *others = opened
     for other in others:
         if other.shape != first.shape or other.shape[0] != 1:
@@ -312,11 +294,7 @@ def save_image(
     affine: Floats | None,
     header: Any,
 ) -> None:
-    """Writes the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.
-
-    Raises:
-        DataError: see `write_mask`.
-    """
+    """Writes the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept."""
     image = _image(values, dtype, affine, header)
     with _created(path) as stream:
         image.to_stream(stream)
@@ -344,12 +322,7 @@ def _created(path: Path) -> Iterator[Any]:
 
 
 def unpack(path: Path, to: IO[bytes]) -> None:
-    """Unpacks a packed file, piece by piece, and compares the sum at its end.
-
-    Raises:
-        DataError: as `open_nifti`; or the file is damaged or cut short.
-        OSError: ``to`` cannot be written.
-    """
+    """Unpacks a packed file, piece by piece, and compares the sum at its end; see `open_nifti`."""
     file = open_nifti(path)
     left = int(file.image.dataobj.offset) + math.prod(file.image.shape) * file.itemsize
     with files.naming(path, NIFTI, files.ANY), files.open_gzip_to_end(path) as packed:

@@ -72,11 +72,7 @@ class Pair:
 
 
 def find_pairs(folder: Path) -> list[Pair]:
-    """Returns the pairs in a folder and its sub-folders, by number; hidden files are left out.
-
-    Raises:
-        DataError: the folder is missing or holds no file of these names.
-    """
+    """Returns the pairs in a folder and its sub-folders, by number; hidden files are left out."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the one that holds the NIfTI files")
     found: dict[PairKey, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
@@ -177,9 +173,7 @@ class _Content:
 def read_list(path: Path, reach: FileAccess) -> ScanList:
     """Returns the scans with labels that a .csv file or a `dataset.json` lists.
 
-    Raises:
-        DataError: it is no such list, an entry or the classes are not what they should be, a path
-            leaves the folder, or a file is not there; all errors name the list.
+    Errors of entries, classes, and paths that leave the folder or are missing name the list.
     """
     with naming(path, "a list of scans", ANY):
         with open_plain(path) as file:
@@ -384,11 +378,7 @@ def write_dataset_json(
     channels: Sequence[str] = (),
     splits: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """List the pairs as the Decathlon does, those to validate and test on as MONAI does.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Lists the pairs as the Decathlon does, those to validate and test on as MONAI does."""
     keys = {split: key for key, split in SPLIT_KEYS.items()}
     parts: dict[str, list[dict[str, str]]] = {"training": []}
     for pair in pairs:

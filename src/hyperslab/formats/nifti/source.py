@@ -163,11 +163,7 @@ class NiftiFolder(Source):
 
 
 def listed_scans(folder: Path, allowed: files.AccessPolicy) -> ScanList:
-    """Lists the scans of a list, or of a folder with or without one.
-
-    Raises:
-        DataError: the list is no good, or the folder holds no scans.
-    """
+    """Lists the scans of a list, or of a folder with or without one."""
     path = folder / DATASET_JSON if folder.is_dir() else folder
     if folder.is_dir() and not path.is_file():
         return ScanList(tuple(find_pairs(folder)))
@@ -185,11 +181,7 @@ class _PairHeader:
 
 
 def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
-    """Opens the files of the channels of a scan, and that of its labels.
-
-    Raises:
-        DataError: they do not belong together; or as `open_nifti`.
-    """
+    """Opens the files of a scan's channels, and that of its labels; they have to fit together."""
     images = [open_nifti(path) for path in pair.images]
     check_channels(images)
     labels = open_nifti(pair.labels)
