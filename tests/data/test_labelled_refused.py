@@ -56,7 +56,7 @@ def test_a_bad_label_is_an_error_for_the_rank_that_reads_it(tmp_path: Path, kind
 
 def test_channels_that_differ(tmp_path: Path) -> None:
     scan(tmp_path / "a.h5", shape=(2, 4, 4, 4), segmentation=labels(0, (2, 4, 4, 4)))
-    with pytest.raises(hs.DataError, match=r"a\.h5.*channels of 'segmentation' are not equal"):
+    with pytest.raises(hs.DataError, match=r"a\.h5.*channels of labels are not equal"):
         next(open(tmp_path, Seat(), batch_size=1, split="all").epoch(0))
 
 

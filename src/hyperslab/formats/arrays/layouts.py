@@ -239,14 +239,9 @@ def _text(word: Any) -> str:
 
 
 def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
-    if dataset.ndim != 1 or dataset.size == 0 or dataset.dtype.kind not in "fiu":
-        raise DataError(
-            f"{path}: {key!r} is {dataset.dtype} {dataset.shape}; needs a vector of numbers"
-        )
-    values = np.asarray(dataset[()], np.float64)
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: {key!r} holds {values.tolist()}; needs finite numbers")
-    return tuple(values.tolist())
+    if dataset.ndim != 1:
+        raise DataError(f"{path}: {key!r} has shape {dataset.shape}; needs a vector of numbers")
+    return tuple(targets.as_numbers(dataset[()], f"{path}: {key!r}").tolist())
 
 
 def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) -> StorageOrder:

@@ -48,7 +48,7 @@ from hyperslab.formats.files import (
 from hyperslab.formats.source import Array
 from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
-from hyperslab.formats.targets import Floats, Parameters
+from hyperslab.formats.targets import Floats, Parameters, as_numbers
 from hyperslab.geometry import Box
 from hyperslab.util.documents import open_plain
 
@@ -267,12 +267,7 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
         return _in_zip(path, key)
     with open_keyed(path, reach) as file:
         found = key or _only_volume(path, file)
-        array = _object(file, found, "volume")
-        if not hasattr(array, "ndim"):
-            raise DataError(
-                f"{path}: {found!r} is a group, which has {_words(sorted(array))}; give the path "
-                f"of an array in it: data.keys.volume: {found}/... ({OWN_DATA})"
-            )
+        array = _array(file, found, "volume")
         file.check_volume(found, array)
         return StoredArray(found, tuple(array.shape), array.dtype.str)
 
@@ -344,16 +339,23 @@ def _object(file: KeyedFile, key: str, word: str) -> Any:
         raise _no_key(file.path, key, word, file.keys()) from None
 
 
+def _array(file: KeyedFile, key: str, word: str) -> Any:
+    """Returns the array under a path, as `_object`; for a group an error says what is in it."""
+    found = _object(file, key, word)
+    if not hasattr(found, "ndim"):
+        raise DataError(
+            f"{file.path}: {key!r} is a group, which has {_words(sorted(found))}; give the path of "
+            f"an array in it: data.keys.{word}: {key}/... ({OWN_DATA})"
+        )
+    return found
+
+
 def _keyed_values(file: KeyedFile, word: str) -> Any:
     group, at, name = word.rpartition("@")
     if not at:
-        array = _object(file, word, "targets")
-        if not hasattr(array, "ndim"):
-            raise DataError(f"{file.path}: {word!r} is a group; give an array, or group@attribute")
-        if array.size * max(1, array.dtype.itemsize) > MOST_BESIDE:
-            raise DataError(f"{file.path}: {word!r} has {array.size} values; targets are few")
-        check = zarr.check_beside if file.zarr else hdf5.check_storage
-        check(file.path, word, array, file.reach)
+        _array(file, word, "targets")
+        array = file.small(word)
+        assert array is not None, "it is an array"
         return array[()]
     found = _object(file, group, "targets") if group.strip("/") else file.file
     attributes = file.attributes_of(found)
@@ -366,14 +368,10 @@ def _keyed_values(file: KeyedFile, word: str) -> Any:
 
 
 def _small(path: Path, word: str, found: Any) -> Array:
-    values = np.asarray(found)
-    if values.dtype.kind not in "fiu" or values.size == 0 or values.nbytes > MOST_BESIDE:
-        raise DataError(
-            f"{path}: {word!r} is {values.dtype} {values.shape}; targets are a few numbers"
-        )
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: {word!r} holds {values.ravel()[:8].tolist()}; needs finite ones")
-    return values.astype(np.float64)
+    where = f"{path}: {word!r}"
+    if np.asarray(found).nbytes > MOST_BESIDE:
+        raise DataError(f"{where} is larger than targets are, a few numbers")
+    return as_numbers(found, where)
 
 
 def _no_key(path: Path, key: str, word: str, known: list[str]) -> DataError:

@@ -185,18 +185,6 @@ def check_labels(
             )
 
 
-def as_labels(labels: Array, count: int, where: str) -> Array:
-    """Converts whole numbers of any type to uint8; refuses what is none of ``count`` classes."""
-    if labels.size and labels.dtype.kind != "b":
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= count:
-            wrong = low if low < 0 else high
-            raise DataError(
-                f"{where} holds the label {wrong}, but data.classes names {count}: 0 to {count - 1}"
-            )
-    return labels.astype(np.uint8)
-
-
 SHOWN_AS = {
     "int8": "int16",
     "uint8": "int16",

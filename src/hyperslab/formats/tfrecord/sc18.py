@@ -9,6 +9,7 @@ the pieces are read; of every record the framing is checked, and its sum where a
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.files import Refuse, list_files, naming, sift
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions
 from hyperslab.formats.storage_order import DHW
-from hyperslab.formats.targets import Floats, Parameters, numbered_names
+from hyperslab.formats.targets import Floats, Parameters, as_numbers, numbered_names
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
 
@@ -46,10 +47,7 @@ def sc18_parameters(count: int) -> Parameters:
     """Describes ``count`` labels: the first ones of `SC18_RANGES`, or numbers without a name."""
     if count > len(SC18_RANGES):
         return Parameters.normalised(numbered_names(count))
-    named = list(SC18_RANGES.items())[:count]
-    centre = tuple((lo + hi) / 2 for _, (lo, hi) in named)
-    scale = tuple((hi - lo) / 2 for _, (lo, hi) in named)
-    return Parameters(tuple(name for name, _ in named), centre, scale)
+    return Parameters.of_ranges(dict(itertools.islice(SC18_RANGES.items(), count)))
 
 
 def sc18_target(parameters: Parameters, physical: Array) -> Array:
@@ -192,7 +190,4 @@ def _cube(path: Path, size: int) -> tuple[tuple[int, ...], str]:
 def _labels(path: Path, data: bytes, dtype: str) -> Floats:
     if len(data) % np.dtype(dtype).itemsize or not data:
         raise DataError(f"{path}: {LABEL_KEY!r} has {len(data)} bytes, not those of {dtype}")
-    labels = np.frombuffer(data, dtype).astype(np.float64)
-    if not np.isfinite(labels).all():
-        raise DataError(f"{path}: {LABEL_KEY!r} is {labels.tolist()}; needs finite numbers")
-    return labels
+    return as_numbers(np.frombuffer(data, dtype), f"{path}: {LABEL_KEY!r}")
