@@ -44,7 +44,7 @@ class Joined(SourceView):
         (first, one), *others = parts.items()
         for folder, part in others:
             _check_alike(first, one, folder, part)
-        self.take_after(one)
+        super().__init__(one)
         self.order = one.order if len({part.order for part in parts.values()}) == 1 else None
         self.targets_apart = any(part.targets_apart for part in parts.values())
         self.summed_whole = all(part.summed_whole for part in parts.values())
@@ -165,8 +165,7 @@ class Selected(SourceView):
         redshifts: Sequence[float] | None = None,
         targets: Sequence[str] | None = None,
     ) -> None:
-        self.source = source
-        self.take_after(source)
+        super().__init__(source)
         self.channels = tuple(range(source.shape[0]))
         self.chosen = tuple(range(len(source.parameters.names)))
         if redshifts is not None:
@@ -179,10 +178,7 @@ class Selected(SourceView):
         self.shapes = tuple((len(self.channels), *shape[1:]) for shape in source.shapes)
         if source.channel_names:
             self.channel_names = tuple(source.channel_names[c] for c in self.channels)
-        self.splits = source.splits
         self.parameters = source.parameters.only(self.chosen)
-        self.names = source.names
-        self.order = source.order
 
     def read(self, sample: int, box: Box) -> Array:
         wanted = self.channels[box.lo[0] : box.hi[0]]
@@ -307,8 +303,7 @@ class Subvolumes(SourceView):
                 f"cannot cut {source.where(0)} of {' x '.join(map(str, extents))} voxels into "
                 f"sub-volumes of {width}: every extent has to be a multiple of it"
             )
-        self.source = source
-        self.take_after(source)
+        super().__init__(source)
         self.shape = (channels, width, width, width)
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
@@ -375,16 +370,12 @@ class Padded(SourceView):
     def __init__(self, source: Source, multiple: int, fill: float = 0) -> None:
         if multiple < 1:
             raise DataError(f"{multiple=}: needs to be >= 1")
-        self.source = source
+        super().__init__(source)
         self.multiple = multiple
-        self.take_after(source)
         self.fill = fill_as(fill, source.dtype)
         shapes = [rounded_up(shape, multiple) for shape in source.shapes or (source.shape,)]
         self.shape = max(shapes, key=math.prod)
         self.shapes = tuple(shapes) if len(set(shapes)) > 1 else ()
-        self.names = source.names
-        self.summed_whole = source.summed_whole
-        self.splits = source.splits
 
     def read(self, sample: int, box: Box) -> Array:
         inner = Box.whole(self.source.shape_of(sample))

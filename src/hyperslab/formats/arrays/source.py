@@ -297,12 +297,11 @@ class Fields(SourceView):
     def __init__(self, sources: Sequence[Source], titles: Sequence[str]) -> None:
         self.sources = tuple(sources)
         self.titles = tuple(titles)
-        self.source = first = self.sources[0]
+        first = self.sources[0]
         for source, title in zip(self.sources[1:], self.titles[1:], strict=True):
             _check_fields_alike(first, source, self.titles[0], title)
         self.counts = tuple(source.shape[0] for source in self.sources)
-        self.take_after(first)
-        self.names = first.names
+        super().__init__(first)
         self.shape = (sum(self.counts), *first.shape[1:])
         self.dtype = np.result_type(*(source.dtype for source in self.sources))
         self.channel_names = self.titles if set(self.counts) == {1} else ()
