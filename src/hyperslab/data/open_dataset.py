@@ -25,7 +25,7 @@ from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
-from hyperslab.data.augment import Augmenter
+from hyperslab.data.augment import Symmetry
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
 from hyperslab.data.store import (
@@ -351,10 +351,13 @@ def build_assembler(
     if grid.size > 1 and (travels or skip):
         # Turned boxes come from other positions, and what is skipped all ranks agree on.
         transport = HostP2P(grid, same_position=not (augment or skip or whole))
-    augmenter = Augmenter(schedule.seed, turns=not source.classes)
+
+    def draw(shape: tuple[int, ...], *key: int) -> Symmetry:
+        return Symmetry.draw(shape, schedule.seed, *key, turns=not source.classes)
+
     assembler = BatchAssembler(
         schedule,
-        BatchPlanner(boxes, kept.owner, augmenter if augment else None, whole=whole),
+        BatchPlanner(boxes, kept.owner, draw if augment else None, whole=whole),
         Reader(source, transform),
         kind=target_kind(source),
         store=store,

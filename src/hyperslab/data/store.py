@@ -28,7 +28,7 @@ import numpy as np
 from hyperslab.comm import AXES, Grid, per_grid
 from hyperslab.comm.agreement import collective_try, least_of_ranks
 from hyperslab.comm.grid import hosts_of_ranks
-from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
+from hyperslab.data.augment import IDENTITY, DrawSymmetry, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
@@ -215,11 +215,6 @@ class Ownership:
         """The replica that keeps a sample, of those that are kept."""
         return {sample: replica for replica, part in enumerate(self.kept) for sample in part}
 
-    @property
-    def most(self) -> int:
-        """The most samples that a replica keeps."""
-        return max(map(len, self.kept))
-
 
 def whole_samples(ownership: Ownership, boxes: BoxMap) -> dict[int, int]:
     """Maps each sample to the one rank that reads and keeps it whole: by turns those of a replica.
@@ -322,13 +317,13 @@ class BatchPlanner:
         self,
         boxes: SampleBoxes,
         owner: Mapping[int, int],
-        augmenter: Augmenter | None,
+        draw: DrawSymmetry | None,
         *,
         whole: bool = False,
     ) -> None:
         self.boxes = boxes
         self.owner = owner
-        self.augmenter = augmenter
+        self.draw = draw
         self.whole = whole
         self._replica = boxes.grid.coords["data"]
         self._me = boxes.grid.rank if whole else self._replica
@@ -353,9 +348,7 @@ class BatchPlanner:
             if not keeps and self._replica not in replicas:
                 continue
             shape = self.boxes.maps[sample].shape
-            augmentation = IDENTITY
-            if self.augmenter is not None:
-                augmentation = self.augmenter.of(turn, sample, shape)
+            augmentation = IDENTITY if self.draw is None else self.draw(shape, turn, sample)
             transfer = self._transfer(shape, owner, replicas, augmentation)
             plans.append(SlotPlan(slot, sample, augmentation, keeps, owner is None, transfer))
         return plans
