@@ -77,7 +77,7 @@ def stamped(source: Source, whose: str) -> Path:
         keys = [path / key for key in ("full", "volume") if (path / key).exists()]
         return (keys[0] if whose == "values" else path / "segmentation") / "zarr.json"
     if isinstance(source, NiftiFolder) and whose == "labels":
-        return source.scans.pairs[SAMPLE].labels
+        return source.listed.pairs[SAMPLE].labels
     return path
 
 

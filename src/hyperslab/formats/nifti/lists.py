@@ -34,7 +34,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hyperslab.errors import DataError, printable, system_errors_as
-from hyperslab.formats.files import ANY, FileAccess, naming
+from hyperslab.formats.files import ANY, FileAccess, naming, walk_folder
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
@@ -76,9 +76,8 @@ def find_pairs(folder: Path) -> list[Pair]:
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the one that holds the NIfTI files")
     found: dict[PairKey, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.rglob("*.nii*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        role = None if hidden or path.is_dir() else _role(path)
+    for path in map(folder.joinpath, walk_folder(folder)):
+        role = None if path.is_dir() else _role(path)
         if role is not None:
             key, kind = role
             found[key][kind].append(path)
