@@ -30,9 +30,9 @@ from hyperslab.data.dataset import Dataset, PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
 from hyperslab.data.store import (
     BatchPlanner,
-    Ownership,
     SampleBoxes,
     Store,
+    deal_samples,
     disk_budget,
     memory_budget,
     stores_in_use,
@@ -447,21 +447,16 @@ def _kept(
     count = len(schedule.samples)
     if policy.mode == "sample":
         # What does not fit has a rank, too, which reads it each time.
-        every = Ownership.deal(schedule, grid.data, -(-count // grid.data))
-        owner = whole_samples(every, boxes.maps[0])
-        keepers: dict[int, list[int]] = {rank: [] for rank in range(grid.size)}
-        for sample, rank in owner.items():
-            keepers[rank].append(sample)
-        parts = [part[:capacity] for part in keepers.values()]
-        mine: Sequence[int] = parts[grid.rank]
+        every = deal_samples(schedule, grid.data, -(-count // grid.data))
+        keepers, me = whole_samples(every, boxes.maps[0]), grid.rank
     else:
-        ownership = Ownership.deal(schedule, grid.data, capacity)
-        owner, parts = ownership.replica, list(map(list, ownership.kept))
-        mine = parts[grid.coords["data"]]
+        keepers, me = deal_samples(schedule, grid.data, capacity), grid.coords["data"]
+    owner = {sample: keeper for keeper, part in enumerate(keepers) for sample in part}
+    parts = [part[:capacity] for part in keepers]
     lengths = list(map(len, parts))
     words = _words(lengths, count, in_memory, size, budget)
     log_once(grid, words, logging.INFO if sum(lengths) == count else logging.WARNING)
-    return Kept(owner, mine, in_memory, max(lengths))
+    return Kept(owner, parts[me], in_memory, max(lengths))
 
 
 def _words(lengths: Sequence[int], count: int, in_memory: int, size: int, budget: int) -> str:

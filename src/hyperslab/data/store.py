@@ -1,8 +1,8 @@
 """Keeps boxes of samples on ranks, and plans which are sent to whom for a mini-batch.
 
 `Store` holds boxes in memory and, beyond its budget, in a file of the node; `memory_budget` says
-how much that may be: by default each rank's part of half of the free memory. `Ownership` says
-which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
+how much that may be: by default each rank's part of half of the free memory. `deal_samples`
+says which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
 says what this rank keeps, sends and receives for each slot of a mini-batch. Without augmentation
 a box only ever travels between ranks of the same position of two replicas. With it, a rank wants
 the stored box that becomes its own one, from all ranks that keep parts of that. Where samples are
@@ -179,54 +179,40 @@ def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
     return [(i,) for i, (lo, hi) in enumerate(cut.intervals) for _ in range(lo, hi)]
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """The samples that each replica keeps, in the order in which it gets them.
+def deal_samples(schedule: Schedule, replicas: int, capacity: int) -> list[list[int]]:
+    """Lists the samples that each replica keeps, at most ``capacity``, in the order it gets them.
 
-    A sample that none keeps is read again each time by the replica that computes it.
+    A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
+    all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
+    shown again is kept already. A sample that none keeps is read again each time by the replica
+    that computes it.
     """
-
-    kept: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Ownership:
-        """Deal out the samples, at most ``capacity`` to each replica.
-
-        A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
-        all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
-        shown again is kept already.
-        """
-        kept: list[list[int]] = [[] for _ in range(replicas)]
-        dealt: set[int] = set()
-        for batch in schedule.batches(0):
-            for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
-                if sample in dealt:
-                    continue
-                dealt.add(sample)
-                wanted = min(first, key=lambda replica: len(kept[replica]))
-                if len(kept[wanted]) >= capacity:
-                    wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
-                if len(kept[wanted]) < capacity:
-                    kept[wanted].append(sample)
-        return cls(tuple(map(tuple, kept)))
-
-    @property
-    def replica(self) -> dict[int, int]:
-        """The replica that keeps a sample, of those that are kept."""
-        return {sample: replica for replica, part in enumerate(self.kept) for sample in part}
+    kept: list[list[int]] = [[] for _ in range(replicas)]
+    dealt: set[int] = set()
+    for batch in schedule.batches(0):
+        for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
+            if sample in dealt:
+                continue
+            dealt.add(sample)
+            wanted = min(first, key=lambda replica: len(kept[replica]))
+            if len(kept[wanted]) >= capacity:
+                wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
+            if len(kept[wanted]) < capacity:
+                kept[wanted].append(sample)
+    return kept
 
 
-def whole_samples(ownership: Ownership, boxes: BoxMap) -> dict[int, int]:
-    """Maps each sample to the one rank that reads and keeps it whole: by turns those of a replica.
+def whole_samples(kept: Sequence[Sequence[int]], boxes: BoxMap) -> list[list[int]]:
+    """Deals the samples of each replica to its ranks by turns, of which each keeps them whole.
 
     So a mini-batch is read by as many ranks as it has samples, whatever the cut of a sample
     (Oyama et al. 2020, figure 5).
     """
-    return {
-        sample: rank
-        for replica, part in enumerate(ownership.kept)
-        for sample, rank in zip(part, itertools.cycle(boxes.ranks(replica)))
-    }
+    found: list[list[int]] = [[] for _ in range(boxes.grid.size)]
+    for replica, part in enumerate(kept):
+        for sample, rank in zip(part, itertools.cycle(boxes.ranks(replica))):
+            found[rank].append(sample)
+    return found
 
 
 PLANS_KEPT = 4096
