@@ -85,15 +85,12 @@ class BackgroundWriter:
             yield
         except BaseException as error:
             lost = isinstance(error, (CommError, RuntimeError, KeyboardInterrupt))
-            self._end_quietly(PATIENCE_IF_LOST if lost else None, error)
+            try:
+                self.wait(PATIENCE_IF_LOST if lost else None)
+            except Exception as other:
+                error.add_note(f"also: {other}")
             raise
         self.wait()
-
-    def _end_quietly(self, seconds: float | None, cause: BaseException) -> None:
-        try:
-            self.wait(seconds)
-        except Exception as error:
-            cause.add_note(f"also: {error}")
 
     def _await_copies(self, *_: Any) -> None:
         self.memory.copied.wait()

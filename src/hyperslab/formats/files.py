@@ -13,6 +13,7 @@ import csv
 import gzip
 import math
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -349,9 +350,13 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """Takes the file's stamp now."""
+        """Takes the file's stamp now; of a folder the size of all of it, and the last change."""
         found = os.stat(path)
-        return cls(found.st_size, found.st_mtime_ns)
+        if not stat.S_ISDIR(found.st_mode):
+            return cls(found.st_size, found.st_mtime_ns)
+        inside = [file.stat() for file in path.rglob("*") if file.is_file()]
+        modified = max((state.st_mtime_ns for state in inside), default=0)
+        return cls(sum(state.st_size for state in inside), modified)
 
     def __str__(self) -> str:
         second, rest = divmod(self.modified, 10**9)
@@ -359,24 +364,14 @@ class Stamp:
         return f"{self.size} bytes of {when}.{rest:09d} UTC"
 
 
-RecordedStamps = dict[str, list[int]]
-"""Stamps for JSON: the `size_and_time` of each file, by its name relative to a folder."""
-
-
-def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
-    """Records the stamps of files, relative to ``root``."""
+def recorded_stamps(files: Sequence[Path], root: Path) -> dict[str, list[int]]:
+    """Records the stamps of files for JSON, by their names relative to ``root``."""
     found = {}
     for path in files:
         with naming(path, "a file"):
-            found[Path(os.path.relpath(path, root)).as_posix()] = size_and_time(path)
+            stamp = Stamp.of(path)
+        found[Path(os.path.relpath(path, root)).as_posix()] = [stamp.size, stamp.modified]
     return found
-
-
-def size_and_time(path: Path) -> list[int]:
-    """Returns the size [B] of a file and its last change [ns]; of a folder all, and the last."""
-    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    states = [file.stat() for file in files]
-    return [sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)]
 
 
 def file_checksum(path: Path, lo: int = 0, hi: int | None = None) -> str:

@@ -165,7 +165,9 @@ class KeyedFile:
         ``labels`` may well be all zeros.
         """
         if self.zarr:
-            zarr.check_array(self.path, key, volume, self.reach)
+            zarr.check_beside(self.path, key, volume, self.reach)
+            whole = Box.whole(volume.shape).slices()
+            zarr.check_chunks(self.path, key, volume, self.reach, whole)
         else:
             check = hdf5.check_storage if labels else hdf5.check_volume
             check(self.path, key, volume, self.reach)

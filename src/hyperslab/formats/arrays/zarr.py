@@ -35,12 +35,6 @@ def check_beside(path: Path, key: str, array: Any, reach: FileAccess) -> None:
     _check_links(path / key, path, key, reach)
 
 
-def check_array(path: Path, key: str, array: Any, reach: FileAccess) -> None:
-    """Refuses an array as `check_beside`, or if one of its chunks is missing."""
-    check_beside(path, key, array, reach)
-    check_chunks(path, key, array, reach, [slice(0, extent) for extent in array.shape])
-
-
 def check_chunks(
     path: Path, key: str, array: Any, reach: FileAccess, selection: Sequence[slice]
 ) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import google_crc32c
 
 from hyperslab.errors import DataError, system_errors_as
-from hyperslab.formats.files import file_checksum, size_and_time
+from hyperslab.formats.files import Stamp, file_checksum
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, try_lock
 
@@ -101,7 +101,7 @@ def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: b
         path = folder / file
         if not os.path.exists(path):  # False of names that no system takes
             return False
-        size = size_and_time(path)[0]
+        size = Stamp.of(path).size
         if size < end or (size != end and not shared):
             raise DataError(
                 f"{path}: has {size} bytes but had {end} when {name!r} was written: delete it and "

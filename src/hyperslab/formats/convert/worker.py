@@ -18,7 +18,7 @@ from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
-from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
+from hyperslab.formats.files import Stamp, file_checksum, recorded_stamps
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.registry import Format, sources_of
 from hyperslab.formats.source import Array, ScanOptions, Source
@@ -161,7 +161,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
     files = job.request.writer.files(name, job.request.compression)
     entry: Entry = {
         "name": name,
-        "files": {file: size_and_time(job.scratch / file)[0] for file in files},
+        "files": {file: Stamp.of(job.scratch / file).size for file in files},
         "sums": {file: file_checksum(job.scratch / file) for file in files},
         "source": job.name,
         "crc32c": str(sample.tally),
