@@ -67,13 +67,12 @@ class Plan:
                 f"{root}: {count} samples would be {name!r} as {request.format}, which has no "
                 "sub-folders for them: convert one folder at a time"
             )
-        self.cut = request.cut or (1, 1, 1)
         self.chunk = None
         self.word = ""
         if request.writer.chunked:
             channels, *extents = self.samples.shape
             voxel = channels * self.samples.dtype.itemsize
-            self.chunk, self.word = chunk_sides(extents, self.cut, voxel)
+            self.chunk, self.word = chunk_sides(extents, request.cut or (1, 1, 1), voxel)
 
     def asked(self) -> Entry:
         """Collects what identifies the folder in another run, as JSON has it."""
@@ -155,7 +154,6 @@ class Plan:
             source=source.alone(volume),
             request=request,
             format=registry.named(request.format),
-            cut=self.cut,
             chunk=self.chunk,
             scratch=out / SCRATCH / str(volume),
             todo=todo,

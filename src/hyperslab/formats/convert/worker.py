@@ -6,26 +6,22 @@ A `Request` says what is asked of a conversion, an `Outcome` what became of a vo
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from hyperslab.comm import Grid
-from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
 from hyperslab.formats.files import Stamp, file_checksum, recorded_stamps
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.registry import Format, sources_of
-from hyperslab.formats.source import Array, ScanOptions, Source
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
-from hyperslab.geometry import Box, Cut, Partition, transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,6 @@ class Job:
     source: Source
     request: Request
     format: Format
-    cut: ChunkSides
     chunk: ChunkSides | None
     scratch: Path
     todo: Todo
@@ -153,7 +148,7 @@ def _written(source: Source, job: Job) -> list[Entry]:
             (job.scratch / file).parent.mkdir(parents=True, exist_ok=True)
         writer.write(job.scratch, name, sample)
         samples[name] = sample
-    verify_written(job.scratch, writer, samples, job.cut)
+    verify_written(job.scratch, writer, samples)
     return [_entry(job, name, sample) for name, sample in samples.items()]
 
 
@@ -190,66 +185,33 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
     return entry
 
 
-def verify_written(
-    folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], cut: tuple[int, ...]
-) -> None:
-    """Opens the folder, and refuses it if what is read of it is not what was to be written.
-
-    Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
-    """
+def verify_written(folder: Path, writer: Writer, written: Mapping[str, SampleToWrite]) -> None:
+    """Opens the folder, and refuses it if what is read of it is not what was to be written."""
     expected = next(iter(written.values())).source
     options = ScanOptions(writer.told(expected), writer.read_as, own=True)
     found = sources_of([folder], Grid(), options)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):
-            _compare_written(found, sample, writer, written[name], cut)
+            _compare_written(found, sample, writer, written[name])
     finally:
         found.close()
 
 
-def _compare_written(
-    found: Source, sample: int, writer: Writer, wanted: SampleToWrite, cut: tuple[int, ...]
-) -> None:
+def _compare_written(found: Source, sample: int, writer: Writer, wanted: SampleToWrite) -> None:
     where = found.where(sample)
     source = wanted.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
-    columns = _columns(source.shape, cut)
-
-    def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
-        """Returns the slab, put together of the boxes of the ranks that would share it."""
-        whole = np.empty(slab.shape, dtype)
-        first = len(source.shape) - slab.ndim  # labels have no channels
-        owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]
-        for part in transfers(slab, enumerate(owned)):
-            whole[part.box.slices(slab)] = read(sample, part.box)
-        return whole
-
-    tallies = checksums(
-        found,
-        sample,
-        wanted.step,
-        lambda slab: boxes(slab, found.read, found.dtype),
-        lambda slab: boxes(slab, found.labels, np.dtype(np.uint8)),
-    )
-    _same(where, "checksum", tallies["crc32c"], str(wanted.tally))
+    sums = checksums(found, sample, wanted.step)
+    _same(where, "checksum", sums["crc32c"], str(wanted.tally))
     if source.classes:
-        _same(where, "checksum of the labels", tallies["labels_crc32c"], str(wanted.label_tally))
+        _same(where, "checksum of the labels", sums["labels_crc32c"], str(wanted.label_tally))
         return
     if writer.named:
         _same(where, "parameters", found.parameters.names, source.parameters.names)
     exact = writer.stored_target(wanted.target).tolist()
     _same(where, "targets", found.target(sample).tolist(), exact)
-
-
-def _columns(shape: tuple[int, ...], cut: tuple[int, ...]) -> list[Box]:
-    """Lists the boxes that each row and column of ranks would hold of (C, D, H, W), all D of it."""
-    height, width = (
-        Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
-    )
-    partition = Partition(shape, (None, None, height, width))
-    return [partition.box(coords) for coords in partition.peers({})]
 
 
 def _same(where: Path | str, what: str, found: object, wanted: object) -> None:
