@@ -31,7 +31,7 @@ from hyperslab.comm.agreement import collective_try
 from hyperslab.comm.bootstrap import launched_as
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import header_cache, optional
-from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
+from hyperslab.formats.arrays import hdf5, hdf5_chunks
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
     OWN_DATA,
@@ -165,9 +165,8 @@ class KeyedFile:
         ``labels`` may well be all zeros.
         """
         if self.zarr:
-            zarr.check_beside(self.path, key, volume, self.reach)
-            whole = Box.whole(volume.shape).slices()
-            zarr.check_chunks(self.path, key, volume, self.reach, whole)
+            volume.check(self.reach)
+            volume.check_chunks(Box.whole(volume.shape), self.reach)
         else:
             check = hdf5.check_storage if labels else hdf5.check_volume
             check(self.path, key, volume, self.reach)
@@ -181,9 +180,11 @@ class KeyedFile:
         if found is not None:
             if found.size * max(1, found.dtype.itemsize) > MOST_BESIDE:
                 raise DataError(f"{self.path}: {key!r} has {found.size} values; needs a few")
-            check = zarr.check_beside if self.zarr else hdf5.check_storage
-            check(self.path, key, found, self.reach)
-            if found.dtype.hasobject and not self.zarr:  # the words of Zarr's chunks are bounded
+            if self.zarr:  # the words of its chunks are bounded
+                found.check(self.reach)
+                return found
+            hdf5.check_storage(self.path, key, found, self.reach)
+            if found.dtype.hasobject:
                 _ = found[()]  # as `hdf5.check_attributes`
         return found
 
@@ -545,8 +546,7 @@ class ArrayReader:
             if kind != "Zarr":
                 return _read_npy(path, array, box)
             stored = array.of(path, _zarr_group(path))
-            zarr.check_chunks(path, array.key, stored, catalog.reach, box.slices())
-            return np.asarray(stored[box.slices()], stored.dtype.newbyteorder("="))
+            return np.asarray(stored.read(box, catalog.reach))
 
     def _read_hdf5(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         path = catalog.path(sample)
