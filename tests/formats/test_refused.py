@@ -29,6 +29,7 @@ from tests.formats.writers import (
     AXES,
     CUBE,
     SCAN,
+    mlperf,
     nifti,
     niftis,
     npy,
@@ -227,6 +228,20 @@ def test_the_files_at_the_top_decide(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert source_of(tmp_path, Seat()).names[0] == "v0"
     assert "read as npy; files of nifti are left out" in caplog.text
     assert source_of(tmp_path, Seat(), format="nifti").names[0] == "volume-0"
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".tfrecord"])
+def test_two_samples_of_one_name(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".hdf5":
+        public(tmp_path / "a.hdf5", counts(0, (7, 7, 7, 4)))
+        shutil.copy(tmp_path / "a.hdf5", tmp_path / "a.h5")
+    else:
+        mlperf(tmp_path / "a.tfrecord", 0)
+        mlperf(tmp_path / "a.tfrecord.gz", 0, packed=True)
+    with pytest.raises(
+        hs.DataError, match=rf"the name 'a': .*a\.{suffix[1]}.* and .*a\.{suffix[1]}"
+    ):
+        source_of(tmp_path, Seat())
 
 
 def test_nothing_that_is_known(tmp_path: Path) -> None:

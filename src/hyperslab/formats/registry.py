@@ -300,15 +300,29 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 
 
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
-    """Opens the folder as this process sees it, with a word on files that are left out."""
+    """Opens the folder as this process sees it, with a word on files that are left out.
+
+    A sample is known by its name, so two of one name are refused.
+    """
+    others = ""
     if options.mapping is not None:
         from hyperslab.formats.arrays.source import MappedFolder
 
-        return MappedFolder.open_folder(folder, options), ""
-    if options.format is not None:
-        return named(options.format).source.open_folder(folder, options), ""
-    found, others = find_format(folder)
-    return found.source.open_folder(folder, options), others
+        kind: type[Source] = MappedFolder
+    elif options.format is not None:
+        kind = named(options.format).source
+    else:
+        found, others = find_format(folder)
+        kind = found.source
+    source = kind.open_folder(folder, options)
+    for name, count in Counter(source.names).most_common(1):
+        if count > 1:
+            places = [source.where(i) for i, other in enumerate(source.names) if other == name]
+            raise DataError(
+                f"{folder}: two samples have the name {name!r}: {places[0]} and {places[1]}\n"
+                "    rename one of the files, or keep one of them"
+            )
+    return source, others
 
 
 def find_format(folder: Path) -> tuple[Format, str]:

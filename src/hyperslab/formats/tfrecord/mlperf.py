@@ -139,8 +139,6 @@ def _is_sc18(folder: Path) -> bool:
 
 def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Catalog:
     files = list_files(folder, TfRecordFolder.suffixes)
-    if len({_stem(file) for file in files}) < len(files):
-        raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
     about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
 
     def look(name: str) -> None:

@@ -10,7 +10,6 @@ the pieces are read; of every record the framing is checked, and its sum where a
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,12 +139,6 @@ def _scan(folder: Path, refuse: Refuse | None) -> Catalog:
         for stem, count in stems
         for number in range(count)
     )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{folder}: two records would have the name {twice[0]!r}, by their files and places in "
-            "them; a sample is known by its name: rename one of the files"
-        )
     return Catalog(
         folder=folder,
         files=tuple(file for (file, held), _ in good for _ in held),
