@@ -239,7 +239,7 @@ def test_two_samples_of_one_name(tmp_path: Path, suffix: str) -> None:
         mlperf(tmp_path / "a.tfrecord", 0)
         mlperf(tmp_path / "a.tfrecord.gz", 0, packed=True)
     with pytest.raises(
-        hs.DataError, match=rf"the name 'a': .*a\.{suffix[1]}.* and .*a\.{suffix[1]}"
+        hs.DataError, match="the name 'a': .* and "
     ):
         source_of(tmp_path, Seat())
 
