@@ -1,17 +1,13 @@
 """Knows published layouts: the keys of HDF5 and Zarr files, and the names of CAMELS and Quijote.
 
-Three layouts are known by their keys: the public CosmoFlow files (``full``, ``unitPar``, and
-``physPar``, ``namePar``, ``redshifts``, of which the last three may be absent), the benchmark's
-(``x``, ``y``), and scans with a class for every voxel (``volume``, ``segmentation``, see
-`formats.targets`). In the first two the volume is (D, H, W, C) or (C, D, H, W).
+Three layouts are known by their keys (docs/formats.md): the public CosmoFlow files, the benchmark's
+(``x``, ``y``), and scans with a class for every voxel, see `formats.targets`. In the first two the
+volume is (D, H, W, C) or (C, D, H, W): the attribute ``channels``, "first" or "last", which
+`hyperslab convert` writes, says which; else the shape tells, or the user does.
 
 LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
-``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
-they are known. The three numbers count along the dims of the
-file: ix along W, iz along D.
-
-The attribute ``channels``, "first" or "last", which `hyperslab convert` writes, says where the
-channels of the first two are; else the shape tells, or the user does.
+``full`` as (C, W, H, D). By that key, order and name they are known. The three numbers count along
+the dims of the file: ix along W, iz along D.
 
 Two data sets are known by the names of their files. CAMELS: the Multifield Dataset's 3D grids,
 https://camels-multifield-dataset.readthedocs.io (Villaescusa-Navarro et al. 2021,

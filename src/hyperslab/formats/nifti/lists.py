@@ -1,25 +1,10 @@
 """Lists the scans of a data set: by the names of files, by a dataset.json, or by a CSV file.
 
-By their names: LiTS has ``volume-N.nii`` and ``segmentation-N.nii``, in one folder or in
-several; a ``test-volume-N.nii`` has no labels. The Medical Segmentation Decathlon has
-``imagesTr/liver_N.nii.gz`` and the same name in ``labelsTr``; ``imagesTs`` has no labels. Either
-may end in .nii or .nii.gz.
-
-A CSV file has the columns image, label and, if wanted, split::
-
-    # classes: background, liver, tumour
-    image,label,split
-    a/ct.nii.gz,a/mask.nii.gz,train
-    b/ct.nii.gz,b/mask.nii.gz,test
-
-With columns ``image_T1, image_T2, ...`` in place of ``image`` each is a channel. Splits are
-train, validation and test.
-
-A `dataset.json` is the Decathlon's, with ``training`` (``image`` and ``label`` of each scan),
-``labels`` by number and ``modality``; MONAI's lists of this kind may have ``validation`` and
-``testing`` too, and several files for an image. nnU-Net's second version has ``channel_names``,
-``labels`` by name and ``file_ending``; its scans are ``imagesTr/{case}_{channel:04}`` and
-``labelsTr/{case}``, or are listed in ``dataset``. Paths are relative to the list.
+docs/formats.md (Scans) has the forms. By their names: LiTS's ``volume-N.nii`` and
+``segmentation-N.nii``, in one folder or in several, or the Medical Segmentation Decathlon's
+``imagesTr/liver_N.nii.gz`` and the same name in ``labelsTr``; ``test-volume-N`` and ``imagesTs``
+have no labels. A `dataset.json` is the Decathlon's, or MONAI's of this kind, or of nnU-Net's
+second version. Paths are relative to the list.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Reads and writes folders of NIfTI files: scans with labels, as published (the extra `medical`).
 
-A volume is (C, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
-left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted
-and flipped to the closest of these, and so is the box that is read. Channels are along a file's
-fourth dim, or each has a file. Which files belong together a list says, dataset.json or a CSV
-file, and without one the names, as LiTS and the Medical Segmentation Decathlon have them (see
-`lists`). A ``.nii.gz`` has no random access: each box unpacks all that lies before its end.
+Axes are those of `image`, and the box that is read is turned as they are. Channels are along a
+file's fourth dim, or each has a file. `lists` finds the files that belong together. A ``.nii.gz``
+has no random access: each box unpacks all that lies before its end.
 
 Files are written with the names of LiTS or the Decathlon, along the patient's axes.
 """
