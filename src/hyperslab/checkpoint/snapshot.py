@@ -143,15 +143,12 @@ STATE_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``files`` are this rank's, by their names; ``state`` and ``index`` are the main rank's.
+    """Holds what one rank writes."""
 
-    ``digest`` is of the names and sizes of all tensors: equal where the ranks have one state.
-    """
-
-    files: dict[str, Tensors]
-    state: bytes
+    files: dict[str, Tensors]  # by their names
+    state: bytes  # of the main rank, as is the index
     index: bytes
-    digest: str
+    digest: str  # of the names and sizes of all tensors: equal where the ranks have one state
 
 
 def snapshot_of(

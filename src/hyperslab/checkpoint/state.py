@@ -202,12 +202,9 @@ NAMES_SHOWN = 3
 
 @dataclass
 class State:
-    """Holds the state as JSON with tensors beside; ``optimizer`` is None where there is none.
+    """Holds the state as JSON with tensors beside."""
 
-    ``model`` holds what a state dict has besides tensors, mostly nothing; tensors within that are
-    among the ``weights``, too.
-    """
-
+    # What a state dict has besides tensors, mostly nothing; tensors in that are weights, too.
     model: dict[str, Any] = field(default_factory=dict)
     weights: Tensors = field(default_factory=dict)
     optimizer: dict[str, Any] | None = None

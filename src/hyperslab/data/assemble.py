@@ -211,20 +211,15 @@ class SampleAssembly:
 
 @dataclass(frozen=True, slots=True)
 class LocalBatch:
-    """Holds this rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
+    """Holds this rank's box of a mini-batch in its storage type, and its targets."""
 
-    These are numbers (b, P) float64 or the classes of the voxels (b, d, h, w) as uint8. ``kept``:
-    both are the store's own, which must not be changed. ``arrived``: on a CUDA device, when both
-    are there.
-    """
-
-    values: torch.Tensor
-    targets: torch.Tensor
+    values: torch.Tensor  # (b, C, d, h, w)
+    targets: torch.Tensor  # numbers (b, P) float64, or classes of the voxels (b, d, h, w) uint8
     partition: Partition  # of the values
     target_partition: Partition
     samples: tuple[int, ...]  # of the whole mini-batch
-    kept: bool
-    arrived: torch.cuda.Event | None = None
+    kept: bool  # both are the store's own, which must not be changed
+    arrived: torch.cuda.Event | None = None  # when both are on a CUDA device
 
 
 log = logging.getLogger("hyperslab")
@@ -272,8 +267,7 @@ class BatchAssembler:
     """Local batches of one rank; all its calls come from one thread, in one order on all ranks.
 
     What has an owner is read once and sent to where it is wanted. Everything else is read each
-    time. With ``skipped``, what any rank cannot read is left out by all of them. ``store_room``:
-    the most that the store of any rank will hold in memory [B], ``staging_room`` on disk.
+    time.
     """
 
     schedule: Schedule
@@ -281,10 +275,10 @@ class BatchAssembler:
     reader: Reader
     kind: TargetKind
     store: Store
-    store_room: int
-    staging_room: int
+    store_room: int  # the most that the store of any rank will hold in memory [B]
+    staging_room: int  # and on disk [B]
     transport: HostP2P | None
-    skipped: Skipped | None
+    skipped: Skipped | None  # what any rank cannot read is left out by all
     _failed: Exception | None = None
     _batches: tuple[int, list[list[int]]] = (-1, [])
 

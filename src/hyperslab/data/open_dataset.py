@@ -419,16 +419,12 @@ def sample_bytes(source: Source, grid: Grid, *, whole: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Says what is kept where: the ``owner`` of a sample, as `BatchPlanner` takes it.
+    """Says what is kept where."""
 
-    ``mine``: those for which this rank's store has room, the first ``in_memory`` of them there, the
-    others on disk. ``most``: the most samples that a rank keeps.
-    """
-
-    owner: Mapping[int, int]
-    mine: Sequence[int]
-    in_memory: int
-    most: int
+    owner: Mapping[int, int]  # of a sample, as `BatchPlanner` takes it
+    mine: Sequence[int]  # those for which this rank's store has room
+    in_memory: int  # the first ones of these; the others are on disk
+    most: int  # samples that any rank keeps
 
 
 def _kept(

@@ -276,20 +276,14 @@ class SampleBoxes:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Plans what this rank does for one slot of a mini-batch.
-
-    The boxes of the ``transfer`` are those of the stored sample; its wanted one is `None` where
-    another replica computes the sample. ``keeps``: this rank keeps its own box, or the whole
-    sample, which it reads once. ``reads``: nobody keeps the sample, so that the wanted box is read
-    now.
-    """
+    """Plans what this rank does for one slot of a mini-batch."""
 
     slot: int
     sample: int
     augmentation: Symmetry
-    keeps: bool
-    reads: bool
-    transfer: TransferPlan
+    keeps: bool  # this rank keeps its own box, or the whole sample, which it reads once
+    reads: bool  # nobody keeps the sample, so that the wanted box is read now
+    transfer: TransferPlan  # of boxes as stored; wanted is None where another replica computes it
 
 
 class BatchPlanner:

@@ -217,25 +217,18 @@ FILE_BUFFER = 4096
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Describes how the volume of a sample lies in its file.
+    """Describes how the volume of a sample lies in its file."""
 
-    ``shape``: the shape of the stored array, whose dims have an ``order``. ``chunk``: None if it is
-    in one piece. ``size``: the stored bytes of all of it. ``buffer``: the bytes that are read at
-    least where a piece begins. ``bridged``: hyperslab reads it itself, short gaps too, see
-    `strided_read`. ``packed``: it is one stream, which is read up to the end of a box, or
-    (``whole``) completely.
-    """
-
-    order: StorageOrder
-    shape: tuple[int, ...]
+    order: StorageOrder  # of the dims of the stored array
+    shape: tuple[int, ...]  # of that
     itemsize: int
-    size: int
-    chunk: tuple[int, ...] | None = None
+    size: int  # stored, of all of it [B]
+    chunk: tuple[int, ...] | None = None  # None if it is in one piece
     compression: str = ""
-    buffer: int = 1
-    bridged: bool = False
-    packed: bool = False
-    whole: bool = False
+    buffer: int = 1  # read at least where a piece begins [B]
+    bridged: bool = False  # hyperslab reads it itself, short gaps too, see `read_strided`
+    packed: bool = False  # it is one stream, which is read up to the end of a box
+    whole: bool = False  # or completely
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,14 +96,11 @@ def checksums(source: Source, sample: int, step: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A sample that was read whole; ``problem``: what is wrong with it, empty if nothing is.
-
-    ``recorded``: its values were also compared with the journal of the conversion that made it.
-    """
+    """A sample that was read whole."""
 
     name: str
-    problem: str = ""
-    recorded: bool = False
+    problem: str = ""  # what is wrong with it
+    recorded: bool = False  # compared with the journal of the conversion that made it
 
 
 def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:

@@ -195,23 +195,15 @@ VOXEL_SIDE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class UniverseSettings:
-    """Holds what all universes of a folder share.
+    """Holds what all universes of a folder share; what is out of range is refused."""
 
-    ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
-    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
-    mesh.
-
-    Raises:
-        DataError: if one is out of range, or a parameter's name unknown.
-    """
-
-    size: int
-    box_size: float
+    size: int  # voxels per side
+    box_size: float  # [Mpc/h] at H_0 = 70
     seed: int
-    parameters: tuple[str, ...]
-    particles: int
-    steps: int
-    ranges: str = "wide"
+    parameters: tuple[str, ...]  # the names of those that vary
+    particles: int  # per side
+    steps: int  # of the particle mesh
+    ranges: str = "wide"  # see `parameters_in`
 
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)

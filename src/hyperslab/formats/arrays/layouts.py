@@ -71,20 +71,15 @@ EXACT_LINE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """Holds all of a file but its voxels.
-
-    ``order``: of the volume's dims. ``names``: of the targets, of which ``unit`` are the values
-    that a network is shown and ``physical`` the others, where it has them. ``redshifts``: of the
-    channels, where it says them. ``ranges``: of the parameters, as `hyperslab simulate` notes them.
-    """
+    """Holds all of a file but its voxels."""
 
     volume: StoredArray
-    order: StorageOrder
-    names: tuple[str, ...] = ()
-    unit: tuple[float, ...] = ()
-    physical: tuple[float, ...] | None = None
-    redshifts: tuple[float, ...] = ()
-    ranges: str = ""
+    order: StorageOrder  # of the volume's dims
+    names: tuple[str, ...] = ()  # of the targets
+    unit: tuple[float, ...] = ()  # the targets that a network is shown
+    physical: tuple[float, ...] | None = None  # and in their own units, where it has them
+    redshifts: tuple[float, ...] = ()  # of the channels, where it says them
+    ranges: str = ""  # of the parameters, as `hyperslab simulate` notes them
     labels: StoredArray | None = None
     classes: tuple[str, ...] = ()
     affine: Any = None
@@ -384,18 +379,14 @@ NAMES_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Describes a published data set: the ``pattern`` of its volumes, its ``table`` and ``priors``.
-
-    ``parameters``: how many of the columns say something, where it is not all of them.
-    ``stacked``: an array holds many volumes.
-    """
+    """Describes a published data set: its volumes, the table of their targets, and priors."""
 
     name: str
     pattern: str
     table: Path | None
     priors: Ranges
-    parameters: int | None = None
-    stacked: bool = False
+    parameters: int | None = None  # columns that say something, where it is not all of them
+    stacked: bool = False  # an array holds many volumes
 
 
 def recognise_published(path: Path) -> Published | None:

@@ -75,16 +75,13 @@ def stamped_file(path: Path, key: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """Describes an array in a file: ``key``, shape, type; in .npy and .npz its first byte ``at``.
-
-    ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
-    """
+    """Describes an array in a file."""
 
     key: str
     shape: tuple[int, ...]
     dtype: str  # as numpy's str, with byte order
-    at: int = 0
-    fortran: bool = False
+    at: int = 0  # its first byte in .npy and .npz
+    fortran: bool = False  # neighbours along the first dim lie beside each other, not the last
 
     def of(self, path: Path, file: Any) -> Any:
         """Returns the array of the open file, if it has the shape and type that it had."""
@@ -392,30 +389,22 @@ def _words(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Lists N samples in arrays of files below ``folder``, all stored alike, with targets (N, P).
-
-    ``files``, ``volumes`` and ``labels`` are by sample. ``rows``: of the samples in their arrays,
-    where the first dim of these counts samples.
-    ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
-    ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
-    the channels, where all files say the same ones. ``table``: the file of the targets, where it
-    is one for all. ``allowed``: what the files may do.
-    """
+    """Lists N samples in arrays of files below a folder, all stored alike, with targets (N, P)."""
 
     folder: Path
-    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
-    volumes: tuple[StoredArray, ...]
+    files: tuple[str, ...]  # by sample; relative: sub-folders may have the same base names
+    volumes: tuple[StoredArray, ...]  # by sample
     names: tuple[str, ...]
-    stamps: Mapping[str, Stamp]
-    order: StorageOrder
+    stamps: Mapping[str, Stamp]  # of files, or of the metadata of Zarr's arrays, by relative names
+    order: StorageOrder  # of one sample's dims
     targets: Floats
     parameters: Parameters
-    rows: tuple[int, ...] = ()
-    labels: tuple[StoredArray, ...] = ()
+    rows: tuple[int, ...] = ()  # of the samples, where the first dim of their arrays counts these
+    labels: tuple[StoredArray, ...] = ()  # by sample, where voxels have classes
     classes: tuple[str, ...] = ()
-    redshifts: tuple[float, ...] = ()
-    table: Path | None = None
-    allowed: AccessPolicy = STRICT
+    redshifts: tuple[float, ...] = ()  # of the channels, where all files say the same ones
+    table: Path | None = None  # the file of the targets, where it is one for all
+    allowed: AccessPolicy = STRICT  # what the files may do
     remark: str = ""
 
     @property

@@ -34,18 +34,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Describes the conversion that is asked for; what does not exist is refused.
-
-    ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
-    ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
-    that go along; ``None`` takes all.
-    """
+    """Describes the conversion that is asked for; what does not exist is refused."""
 
     format: str
-    cut: tuple[int, ...] | None = None
-    width: int | None = None
+    cut: tuple[int, ...] | None = None  # by grids, along D, H and W; chunks are made for it
+    width: int | None = None  # of the sub-volumes that are made of each volume
     compression: str = "none"
-    redshifts: tuple[float, ...] | None = None
+    redshifts: tuple[float, ...] | None = None  # that go along, as do targets; None takes all
     targets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -77,9 +72,6 @@ class Job:
     """One volume of ``root``, a source of its own, and its samples.
 
     Pickle can send all of it to another process, where the format may not be registered.
-
-    ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
-    finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
     """
 
     name: str
@@ -89,9 +81,9 @@ class Job:
     request: Request
     format: Format
     chunk: ChunkSides | None
-    scratch: Path
-    todo: Todo
-    doubtful: Doubtful
+    scratch: Path  # a folder for this job alone
+    todo: Todo  # the number of each sample within the volume, and its name
+    doubtful: Doubtful  # finished ones, of a file that does not look as it did
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,15 +49,12 @@ OBLIQUE = 35.0
 
 @dataclass(frozen=True, slots=True)
 class NiftiFile:
-    """Holds what the header of a file says, with nibabel's ``image``, and reads boxes of voxels.
-
-    ``order``: of the file's dims. ``affine`` (4, 4): (d, h, w, 1) to [mm] in RAS+.
-    """
+    """Holds what the header of a file says, with nibabel's ``image``, and reads boxes of voxels."""
 
     path: Path
     image: Any
-    order: StorageOrder
-    affine: Floats
+    order: StorageOrder  # of the file's dims
+    affine: Floats  # (4, 4): (d, h, w, 1) to [mm] in RAS+
 
     @property
     def shape(self) -> tuple[int, ...]:

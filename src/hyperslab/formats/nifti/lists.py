@@ -37,18 +37,14 @@ LITS_ROLES = {"volume": "image", "segmentation": "labels", "test-volume": "test"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One volume with its labels, or the ``problem`` why there is none.
-
-    ``test``: it was published without labels. ``channels``: the files of the channels after the
-    first, where each has its own.
-    """
+    """One volume with its labels, or the ``problem`` why there is none."""
 
     name: str
     image: Path
     labels: Path
     problem: str = ""
-    test: bool = False
-    channels: tuple[Path, ...] = ()
+    test: bool = False  # it was published without labels
+    channels: tuple[Path, ...] = ()  # files of those after the first, where each has its own
 
     @property
     def images(self) -> tuple[Path, ...]:
@@ -124,15 +120,12 @@ CLASSES_COMMENT = "classes:"
 
 @dataclass(frozen=True, slots=True)
 class ScanList:
-    """Scans with their labels, and what is said of all of them.
-
-    ``classes``: the names of the labels 0, 1, 2, ... ``channels``: what the channels are, none
-    where nobody says so. ``splits``: by a pair's name, where the list deals them out.
-    """
+    """Scans with their labels, and what is said of all of them."""
 
     pairs: tuple[Pair, ...]
-    classes: tuple[str, ...] = LIVER
-    channels: tuple[str, ...] = ()
+    classes: tuple[str, ...] = LIVER  # the names of the labels 0, 1, 2, ...
+    channels: tuple[str, ...] = ()  # what they are, where somebody says so
+    # By a pair's name, where the list deals them out.
     splits: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
