@@ -132,7 +132,10 @@ Refuse = Callable[[DataError], None]
 def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
     """Lists the files with one of these suffixes in a folder and below, sorted, none hidden.
 
-    A ``.zarr`` counts as one, and nothing in it. No such file, or a name of none, is refused.
+    A ``.zarr`` counts as one, and nothing in it.
+
+    Raises:
+        DataError: the folder is missing or holds none, or a name is of no file.
     """
     check_folder(folder)
     files = [file for file in walk_folder(folder) if file.endswith(tuple(suffixes))]

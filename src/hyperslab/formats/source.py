@@ -190,17 +190,29 @@ class Source(ABC):
         return f"sample {self.names[sample]!r}"
 
     def storage(self, sample: int) -> Storage | None:
-        """Describes how the volume lies in its file, for `hyperslab inspect`; None if not known."""
+        """Describes how the volume lies in its file, for `hyperslab inspect`; None if not known.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
         return None
 
     def extras(self, sample: int) -> Extras:
-        """Reads all that a file has beside the voxels, for `hyperslab convert`."""
+        """Reads all that a file has beside the voxels, for `hyperslab convert`.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
         if self.classes:
             return Extras()
         return Extras(names=self.parameters.names, target=self.target(sample))
 
     def voxel_size(self, sample: int) -> tuple[float, ...] | None:
-        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell."""
+        """Returns a scan's size of voxels along D, H and W [mm]; None if its file does not tell.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
         affine = self.extras(sample).affine if self.classes else None
         if affine is None:
             return None

@@ -217,18 +217,25 @@ FILE_BUFFER = 4096
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Describes how the volume of a sample lies in its file."""
+    """Describes how the volume of a sample lies in its file.
 
-    order: StorageOrder  # of the dims of the stored array
-    shape: tuple[int, ...]  # of that
+    ``shape``: the shape of the stored array, whose dims have an ``order``. ``chunk``: None if it is
+    in one piece. ``size``: the stored bytes of all of it. ``buffer``: the bytes that are read at
+    least where a piece begins. ``bridged``: hyperslab reads it itself, short gaps too, see
+    `read_strided`. ``packed``: it is one stream, which is read up to the end of a box, or
+    (``whole``) completely.
+    """
+
+    order: StorageOrder
+    shape: tuple[int, ...]
     itemsize: int
-    size: int  # stored, of all of it [B]
-    chunk: tuple[int, ...] | None = None  # None if it is in one piece
+    size: int
+    chunk: tuple[int, ...] | None = None
     compression: str = ""
-    buffer: int = 1  # read at least where a piece begins [B]
-    bridged: bool = False  # hyperslab reads it itself, short gaps too, see `read_strided`
-    packed: bool = False  # it is one stream, which is read up to the end of a box
-    whole: bool = False  # or completely
+    buffer: int = 1
+    bridged: bool = False
+    packed: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

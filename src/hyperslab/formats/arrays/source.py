@@ -71,7 +71,11 @@ class ArrayFolder(Source):
         return type(self), (self.catalog,)
 
     def read(self, sample: int, box: Box) -> Array:
-        """Reads the box, in one selection of the array; raises as `ArrayReader.read`."""
+        """Reads the box, in one selection of the array.
+
+        Raises:
+            DataError: the file has gone, is damaged, or has changed since the folder was scanned.
+        """
         catalog = self.catalog
         stored = catalog.order.to_file(box)
         if catalog.rows:
