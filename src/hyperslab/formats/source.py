@@ -248,7 +248,7 @@ class Source(ABC):
 _SHOWN = (
     *("names", "shape", "shapes", "dtype", "parameters", "classes", "label_bytes", "order"),
     *("collective", "redshifts", "stored_redshifts", "summed_whole", "targets_apart"),
-    *("channel_names", "splits"),
+    "channel_names",
 )
 """What a view takes from the source that it shows."""
 

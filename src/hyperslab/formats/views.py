@@ -178,6 +178,7 @@ class Selected(SourceView):
         self.shapes = tuple((len(self.channels), *shape[1:]) for shape in source.shapes)
         if source.channel_names:
             self.channel_names = tuple(source.channel_names[c] for c in self.channels)
+        self.splits = source.splits
         self.parameters = source.parameters.only(self.chosen)
 
     def read(self, sample: int, box: Box) -> Array:
@@ -371,6 +372,7 @@ class Padded(SourceView):
         if multiple < 1:
             raise DataError(f"{multiple=}: needs to be >= 1")
         super().__init__(source)
+        self.splits = source.splits
         self.multiple = multiple
         self.fill = fill_as(fill, source.dtype)
         shapes = [rounded_up(shape, multiple) for shape in source.shapes or (source.shape,)]

@@ -63,7 +63,6 @@ class NiftiFolder(Source):
     summed_whole = True
 
     def __init__(self, listed: ScanList, headers: Sequence[ScanHeader]) -> None:
-        self.listed = listed
         self.headers = tuple(headers)
         self.names = [pair.name for pair in listed.pairs]
         shapes = tuple(header.shape for header in headers)
@@ -74,6 +73,7 @@ class NiftiFolder(Source):
         self.label_bytes = max(header.label_bytes for header in headers)
         self.channel_names = listed.channels
         self.splits = {name: listed.splits[name] for name in self.names if name in listed.splits}
+        self.listed = replace(listed, splits=self.splits)  # which can be pickled
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
