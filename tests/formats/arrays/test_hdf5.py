@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hyperslab.data import Source, Subvolumes, os_bytes_read
+from hyperslab.data import Subvolumes, os_bytes_read
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.arrays.open import MOST_OPEN_FILES
 from hyperslab.geometry import Box
@@ -19,7 +19,7 @@ from tests.formats.universes import CENTRE, GRIDS, NAMES, Seat, counts, folder, 
 SHAPE = (7, 6, 5, 4)  # awkward, channel last
 
 
-def opened(path: Path, channels: Any = None) -> Source:
+def opened(path: Path, channels: Any = None) -> Any:
     return source_of(path, Seat(), channels)
 
 
