@@ -119,8 +119,8 @@ def test_what_cannot_be_converted_is_said_and_the_rest_is(tmp_path: Path) -> Non
         "segmentation-2": "labels without a volume",
         "test-volume-3": "a test volume",
         "volume-4": "volume-4.nii: cannot be read",
-        "volume-5": "segmentation-5.nii: has 6 x 8 x 9 voxels",
-        "volume-6": "volume-6.nii: is 4-D",
+        "volume-5": "segmentation-5.nii: has (6, 8, 9) voxels",
+        "volume-6": "volume-6.nii: has 3 channels",
         "volume-7": "segmentation-7.nii: holds labels 0 to 4",
     }
     assert set(outcomes) == {"volume-0", "volume-9", *words}
