@@ -206,7 +206,7 @@ def test_a_bad_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / ".hidden/u.hdf5").touch()
     (tmp_path / "u.hdf5.partial").touch()
     with pytest.raises(DataError, match=r"no file \*\.hdf5 or \*\.h5"):
-        opened(tmp_path)
+        source_of(tmp_path, Seat(), format="hdf5")
     with pytest.raises(DataError, match="nowhere: does not exist"):
         opened(tmp_path / "nowhere")
     with pytest.raises(DataError, match="file: is not a folder"):
