@@ -15,7 +15,8 @@ from volumes import drop, make, warm
 
 import hyperslab as hs
 from hyperslab.formats.arrays.writer import SUMMED_LIBVER
-from hyperslab.formats.registry import source_of
+from hyperslab.formats.registry import sources_of
+from hyperslab.formats.source import ScanOptions
 from hyperslab.geometry import Box
 
 SMALL = 16
@@ -33,7 +34,7 @@ def sums(folder: Path, side: int, turns: int) -> dict[str, Any]:
     files = _copies(plain, folder / f"{side}-sums")
     ways: Ways = {}
     for name, path in files.items():
-        source = source_of(path.parent, hs.Grid())
+        source = sources_of([path.parent], hs.Grid(), ScanOptions())
         whole = Box.whole(source.shape)
         ways[name] = lambda source=source, whole=whole: source.read(0, whole)
         if path.suffix == ".hdf5":
@@ -99,7 +100,7 @@ def opening(folder: Path, counts: Sequence[int], turns: int) -> dict[str, Any]:
         paths = sorted(many.glob("*.hdf5"))
         ways: Ways = {
             "h5py alone": lambda paths=paths: [_look(path) for path in paths],
-            "hyperslab": lambda many=many: source_of(many, hs.Grid()).close(),
+            "hyperslab": lambda many=many: sources_of([many], hs.Grid(), ScanOptions()).close(),
         }
         found = [_turn(ways, lambda paths=paths: warm(paths)) for _ in range(1 + turns)]
         rows[str(count)] = {name: summary([turn[name] for turn in found[1:]]) for name in ways}

@@ -14,12 +14,12 @@ import torch
 
 import hyperslab as hs
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box, Partition
 from hyperslab.geometry.partition import Cut
 from hyperslab.geometry.transfer import plan_transfers
 from hyperslab.kernels import conv_in_c  # noqa: F401 - registers the operators
 from hyperslab.kernels.random_bits import uniform_bits
+from tests.formats.opening import source_of
 
 FAR = 2**31
 """Elements that a signed number of 32 bits cannot count."""

@@ -16,7 +16,7 @@ from hyperslab.checkpoint.retention import best_of, folder_of, latest, mend_best
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
 from hyperslab.util import documents
-from tests.checkpoint.old import write_sums
+from tests.checkpoint.forged import write_sums
 from tests.checkpoint.test_save_load import network
 
 HASH = "0" * 64

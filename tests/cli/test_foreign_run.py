@@ -20,7 +20,7 @@ from hyperslab.errors import HyperslabError, RecipeError
 from hyperslab.studies.report.html import Page
 from hyperslab.studies.sweep.schema import load_sweep
 from hyperslab.train.evaluate import evaluate
-from tests.checkpoint.old import attacking_pickle, write_sums
+from tests.checkpoint.forged import attacking_pickle, write_sums
 from tests.selection import by_rotation, in_gate
 from tests.train.universes import narrow_network, run, write_recipe, write_universes
 
@@ -82,8 +82,8 @@ def test_no_file_of_a_run_is_executed(trained: Path, rehashed: bool, together: i
     shutil.move(spare, trained)
 
 
-def test_no_pickle_of_an_old_checkpoint_is_executed(trained: Path) -> None:
-    """It has the files that earlier versions read, and its checksums are right."""
+def test_no_pickle_beside_a_checkpoint_is_executed(trained: Path) -> None:
+    """Its checksums are right."""
     path = (folder_of(trained / "run") / "best").resolve()
     for name in (".metadata", "extra.pt", "__0_0.distcp"):
         (path / name).write_bytes(attacking_pickle(trained / "attacked"))

@@ -15,19 +15,20 @@ import pytest
 import torch
 
 import hyperslab as hs
-from hyperslab.data import Dataset, Hdf5Folder, Parameters, Source, open
+from hyperslab.data import Dataset, Parameters, Source, open
 from hyperslab.data.augment import Symmetry
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import GRIDS, Seat, counts, folder, public, unit
 
 S, N = 7, 11
 
 
 @pytest.fixture(scope="module")
-def universes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hdf5Folder, list[Any]]:
+def universes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, list[Any]]:
     path = tmp_path_factory.mktemp("universes")
     volumes = folder(path, N)
-    return Hdf5Folder.scan(path, Seat()), volumes
+    return source_of(path, Seat()), volumes
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import hyperslab as hs
-from hyperslab.data import Hdf5Folder, open
+from hyperslab.data import Source, open
 from hyperslab.data.augment import Symmetry
 from hyperslab.geometry import Box
 from tests.data.test_dataset import whole_epoch
+from tests.formats.opening import source_of
 from tests.formats.scans import CLASSES, folder, hu, labels, lbann, scan
 from tests.formats.universes import GRIDS, Seat, counts, public
 
@@ -21,16 +22,16 @@ N, SHAPE = 5, (1, 7, 6, 5)
 
 
 @pytest.fixture(scope="module")
-def scans(tmp_path_factory: pytest.TempPathFactory) -> Hdf5Folder:
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Source:
     path = tmp_path_factory.mktemp("scans")
     folder(path, N)
-    return Hdf5Folder.scan(path, Seat())
+    return source_of(path, Seat())
 
 
 @pytest.mark.parametrize("extents", GRIDS, ids=str)
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_labels_are_cut_like_the_volume(
-    scans: Hdf5Folder, extents: dict[str, int], batch_size: int
+    scans: Source, extents: dict[str, int], batch_size: int
 ) -> None:
     how: Any = {"batch_size": batch_size, "split": "all", "shuffle": True}
     order = open(scans, Seat(), **how).schedule.batches(2)
@@ -51,7 +52,7 @@ def test_labels_are_cut_like_the_volume(
 def test_a_flip_takes_the_labels_along(tmp_path: Path, extents: dict[str, int]) -> None:
     cube = (1, 6, 6, 6)  # where it may turn nothing but might
     folder(tmp_path, N, cube)
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     how: Any = {"batch_size": 2, "split": "all", "augment": True, "seed": 3}
     steps = list(whole_epoch(source, extents, 1, **how))
     x, y = (np.concatenate(parts) for parts in zip(*steps, strict=True))
@@ -70,7 +71,7 @@ def test_flips_are_all_eight_and_no_turn() -> None:
 
 
 @pytest.mark.parametrize("extents", GRIDS, ids=str)
-def test_bytes_of_labels_count(scans: Hdf5Folder, extents: dict[str, int]) -> None:
+def test_bytes_of_labels_count(scans: Source, extents: dict[str, int]) -> None:
     total = 0
     for seat in Seat.all(**extents):
         data = open(scans, seat, batch_size=N, split="all", augment=True)
@@ -81,7 +82,7 @@ def test_bytes_of_labels_count(scans: Hdf5Folder, extents: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("start", [0, 1, 2])
-def test_an_epoch_resumes_on_another_grid(scans: Hdf5Folder, start: int) -> None:
+def test_an_epoch_resumes_on_another_grid(scans: Source, start: int) -> None:
     how: Any = {"batch_size": 2, "split": "all", "shuffle": True, "augment": True}
     every = list(whole_epoch(scans, {"depth": 2}, 1, **how))
     rest = list(whole_epoch(scans, {"height": 3, "data": 2}, 1, start, **how))
@@ -91,7 +92,7 @@ def test_an_epoch_resumes_on_another_grid(scans: Hdf5Folder, start: int) -> None
         np.testing.assert_array_equal(y, y_)
 
 
-def test_what_a_labelled_data_set_says(scans: Hdf5Folder) -> None:
+def test_what_a_labelled_data_set_says(scans: Source) -> None:
     data = open(scans, Seat(), batch_size=2)
     assert data.classes == CLASSES
     assert data.targets == ()
@@ -156,7 +157,7 @@ def test_the_files_of_lbann(tmp_path: Path, channels: int) -> None:
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", ">i4", "int64", "float64", ">f4"])
 def test_every_type_of_label(tmp_path: Path, dtype: str) -> None:
     scan(tmp_path / "a.h5", segmentation=labels(0, SHAPE).astype(dtype))
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     box = Box((1, 2, 0), (4, 6, 3))
     got = source.labels(0, box)
     assert got.dtype == np.uint8
@@ -165,7 +166,7 @@ def test_every_type_of_label(tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_device_gets_what_the_processor_gets(scans: Hdf5Folder) -> None:
+def test_a_cuda_device_gets_what_the_processor_gets(scans: Source) -> None:
     how: Any = {"batch_size": 2, "split": "all", "augment": True, "window": (-100, 400)}
     seat = Seat(height=2)
     on_cpu = list(open(scans, seat, **how).epoch(0))

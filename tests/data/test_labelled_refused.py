@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
-from hyperslab.data import Hdf5Folder, Parameters, Source, open
+from hyperslab.data import Parameters, Source, open
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.scans import folder, hu, labels, scan
 from tests.formats.universes import Seat, counts, public, write
 
@@ -46,7 +47,7 @@ VALUES: dict[str, tuple[Any, str]] = {
 def test_a_bad_label_is_an_error_for_the_rank_that_reads_it(tmp_path: Path, kind: str) -> None:
     segmentation, message = VALUES[kind]
     scan(tmp_path / "bad.hdf5", segmentation=segmentation)
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     upper, lower = (open(source, seat, batch_size=1, split="all") for seat in Seat.all(depth=2))
     assert len(list(upper.epoch(0))) == 1
     with pytest.raises(hs.DataError, match=f"bad.hdf5.*Box.*{message}"):
@@ -55,7 +56,7 @@ def test_a_bad_label_is_an_error_for_the_rank_that_reads_it(tmp_path: Path, kind
 
 def test_channels_that_differ(tmp_path: Path) -> None:
     scan(tmp_path / "a.h5", shape=(2, 4, 4, 4), segmentation=labels(0, (2, 4, 4, 4)))
-    with pytest.raises(hs.DataError, match=r"a\.h5.*channels of 'segmentation' are not equal"):
+    with pytest.raises(hs.DataError, match=r"a\.h5.*channels of labels are not equal"):
         next(open(tmp_path, Seat(), batch_size=1, split="all").epoch(0))
 
 
@@ -100,7 +101,7 @@ def test_a_bad_file_is_named(tmp_path: Path, kind: str) -> None:
     (tmp_path / "z").mkdir()
     make(tmp_path / "z/bad.hdf5")
     with pytest.raises(hs.DataError, match=f"(?s)z/bad.hdf5.*{message}"):
-        Hdf5Folder.scan(tmp_path, Seat())
+        source_of(tmp_path, Seat())
 
 
 def test_channels_come_first(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_channels_come_first(tmp_path: Path) -> None:
 
 def test_labels_that_change_or_go_are_an_error(tmp_path: Path) -> None:
     folder(tmp_path, 2)
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     scan(tmp_path / "volume-0.hdf5", segmentation=labels(0, SHAPE).astype("int32"))
     write(tmp_path / "volume-1.hdf5", volume=hu(1, SHAPE))
     whole = Box.whole(SHAPE[1:])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
-from hyperslab.data import Hdf5Folder, open
+from hyperslab.data import open
 from hyperslab.geometry import Box
 from tests.data.test_dataset import Recorder
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, folder, public, unit
 
 BAD_VALUES = [
@@ -77,7 +78,7 @@ def test_a_file_damaged_inside_is_named(tmp_path: Path) -> None:
 
 def test_what_cannot_be_cut_or_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
     folder(tmp_path, 11)
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     with pytest.raises(hs.LayoutError, match=r"univ_000\.hdf5.*extent 7.*8 shards along height"):
         open(source, Seat(height=8), batch_size=1)
     with pytest.raises(hs.LayoutError, match="sub-volumes of 3"):

@@ -16,7 +16,7 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.data.augment import Symmetry
 from hyperslab.data.sampler import SPLITS, Schedule, samples_of
-from hyperslab.data.store import Ownership
+from hyperslab.data.store import deal_samples
 from hyperslab.errors import DataError
 from tests.formats.universes import Seat, folder, unit
 from tests.ranks import run_ranks
@@ -48,8 +48,8 @@ def test_an_epoch_is_so_many_passes(n: int, batch: int, repeat: int, epoch: int)
 
 def test_what_comes_again_has_one_owner() -> None:
     schedule = Schedule(tuple(range(7)), 3, 1, True, 3)
-    ownership = Ownership.deal(schedule, 2, 4)
-    assert Counter(chain.from_iterable(ownership.kept)) == dict.fromkeys(range(7), 1)
+    kept = deal_samples(schedule, 2, 4)
+    assert Counter(chain.from_iterable(kept)) == dict.fromkeys(range(7), 1)
 
 
 def shown(path: Path, extents: dict[str, int], how: dict[str, Any]) -> list[Any]:

@@ -25,9 +25,9 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.files import DataMap
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.tfrecord.records import masked_crc, message_fields
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.scans import hu
 from tests.formats.universes import Seat, counts
 from tests.formats.writers import example, mlperf, nifti, record

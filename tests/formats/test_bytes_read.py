@@ -11,8 +11,8 @@ import pytest
 import zarr
 
 from hyperslab.data import os_bytes_read
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, unit, write
 from tests.formats.writers import mlperf, nifti
 

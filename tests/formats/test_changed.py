@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
-from hyperslab.data import Hdf5Folder, NiftiFolder, Source, open
+from hyperslab.data import NiftiFolder, Source, open
 from hyperslab.formats import optional
 from hyperslab.formats.arrays import hdf5_chunks
 from hyperslab.formats.nifti.image import NiftiFile
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.scans import hu, labels
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import (
@@ -77,7 +77,7 @@ def stamped(source: Source, whose: str) -> Path:
         keys = [path / key for key in ("full", "volume") if (path / key).exists()]
         return (keys[0] if whose == "values" else path / "segmentation") / "zarr.json"
     if isinstance(source, NiftiFolder) and whose == "labels":
-        return source.scans.pairs[SAMPLE].labels
+        return source.listed.pairs[SAMPLE].labels
     return path
 
 
@@ -177,7 +177,7 @@ def test_a_file_cut_short_between_two_reads_of_a_box_does_not_end_the_process(
 def test_an_open_file_that_is_cut_short_does_not_read_as_zeros(tmp_path: Path) -> None:
     """HDF5 fills up with zeros what lies behind the end of a file that was longer when opened."""
     public(tmp_path / "u.hdf5", counts(0, (24, 24, 24, 4)) + 1)
-    source = Hdf5Folder.scan(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))
     cut(tmp_path / "u.hdf5")
     opener: Any = source.reader

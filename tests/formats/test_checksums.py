@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.simulate import universes
 from hyperslab.simulate.parameters import NAMES, draw_universe
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts
 from tests.formats.writers import lits_hdf5, tfrecords
 from tests.selection import in_gate

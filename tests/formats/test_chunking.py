@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.storage import LEAST_CHUNK, MOST_CHUNK, chunk_sides, read_cost, replica_boxes
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, public
 
 extents = st.integers(1, 600)

@@ -11,10 +11,10 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import Source, Subvolumes, open
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.data.test_dataset import whole_epoch
 from tests.formats.arrays.test_hdf5 import assembled
+from tests.formats.opening import source_of
 from tests.formats.scans import labels
 from tests.formats.universes import GRIDS, Seat, unit
 from tests.formats.writers import FORMATS, N, split

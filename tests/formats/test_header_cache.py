@@ -22,7 +22,6 @@ from hyperslab.formats.source import ScanOptions
 from tests.formats.universes import Seat, folder
 
 N = 5
-CACHE = header_cache.NAME
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +36,15 @@ def data(tmp_path: Path) -> Path:
     """A folder that was scanned once."""
     folder(tmp_path / "data", N)
     targets(tmp_path / "data")
-    assert (tmp_path / "data" / CACHE).stat().st_mode & 0o777 == 0o600
+    assert not [path for path in (tmp_path / "data").iterdir() if path.name.startswith(".")]
     return tmp_path / "data"
+
+
+@pytest.fixture
+def cache(data: Path, tmp_path: Path) -> Path:
+    """The file that keeps the headers of it."""
+    (found,) = (tmp_path / "cache/hyperslab/headers").iterdir()
+    return found
 
 
 class Read:
@@ -69,10 +75,10 @@ def first(data: Path) -> Path:
     return min(data.rglob("*.hdf5"))
 
 
-def test_the_same_catalogue_without_reading(data: Path, read: Read) -> None:
+def test_the_same_catalogue_without_reading(data: Path, read: Read, cache: Path) -> None:
     found = layouts.scan_layouts(data, ScanOptions())
     assert read.names == []
-    (data / CACHE).unlink()
+    cache.unlink()
     again = layouts.scan_layouts(data, ScanOptions())
     assert len(read.names) == N
     np.testing.assert_array_equal(found.targets, again.targets)
@@ -140,46 +146,35 @@ def test_other_options_read_again(data: Path, read: Read) -> None:
     ],
 )
 def test_a_damaged_cache_is_named_and_ignored(
-    data: Path, read: Read, harm: Any, caplog: pytest.LogCaptureFixture
+    data: Path, read: Read, cache: Path, harm: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = targets(data)
-    (data / CACHE).write_bytes(harm((data / CACHE).read_bytes()))
+    cache.write_bytes(harm(cache.read_bytes()))
     assert targets(data) == expected
     assert len(read.names) == N
-    assert [str(data / CACHE) in record.getMessage() for record in caplog.records] == [True]
+    assert [str(cache) in record.getMessage() for record in caplog.records] == [True]
     assert targets(data) == expected
     assert len(read.names) == N, "it was written again"
 
 
-def test_a_cache_that_others_can_write_is_not_used(data: Path, read: Read) -> None:
-    (data / CACHE).chmod(0o666)
-    for _ in range(2):
-        targets(data)
-    assert len(read.names) == N, "the second scan has the user's own cache"
-    assert (data / CACHE).stat().st_mode & 0o777 == 0o666
-
-
-def test_where_the_folder_cannot_be_written(
-    data: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", [0o777, 0o500])
+def test_without_a_folder_of_the_users_own_nothing_is_kept(
+    data: Path, read: Read, cache: Path, mode: int
 ) -> None:
-    (data / CACHE).unlink()
-    aside = header_cache.created_aside
-
-    def refused(path: Path, **how: Any) -> Any:
-        if path.parent == data:
-            raise PermissionError(13, "it is read-only")
-        return aside(path, **how)
-
-    monkeypatch.setattr(header_cache, "created_aside", refused)
+    """One that others can write to, or that the user cannot."""
+    cache.unlink()
+    cache.parent.chmod(mode)
     for _ in range(2):
         targets(data)
-    assert len(read.names) == N
-    assert not (data / CACHE).exists()
+    written = mode == 0o500 and os.geteuid() == 0  # to root all folders are open
+    assert len(read.names) == (N if written else 2 * N)
+    assert [*cache.parent.iterdir()] == ([cache] if written else [])
+    cache.parent.chmod(0o700)
 
 
-def test_a_link_in_its_place_is_not_followed(data: Path, tmp_path: Path) -> None:
-    (data / CACHE).rename(tmp_path / "elsewhere")
-    (data / CACHE).symlink_to(tmp_path / "elsewhere")
+def test_a_link_in_its_place_is_not_followed(data: Path, cache: Path, tmp_path: Path) -> None:
+    cache.rename(tmp_path / "elsewhere")
+    cache.symlink_to(tmp_path / "elsewhere")
     before = (tmp_path / "elsewhere").read_bytes()
     in_place(first(data))
     assert targets(data)[0] == [0.25] * 4
@@ -236,4 +231,4 @@ def test_arrays_by_key_and_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_few_files_leave_nothing(tmp_path: Path) -> None:
     folder(tmp_path / "few", N - 1)
     targets(tmp_path / "few")
-    assert not (tmp_path / "few" / CACHE).exists()
+    assert not (tmp_path / "cache").exists()

@@ -13,9 +13,9 @@ import zarr
 
 from hyperslab.data import os_bytes_read
 from hyperslab.errors import LayoutError
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.storage import read_cost, replica_boxes, storage_advice
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.test_formats import CUTS
 from tests.formats.universes import Seat, counts, unit, write
 from tests.formats.writers import FORMATS, mlperf, nifti, niftis

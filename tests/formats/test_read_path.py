@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import hyperslab as hs
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS
 

@@ -19,15 +19,17 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
-from hyperslab.formats.registry import find_format, source_of
+from hyperslab.formats.registry import find_format
 from hyperslab.geometry import Box
 from hyperslab.train.input_volumes import list_inputs
+from tests.formats.opening import source_of
 from tests.formats.scans import hu, labels
 from tests.formats.universes import Seat, counts, public, unit, write
 from tests.formats.writers import (
     AXES,
     CUBE,
     SCAN,
+    mlperf,
     nifti,
     niftis,
     npy,
@@ -226,6 +228,18 @@ def test_the_files_at_the_top_decide(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert source_of(tmp_path, Seat()).names[0] == "v0"
     assert "read as npy; files of nifti are left out" in caplog.text
     assert source_of(tmp_path, Seat(), format="nifti").names[0] == "volume-0"
+
+
+@pytest.mark.parametrize("suffix", [".hdf5", ".tfrecord"])
+def test_two_samples_of_one_name(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".hdf5":
+        public(tmp_path / "a.hdf5", counts(0, (7, 7, 7, 4)))
+        shutil.copy(tmp_path / "a.hdf5", tmp_path / "a.h5")
+    else:
+        mlperf(tmp_path / "a.tfrecord", 0)
+        mlperf(tmp_path / "a.tfrecord.gz", 0, packed=True)
+    with pytest.raises(hs.DataError, match=r"the name 'a': .* and "):
+        source_of(tmp_path, Seat())
 
 
 def test_nothing_that_is_known(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hyperslab.formats.convert import Request
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.registry import load_plugins
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS
 
@@ -80,7 +81,7 @@ def test_a_plugin_that_ends_the_program_is_an_error(
 
 def test_an_unknown_format_is_told_the_known_ones(tmp_path: Path, formats: None) -> None:
     with pytest.raises(hs.DataError, match=f"format='hdf': choose from {KNOWN}"):
-        registry.source_of(tmp_path, Seat(), format="hdf")
+        source_of(tmp_path, Seat(), format="hdf")
     with pytest.raises(hs.DataError, match=f"format 'hdf': choose from {KNOWN}"):
         Request("hdf")
     hs.formats.register("toy", suffixes=[".toy"], source=hs.formats.NpyFolder)
@@ -91,7 +92,7 @@ def test_an_unknown_format_is_told_the_known_ones(tmp_path: Path, formats: None)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_sample_alone_is_the_same_in_another_process(tmp_path: Path, name: str) -> None:
     FORMATS[name](tmp_path)
-    source = registry.source_of(tmp_path, Seat())
+    source = source_of(tmp_path, Seat())
     box = Box.whole(source.shape)
     alone: Any = pickle.loads(pickle.dumps(source.alone(1)))
     assert list(alone.names) == [source.names[1]]

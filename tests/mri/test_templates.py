@@ -18,7 +18,6 @@ import yaml
 
 import hyperslab as hs
 from hyperslab.formats.nifti.resample import blurred_linear, nearest
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.evaluate import ClassEvaluation, evaluate
@@ -26,6 +25,7 @@ from hyperslab.train.predict import predict
 from hyperslab.train.run import train
 from hyperslab.train.sliding_windows import WindowPolicy
 from tests.formats.nifti.lists import save
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks
 

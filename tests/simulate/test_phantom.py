@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from hyperslab import Grid, open
 from hyperslab.cli import app
 from hyperslab.errors import DataError
+from hyperslab.formats.convert.scans import read_scan
 from hyperslab.formats.nifti import image as nifti
+from hyperslab.formats.nifti.lists import Pair
 from hyperslab.simulate.phantoms import make_phantoms
 from tests.formats.convert.scans import nib
 from tests.formats.convert.test_import_scans import contents
@@ -28,24 +30,29 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def scan(folder: Path, number: int, suffix: str = ".nii") -> Any:
+    names = (folder / f"{word}-{number}{suffix}" for word in ("volume", "segmentation"))
+    return read_scan(Pair(f"volume-{number}", *names), 3)
+
+
 def test_they_look_like_what_hospitals_send(phantoms: Path) -> None:
     seen = []
     for number in range(COUNT):
         suffix = nifti.NIFTI_SUFFIXES[number % 4 == 3]
-        scan = nifti.read_volume(phantoms / f"volume-{number}{suffix}")
-        labels = nifti.read_labels(phantoms / f"segmentation-{number}{suffix}", scan, 3)
-        depth, height, width = scan.values.shape
+        _, (values,), labels = scan(phantoms, number, suffix)
+        depth, height, width = values.shape
         assert SLICES // 2 <= depth <= SLICES * 1.2
         assert height == width
         assert abs(width - WIDTH) <= 0.2 * WIDTH
-        hu = {c: np.median(scan.values[labels == c]) for c in range(3)}
+        hu = {c: np.median(values[labels == c]) for c in range(3)}
         assert hu[0] < -900  # most is air
         assert 85 < hu[1] < 145
         assert 25 < hu[2] < 80
         assert 0.02 < (labels > 0).mean() < 0.2
-        assert scan.values.min() == -1024
+        assert values.min() == -1024
         image = nib.load(phantoms / f"volume-{number}{suffix}")
-        seen.append((scan.orientation, image.get_data_dtype().name, image.dataobj.inter, depth))
+        codes = "".join(nib.aff2axcodes(image.affine))
+        seen.append((codes, image.get_data_dtype().name, image.dataobj.inter, depth))
     assert len({orientation for orientation, *_ in seen}) > 3
     assert {(kind, inter) for _, kind, inter, _ in seen} == {("int16", 0), ("uint16", -1024)}
     assert len({depth for *_, depth in seen}) > 3
@@ -54,14 +61,13 @@ def test_they_look_like_what_hospitals_send(phantoms: Path) -> None:
 def test_the_organ_is_on_the_right_and_whole(phantoms: Path) -> None:
     """So orientations are not mixed up; and what is stored is what is in the middle of the body."""
     for number in range(3):
-        scan = nifti.read_volume(phantoms / f"volume-{number}.nii")
-        labels = nifti.read_labels(phantoms / f"segmentation-{number}.nii", scan, 3)
+        file, (values,), labels = scan(phantoms, number)
         places = np.argwhere(labels > 0)
-        centre = (scan.affine @ [*places.mean(0), 1])[:3]
+        centre = (file.affine @ [*places.mean(0), 1])[:3]
         assert 20 < centre[0] < 80  # [mm] to the right
         assert np.abs(centre[1:]).max() < 60
-        bone = np.argwhere(scan.values > 300)
-        assert (scan.affine @ [*bone.mean(0), 1])[1] < -40  # the spine is behind
+        bone = np.argwhere(values > 300)
+        assert (file.affine @ [*bone.mean(0), 1])[1] < -40  # the spine is behind
 
 
 def test_a_seed_gives_the_same_bytes_whatever_the_count(phantoms: Path, tmp_path: Path) -> None:

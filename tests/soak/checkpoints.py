@@ -18,8 +18,8 @@ from hyperslab.checkpoint.files import MANIFEST
 from hyperslab.checkpoint.retention import best_of, latest, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
+from tests.checkpoint.forged import write_sums
 from tests.checkpoint.killed import FAILED, ends_before
-from tests.checkpoint.old import write_sums
 from tests.checkpoint.test_save_load import network, same, tensors
 from tests.soak.campaign import Campaign, Settings, must
 

@@ -17,11 +17,7 @@ def folder_of(run: Path) -> Path:
 
 
 def check_unused(run: Path) -> None:
-    """Refuse the folder of a run for a training that begins.
-
-    Raises:
-        RecipeError: there are checkpoints in it.
-    """
+    """Refuses the folder of a run, in which there are checkpoints, for a training that begins."""
     if any(folder_of(run).glob("step-*")):
         raise RecipeError(
             f"output {run} holds a run already\n"
@@ -30,11 +26,7 @@ def check_unused(run: Path) -> None:
 
 
 def named_checkpoint(run: Path, which: str) -> Path:
-    """Return the folder of the checkpoint that has a name, or lies at a path.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Returns the folder of the checkpoint that has a name, or lies at a path, or refuses it."""
     candidates = (folder_of(run) / which, Path(which))
     found = next((path.resolve() for path in candidates if os.path.isdir(path)), None)
     if found is None:
@@ -43,11 +35,7 @@ def named_checkpoint(run: Path, which: str) -> Path:
 
 
 def check_checkpoint(run: Path, which: str) -> None:
-    """Refuse a checkpoint of which "best", "latest", a name or a path says that it is not there.
-
-    Raises:
-        DataError: names those that are.
-    """
+    """Refuses a checkpoint, by "best", "latest", a name or a path, that is not there."""
     if which not in ("best", "latest"):
         named_checkpoint(run, which)
     elif not any(folder_of(run).glob("*step-*")):

@@ -64,11 +64,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it is written, or for so long.
-
-        Raises:
-            CheckpointError: it could not be written; on every rank.
-        """
+        """Waits until it is written, or for so long; all ranks raise the error of any."""
         if self._thread is None:
             return
         self._thread.join(seconds)
@@ -84,24 +80,17 @@ class BackgroundWriter:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """Finish writing what is begun inside, after an error, too.
-
-        Raises:
-            CheckpointError: it could not be written.
-        """
+        """Finishes writing what is begun inside, after an error, too; raises as `wait`."""
         try:
             yield
         except BaseException as error:
             lost = isinstance(error, (CommError, RuntimeError, KeyboardInterrupt))
-            self._end_quietly(PATIENCE_IF_LOST if lost else None, error)
+            try:
+                self.wait(PATIENCE_IF_LOST if lost else None)
+            except Exception as other:
+                error.add_note(f"also: {other}")
             raise
         self.wait()
-
-    def _end_quietly(self, seconds: float | None, cause: BaseException) -> None:
-        try:
-            self.wait(seconds)
-        except Exception as error:
-            cause.add_note(f"also: {error}")
 
     def _await_copies(self, *_: Any) -> None:
         self.memory.copied.wait()

@@ -33,7 +33,6 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ MANIFEST = "manifest.json"
 STATE_FILE = "state.json"
 
 CHECKPOINT_FORMAT = 2
-"""Counts the formats of the files; 1, which no manifest says, was pickled."""
+"""Counts the formats of the files."""
 
 MANIFEST_LIMIT = 16 << 20
 """A manifest has at most so much [B]; that of ten thousand ranks has 3 MiB."""
@@ -61,29 +60,18 @@ FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
 SHA256_DIGITS = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksumManifest:
-    """``sha256`` by names of files."""
-
-    sha256: dict[str, str]
-    format: int = CHECKPOINT_FORMAT
-
-    @property
-    def pickled(self) -> bool:
-        """Say whether reading it may run code that is in it."""
-        return self.format < CHECKPOINT_FORMAT
-
-    def text(self) -> bytes:
-        """Return the manifest as its file has it."""
-        return json.dumps({"format": self.format, "sha256": self.sha256}, indent=1).encode()
+Checksums = dict[str, str]
+"""The SHA-256 of each file of a checkpoint, by its name."""
 
 
-def read_checksum_manifest(path: Path) -> ChecksumManifest:
-    """Return the manifest of the checkpoint ``path``; its files are not looked at.
+def manifest_text(sums: Checksums) -> bytes:
+    """Return the manifest as its file has it."""
+    content = {"format": CHECKPOINT_FORMAT, "sha256": dict(sorted(sums.items()))}
+    return json.dumps(content, indent=1).encode()
 
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+
+def read_checksum_manifest(path: Path) -> Checksums:
+    """Returns the checksums of the checkpoint ``path``; its files are not looked at."""
     try:
         values = value_of_json(read_limited(path / MANIFEST, MANIFEST_LIMIT))
         return _check_manifest(values)
@@ -91,14 +79,10 @@ def read_checksum_manifest(path: Path) -> ChecksumManifest:
         raise CheckpointError(f"{path} is not a complete checkpoint: {_reason(error)}") from None
 
 
-def verify_checksums(path: Path) -> ChecksumManifest:
-    """Compare every file with the checksum that was written with it.
-
-    Raises:
-        CheckpointError: names the first file that is missing or differs.
-    """
-    manifest = read_checksum_manifest(path)
-    for name, expected in manifest.sha256.items():
+def verify_checksums(path: Path) -> Checksums:
+    """Compares files with their checksums; refuses the first that is missing or differs."""
+    sums = read_checksum_manifest(path)
+    for name, expected in sums.items():
         corrupt = f"the checkpoint {path} is corrupt: {name}"
         try:
             with open_own(path / name) as file:
@@ -109,16 +93,11 @@ def verify_checksums(path: Path) -> ChecksumManifest:
             raise CheckpointError(f"{corrupt} cannot be read: {_reason(error)}") from None
         if found != expected:
             raise CheckpointError(f"{corrupt} differs from what was written")
-    return manifest
+    return sums
 
 
 def open_own(path: Path) -> io.BufferedReader:
-    """Open a plain file of a checkpoint.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-        ValueError: it is a link.
-    """
+    """Opens a plain file of a checkpoint; anything else is an OSError, a link a ValueError."""
     if path.is_symlink():  # an error of its own, for who keeps large files elsewhere
         raise ValueError(f"{path.name} is a link\n    copy the files it points to: cp -rL OLD NEW")
     return open_plain(path, links=False)
@@ -133,15 +112,15 @@ def read_limited(path: Path, limit: int) -> bytes:
     return data
 
 
-def _check_manifest(values: Any) -> ChecksumManifest:
+def _check_manifest(values: Any) -> Checksums:
     if not isinstance(values, dict):
         raise ValueError(f"{MANIFEST} does not hold an object")
     unknown = values.keys() - {"format", "sha256"}
-    if unknown:  # a damaged "format" is not to be taken for the format that says none
+    if unknown:
         raise ValueError(f"{MANIFEST} has the unknown key {min(unknown)[:20]!r}")
-    format = values.get("format", 1)
+    format = values.get("format")
     sums = values.get("sha256")
-    if type(format) is not int or format not in (1, CHECKPOINT_FORMAT):
+    if type(format) is not int or format != CHECKPOINT_FORMAT:
         raise ValueError(
             f"{MANIFEST} has the format {str(format)[:20]!r}; this version reads "
             f"{CHECKPOINT_FORMAT}"
@@ -155,9 +134,9 @@ def _check_manifest(values: Any) -> ChecksumManifest:
             )
         if not isinstance(value, str) or not SHA256_DIGITS.fullmatch(value):
             raise ValueError(f"{MANIFEST} has no checksum of {name}")
-    if format == CHECKPOINT_FORMAT and STATE_FILE not in sums:
+    if STATE_FILE not in sums:
         raise ValueError(f"{MANIFEST} does not name {STATE_FILE}")
-    return ChecksumManifest(sums, format)
+    return sums
 
 
 def _reason(error: Exception) -> str:
@@ -193,11 +172,7 @@ SPLIT_COMPLEX = "complex128"
 
 
 def check_storable(name: str, tensor: torch.Tensor) -> None:
-    """Refuse what the format has no form for.
-
-    Raises:
-        CheckpointError: names the tensor.
-    """
+    """Refuses a tensor for which the format has no form."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(
             f"the tensor {name} is sparse, quantized or has no values: it cannot be written"
@@ -209,21 +184,13 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write tensors of the CPU into a new file, onto the disk; returns its SHA-256.
-
-    Raises:
-        OSError: there is something under this name, or it cannot be written.
-    """
+    """Writes tensors of the CPU into a new file, as `write_new`."""
     header, plain = _layout(tensors)
     return write_new(path, chain([header], *map(_bytes_of, plain)))
 
 
 def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
-    """Write a new file, onto the disk; returns its SHA-256.
-
-    Raises:
-        OSError: there is something under this name, or it cannot be written.
-    """
+    """Writes a new file onto the disk and returns its SHA-256; a name in use is an OSError."""
     digest = hashlib.sha256()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     with open(descriptor, "wb", buffering=0) as file:
@@ -237,11 +204,7 @@ def write_new(path: Path, parts: Iterable[bytes | memoryview]) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of a file to the CPU, in memory of their own.
-
-    Raises:
-        CheckpointError: it is no such file.
-    """
+    """Reads all tensors of a file to the CPU, in memory of their own."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -301,17 +264,15 @@ NO_EXCHANGE_ERRORS = {errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSU
 
 CHECKPOINT_FILE_NAMES = re.compile(
     r"((model|optimizer)(-\d+-of-\d+)?|extra)\.safetensors|model\.safetensors\.index\.json"
-    r"|(state|manifest)\.json|\.metadata|__\d+_\d+\.distcp|extra\.pt|\.nfs.*|\.DS_Store|\._.*"
+    r"|(state|manifest)\.json|\.nfs.*|\.DS_Store|\._.*"
 )
-"""The files of checkpoints, old ones too, and what systems put beside any."""
+"""The files of checkpoints, and what systems put beside any."""
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Give ``new`` the name ``path``; what had it goes, once that is on the disk.
+    """Gives ``new`` the name ``path``; what had it goes, once that is on the disk.
 
-    Raises:
-        CheckpointError: a file, or a folder with other things, has that name.
-        OSError: it cannot be.
+    A file, or a folder with other things, keeps the name: see `check_replaceable`.
     """
     check_replaceable(path)
     old = new
@@ -345,12 +306,7 @@ def aside(path: Path) -> Path:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuse to throw away what is no checkpoint.
-
-    Raises:
-        CheckpointError: it is a file with something in it, or a folder; names a file in that.
-        OSError: it cannot be read.
-    """
+    """Refuses to throw away what is no checkpoint: a file with something in it, or a folder."""
     if path.is_file() and not path.is_symlink() and path.stat().st_size > 0:
         raise CheckpointError(
             f"{path} is a file, and stays as it is: a checkpoint is a folder\n"
@@ -368,11 +324,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A folder, a file or a link, if it is there.
-
-    Raises:
-        OSError: it cannot be.
-    """
+    """Removes a folder, a file or a link, if it is there."""
     if _is_folder(path):
         shutil.rmtree(path)
     else:
@@ -380,11 +332,7 @@ def remove(path: Path) -> None:
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Let two names change places in one go; False where that cannot be.
-
-    Raises:
-        OSError: it failed for another reason.
-    """
+    """Lets two names change places in one go; False where that cannot be."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if sys.platform != "linux" or rename is None:
         return False

@@ -88,8 +88,7 @@ def epochs_done(path: Path) -> int | None:
 
 def _position(path: Path, key: str) -> int | None:
     """Reads a number of the position of an intact checkpoint; None where there is no such."""
-    manifest = files.read_checksum_manifest(path)
-    position = None if manifest.pickled else read_extra_values(path, manifest).get("position")
+    position = read_extra_values(path, files.read_checksum_manifest(path)).get("position")
     found = position.get(key) if isinstance(position, dict) else None
     return found if type(found) is int else None
 

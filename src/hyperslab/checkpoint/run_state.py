@@ -20,33 +20,22 @@ from hyperslab.formats.targets import Parameters
 
 @dataclass(frozen=True, slots=True)
 class DataCard:
-    """``shape`` (C, D, H, W) of a sample and ``whole`` of the volume that it may be a part of.
+    """Says what a network was trained on: volumes have ``parameters``, or voxels ``classes``."""
 
-    Voxels have ``classes``, or volumes have ``parameters``. ``redshifts``: of the channels, where
-    they are known; ``stored_redshifts``: of those of the files, where only some were shown.
-    ``dtype``: of stored values. ``varied``: volumes differ in shape, which is then that of the
-    largest. ``voxel``: the size along D, H and W [mm] that all of them have, where they have one.
-    ``channels``: what these are, where that is known.
-    """
-
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
+    shape: tuple[int, ...]  # (C, D, H, W) of a sample
+    whole: tuple[int, ...]  # of the volume that it may be a part of
     classes: tuple[str, ...]
     parameters: Parameters
-    redshifts: tuple[float, ...] = ()
-    stored_redshifts: tuple[float, ...] = ()
-    dtype: str = "int16"
-    varied: bool = False
-    voxel: tuple[float, ...] = ()
-    channels: tuple[str, ...] = ()
+    redshifts: tuple[float, ...] = ()  # of the channels, where they are known
+    stored_redshifts: tuple[float, ...] = ()  # of those in files, where only some were shown
+    dtype: str = "int16"  # of stored values
+    varied: bool = False  # volumes differ in shape, which is then that of the largest
+    voxel: tuple[float, ...] = ()  # the size along D, H, W [mm] that all have, if they have one
+    channels: tuple[str, ...] = ()  # what these are, where that is known
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> DataCard:
-        """Return the same from what `state` gave, and the checkpoint ``path`` has kept.
-
-        Raises:
-            CheckpointError: it is something else.
-        """
+        """Returns the same from what `state` gave, and the checkpoint ``path`` has kept."""
         try:
             return TypeAdapter(cls).validate_python(state)
         except ValidationError as error:
@@ -102,15 +91,14 @@ class Position:
 class RunState:
     """Holds what a checkpoint of a run has besides its `Position`.
 
-    ``samples`` is the digest of the training split; ``about`` describes the data. The random
-    numbers are those of torch's default generators, for the CPU and for ``device``.
+    The random numbers are those of torch's default generators, for the CPU and for ``device``.
     """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: KeepsState
     batch_size: int
-    samples: str
+    samples: str  # the digest of the training split
     about: DataCard
     device: torch.device
     scaler: KeepsState

@@ -29,14 +29,10 @@ from hyperslab.util.atomic_files import partial_path
 from hyperslab.util.documents import value_of_json
 
 
-def read_state(path: Path, manifest: files.ChecksumManifest, *, optimizer: bool) -> State:
-    """Return the weights, and if it is asked for and there what the optimizer keeps.
-
-    Raises:
-        CheckpointError: a file cannot be read or is no such file.
-    """
+def read_state(path: Path, sums: files.Checksums, *, optimizer: bool) -> State:
+    """Returns the weights, and if it is asked for and there what the optimizer keeps."""
     values = _read_values(path)
-    weights = _read_stem(path, manifest, snapshot.MODEL_STEM)
+    weights = _read_stem(path, sums, snapshot.MODEL_STEM)
     if not optimizer or values["optimizer"] is None:
         return State(values["model"], weights)
     kept = values["optimizer"]
@@ -48,15 +44,14 @@ def read_state(path: Path, manifest: files.ChecksumManifest, *, optimizer: bool)
         raise _damaged_state(path, "a group of its optimizer has no weights")
     if not {"other_state", "rest"} <= kept.keys():
         raise _damaged_state(path, "its optimizer state is incomplete")
-    return State(
-        values["model"], weights, kept, _read_stem(path, manifest, snapshot.OPTIMIZER_STEM)
-    )
+    moments = _read_stem(path, sums, snapshot.OPTIMIZER_STEM)
+    return State(values["model"], weights, kept, moments)
 
 
-def read_extra_values(path: Path, manifest: files.ChecksumManifest) -> dict[str, Any]:
+def read_extra_values(path: Path, sums: files.Checksums) -> dict[str, Any]:
     """Read what was given besides; raises as `read_state`."""
     values = _read_values(path)["extra"]
-    beside = _read_stem(path, manifest, snapshot.EXTRA_STEM)
+    beside = _read_stem(path, sums, snapshot.EXTRA_STEM)
     try:
         return {key: decode_value(value, beside) for key, value in values.items()}
     except (ValueError, RecursionError) as error:
@@ -79,10 +74,10 @@ def _read_values(path: Path) -> dict[str, dict[str, Any]]:
     return values
 
 
-def _read_stem(path: Path, manifest: files.ChecksumManifest, stem: str) -> Tensors:
+def _read_stem(path: Path, sums: files.Checksums, stem: str) -> Tensors:
     """Read all tensors of the files of one kind."""
     found: Tensors = {}
-    for name in sorted(manifest.sha256):
+    for name in sorted(sums):
         if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(files.SUFFIX)):
             continue
         tensors = read_tensors(path / name)
@@ -134,14 +129,14 @@ def load(
     It runs no code that is in the checkpoint.
 
     Raises:
-        CheckpointError: a file is missing or has changed, the checkpoint belongs to another
-            network, or its files are pickles; on every rank, and before anything is changed.
+        CheckpointError: a file is missing or has changed, or the checkpoint belongs to another
+            network; on every rank, and before anything is changed.
     """
-    path, manifest = _verify(path)
+    path, sums = _verify(path)
 
     def read() -> tuple[State, dict[str, Any]]:
-        state = read_state(path, manifest, optimizer=optimizer is not None)
-        return state, read_extra_values(path, manifest)
+        state = read_state(path, sums, optimizer=optimizer is not None)
+        return state, read_extra_values(path, sums)
 
     # The files are read once, and not by every rank.
     state, extra = agreement.tensors_from_main(read)
@@ -166,8 +161,8 @@ def read_extra(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: a file of it is missing or not what was written; on every rank.
     """
-    path, manifest = _verify(path)
-    return agreement.tensors_from_main(lambda: read_extra_values(path, manifest))
+    path, sums = _verify(path)
+    return agreement.tensors_from_main(lambda: read_extra_values(path, sums))
 
 
 def take_snapshot(
@@ -202,11 +197,7 @@ def on_main(make: Callable[[], T], failing: str, group: agreement.Group = None) 
 def write_checkpoint(
     path: Path, own: snapshot.Snapshot | CheckpointError, group: agreement.Group = None
 ) -> None:
-    """Write the parts of all ranks and make them a checkpoint; every rank of ``group`` calls it.
-
-    Raises:
-        CheckpointError: on every rank, as `save` does.
-    """
+    """Writes the parts of all ranks of ``group``, who all call it, and makes them a checkpoint."""
     partial = partial_path(path)
     failing = f"cannot write the checkpoint {path}"
     try:
@@ -222,20 +213,13 @@ def write_checkpoint(
         raise
 
 
-def _verify(path: str | Path) -> tuple[Path, files.ChecksumManifest]:
-    """Return the folder, whose files are as written."""
+def _verify(path: str | Path) -> tuple[Path, files.Checksums]:
+    """Return the folder, whose files are as written, and their checksums."""
     named = Path(path).absolute()
 
-    def verify() -> tuple[Path, files.ChecksumManifest]:
+    def verify() -> tuple[Path, files.Checksums]:
         found = files.standing(named)
-        manifest = files.verify_checksums(found)
-        if manifest.pickled:
-            raise CheckpointError(
-                f"the checkpoint {found} was written as a pickle, by an early version: reading "
-                "it would run any code in it, so it is refused\n    train again, or read it "
-                "yourself with torch.load if you trust its origin"
-            )
-        return found, manifest
+        return found, files.verify_checksums(found)
 
     return on_main(verify, f"cannot read the checkpoint {named}")
 
@@ -279,9 +263,7 @@ def _finish(
     for name, data in ((files.STATE_FILE, own.state), (snapshot.INDEX_FILE, own.index)):
         if data:
             sums[name] = files.write_new(partial / name, [data])
-    files.write_new(
-        partial / files.MANIFEST, [files.ChecksumManifest(dict(sorted(sums.items()))).text()]
-    )
+    files.write_new(partial / files.MANIFEST, [files.manifest_text(sums)])
     files.sync(partial)
     files.put_in_place(partial, path)
 

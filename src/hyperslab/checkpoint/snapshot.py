@@ -81,10 +81,9 @@ class SnapshotMemory:
         return copies
 
     def finish(self) -> None:
-        """Copy the rest, and wait for a device's copies; the thread that reads them calls it.
+        """Copies the rest, and waits for a device's copies; the thread that reads them calls it.
 
-        Raises:
-            CheckpointError: something else than the optimizer has changed a weight meanwhile.
+        If something else than the optimizer has changed a weight meanwhile, the copy is refused.
         """
         late = self._late
         self._late = []
@@ -144,15 +143,12 @@ STATE_LIMIT = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``files`` are this rank's, by their names; ``state`` and ``index`` are the main rank's.
+    """Holds what one rank writes."""
 
-    ``digest`` is of the names and sizes of all tensors: equal where the ranks have one state.
-    """
-
-    files: dict[str, Tensors]
-    state: bytes
+    files: dict[str, Tensors]  # by their names
+    state: bytes  # of the main rank, as is the index
     index: bytes
-    digest: str
+    digest: str  # of the names and sizes of all tensors: equal where the ranks have one state
 
 
 def snapshot_of(
@@ -164,13 +160,10 @@ def snapshot_of(
     memory: SnapshotMemory | None = None,
     late: Set[int] = frozenset(),
 ) -> Snapshot:
-    """Return this rank's part of a state, and on the main rank, 0, ``extra`` too.
+    """Returns this rank's part of a state, and on the main rank, 0, a storable ``extra``, too.
 
     With ``memory`` its tensors are copied there, so that the state may change meanwhile; see
     `SnapshotMemory.hold` for ``late``.
-
-    Raises:
-        CheckpointError: something in ``extra`` cannot be stored.
     """
     tensors = {MODEL_STEM: state.weights, OPTIMIZER_STEM: state.moments}
     owners = _assign_owners(tensors, ranks)

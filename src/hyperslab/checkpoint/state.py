@@ -42,13 +42,11 @@ def encode_value(
     tensors: Tensors,
     take: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> Any:
-    """Return a value as JSON; its tensors, as ``take`` gives them, go into ``tensors`` by name.
+    """Returns a value as JSON; its tensors, as ``take`` gives them, go into ``tensors`` by name.
 
-    These kinds are taken, nested as one likes: None, bool, int, float, complex, str, bytes, list,
-    tuple, set, dict, OrderedDict, Counter, and tensors and sizes, types and devices of torch.
-
-    Raises:
-        CheckpointError: names a value of another kind, of which nobody could make it again.
+    These kinds are taken, nested as one likes, and others refused: None, bool, int, float,
+    complex, str, bytes, list, tuple, set, dict, OrderedDict, Counter, and tensors and sizes, types
+    and devices of torch.
     """
 
     def below(value: Any, key: object) -> Any:
@@ -84,11 +82,7 @@ def encode_value(
 
 
 def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the value that `encode_value` was given.
-
-    Raises:
-        ValueError: no `encode_value` wrote this, or a tensor is missing.
-    """
+    """Returns the value that `encode_value` was given; what it did not write is a ValueError."""
     if isinstance(value, list):
         return [decode_value(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -208,12 +202,9 @@ NAMES_SHOWN = 3
 
 @dataclass
 class State:
-    """Holds the state as JSON with tensors beside; ``optimizer`` is None where there is none.
+    """Holds the state as JSON with tensors beside."""
 
-    ``model`` holds what a state dict has besides tensors, mostly nothing; tensors within that are
-    among the ``weights``, too.
-    """
-
+    # What a state dict has besides tensors, mostly nothing; tensors in that are weights, too.
     model: dict[str, Any] = field(default_factory=dict)
     weights: Tensors = field(default_factory=dict)
     optimizer: dict[str, Any] | None = None
@@ -221,11 +212,7 @@ class State:
 
 
 def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
-    """Return the present state, with the tensors in use. Every rank of a cut tensor calls it.
-
-    Raises:
-        CheckpointError: names what cannot be stored.
-    """
+    """Returns the present state, with the tensors in use. Every rank of a cut tensor calls it."""
     state = State()
     current = model.state_dict()
     for name, key in _keys_by_name(model, current).items():
@@ -240,11 +227,7 @@ def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
 
 
 def check_fits(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
-    """Compare names and shapes before anything is changed.
-
-    Raises:
-        CheckpointError: names the first that differs.
-    """
+    """Refuses a state by the first name or shape that differs, before anything is changed."""
     _check_values(state, model)
     if optimizer is not None:
         _check_optimizer(state, model, optimizer)
@@ -290,11 +273,7 @@ def _check_optimizer(
 
 
 def fill(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
-    """Give model and optimizer a state that fits them.
-
-    Raises:
-        ValueError: it holds what no `state_of` gave.
-    """
+    """Gives model and optimizer a state that fits them."""
     current = model.state_dict()
     values = _state_dict_values(state)
     keys = _keys_by_name(model, current)

@@ -48,8 +48,7 @@ class Reader:
     def values(self, sample: int, box: Box) -> Array:
         """Returns the values of ``box`` (C, d, h, w) in their storage type, not always contiguous.
 
-        Raises:
-            DataError: a file cannot be read or holds values that cannot be right.
+        Values that cannot be read, or cannot be right, are a DataError.
         """
         dtype = np.dtype(self.source.dtype)
         self._count(box.size * dtype.itemsize)
@@ -85,11 +84,10 @@ class Reader:
 
 
 def check_values(values: Array, transform: Transform, where: str) -> None:
-    """Refuse values that cannot be right before they reach the network as NaN.
+    """Refuses values that cannot be right before they reach the network as NaN.
 
-    Raises:
-        DataError: NaN or infinite; negative integers where the transform takes them for counts; a
-            value at or below the transform's bound.
+    They are NaN or infinite; negative where whole numbers are counts; or at or below the bound of
+    the transform.
     """
     low, _ = check_finite(values, where)
     if not transform.signed and values.dtype.kind == "i" and low < 0:
@@ -193,11 +191,7 @@ class SampleAssembly:
                 view[...] = value
 
     def finish(self) -> None:
-        """Wait for all parts and put them, augmented, into the slot.
-
-        Raises:
-            CommError: see `HostP2P.receive`.
-        """
+        """Waits for all parts (see `HostP2P.receive`) and puts them, augmented, into the slot."""
         for wait, out, view in self._waiting:
             wait()
             if out is not view:
@@ -217,20 +211,15 @@ class SampleAssembly:
 
 @dataclass(frozen=True, slots=True)
 class LocalBatch:
-    """Holds this rank's box (b, C, d, h, w) of a mini-batch in its storage type, and its targets.
+    """Holds this rank's box of a mini-batch in its storage type, and its targets."""
 
-    These are numbers (b, P) float64 or the classes of the voxels (b, d, h, w) as uint8. ``kept``:
-    both are the store's own, which must not be changed. ``arrived``: on a CUDA device, when both
-    are there.
-    """
-
-    values: torch.Tensor
-    targets: torch.Tensor
+    values: torch.Tensor  # (b, C, d, h, w)
+    targets: torch.Tensor  # numbers (b, P) float64, or classes of the voxels (b, d, h, w) uint8
     partition: Partition  # of the values
     target_partition: Partition
     samples: tuple[int, ...]  # of the whole mini-batch
-    kept: bool
-    arrived: torch.cuda.Event | None = None
+    kept: bool  # both are the store's own, which must not be changed
+    arrived: torch.cuda.Event | None = None  # when both are on a CUDA device
 
 
 log = logging.getLogger("hyperslab")
@@ -278,8 +267,7 @@ class BatchAssembler:
     """Local batches of one rank; all its calls come from one thread, in one order on all ranks.
 
     What has an owner is read once and sent to where it is wanted. Everything else is read each
-    time. With ``skipped``, what any rank cannot read is left out by all of them. ``store_room``:
-    the most that the store of any rank will hold in memory [B], ``staging_room`` on disk.
+    time.
     """
 
     schedule: Schedule
@@ -287,10 +275,10 @@ class BatchAssembler:
     reader: Reader
     kind: TargetKind
     store: Store
-    store_room: int
-    staging_room: int
+    store_room: int  # the most that the store of any rank will hold in memory [B]
+    staging_room: int  # and on disk [B]
     transport: HostP2P | None
-    skipped: Skipped | None
+    skipped: Skipped | None  # what any rank cannot read is left out by all
     _failed: Exception | None = None
     _batches: tuple[int, list[list[int]]] = (-1, [])
 
@@ -362,11 +350,7 @@ class BatchAssembler:
         return batch
 
     def fill(self) -> None:
-        """Read all that this rank keeps.
-
-        Raises:
-            DataError: see `load`.
-        """
+        """Reads all that this rank keeps; raises as `load`."""
         mine = self.planner.keeps
         for batch in self.schedule.batches(0):
             if self.skipped is None:

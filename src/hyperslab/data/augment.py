@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hyperslab.data.sampler import SYMMETRY, random_bits
@@ -58,17 +58,5 @@ class Symmetry:
 IDENTITY = Symmetry((0, 1, 2), (False, False, False))
 """The one that changes nothing."""
 
-
-@dataclass(frozen=True, slots=True)
-class Augmenter:
-    """Draws the symmetry of each sample in each epoch; every rank draws the same.
-
-    Without ``turns`` axes are flipped only.
-    """
-
-    seed: int
-    turns: bool
-
-    def of(self, epoch: int, sample: int, shape: tuple[int, ...]) -> Symmetry:
-        """Returns the symmetry of a sample of ``shape`` (C, D, H, W) in an epoch."""
-        return Symmetry.draw(shape, self.seed, epoch, sample, turns=self.turns)
+DrawSymmetry = Callable[[tuple[int, ...], int, int], Symmetry]
+"""Draws the symmetry of a sample of a shape (C, D, H, W), given a pass and the sample's number."""

@@ -25,14 +25,14 @@ from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
-from hyperslab.data.augment import Augmenter
+from hyperslab.data.augment import Symmetry
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
 from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
 from hyperslab.data.store import (
     BatchPlanner,
-    Ownership,
     SampleBoxes,
     Store,
+    deal_samples,
     disk_budget,
     memory_budget,
     stores_in_use,
@@ -211,8 +211,7 @@ def open(
         if refuse is not None:
             kept = len(source.names)
             broadcast_from_main(lambda: refuse.check(kept))
-    if (redshifts, targets, subvolume) != (None, None, None):
-        source = selected(source, redshifts, targets, subvolume)
+    source = selected(source, redshifts, targets, subvolume)
     chosen = transform_of(source.classes, transform, window)
     if multiple is not None:
         source = Padded(source, multiple, chosen.lowest)
@@ -301,11 +300,7 @@ class Refused:
         self.errors.append(error)
 
     def check(self, kept: int) -> None:
-        """Refuse to go on with the smaller part of a folder: the first file may be the odd one.
-
-        Raises:
-            DataError: more files were left out than kept.
-        """
+        """Refuses to go on with the smaller part of a folder: the first file may be the odd one."""
         if len(self.errors) > kept:
             raise DataError(
                 f"{len(self.errors)} files were left out and only {kept} kept, so something else "
@@ -341,9 +336,6 @@ def build_assembler(
     """Builds what assembles the mini-batches of a data set; every rank calls it.
 
     With ``"preload"`` the store is filled.
-
-    Raises:
-        DataError: the staging folder is no good, or a file cannot be read.
     """
     whole = policy.mode == "sample"
     if whole and source.collective:
@@ -359,10 +351,13 @@ def build_assembler(
     if grid.size > 1 and (travels or skip):
         # Turned boxes come from other positions, and what is skipped all ranks agree on.
         transport = HostP2P(grid, same_position=not (augment or skip or whole))
-    augmenter = Augmenter(schedule.seed, turns=not source.classes)
+
+    def draw(shape: tuple[int, ...], *key: int) -> Symmetry:
+        return Symmetry.draw(shape, schedule.seed, *key, turns=not source.classes)
+
     assembler = BatchAssembler(
         schedule,
-        BatchPlanner(boxes, kept.owner, augmenter if augment else None, whole=whole),
+        BatchPlanner(boxes, kept.owner, draw if augment else None, whole=whole),
         Reader(source, transform),
         kind=target_kind(source),
         store=store,
@@ -383,9 +378,8 @@ def build_assembler(
 def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
     """Fails now and not in the background.
 
-    Raises:
-        DataError: mini-batches of several volumes that differ in shape.
-        LayoutError: a volume has fewer voxels along a side than the grid has ranks.
+    The volumes of a mini-batch have one shape, and each as many voxels along a side as the grid has
+    ranks.
     """
     if source.shapes and batch_size > 1:
         odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
@@ -425,16 +419,12 @@ def sample_bytes(source: Source, grid: Grid, *, whole: bool = False) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Says what is kept where: the ``owner`` of a sample, as `BatchPlanner` takes it.
+    """Says what is kept where."""
 
-    ``mine``: those for which this rank's store has room, the first ``in_memory`` of them there, the
-    others on disk. ``most``: the most samples that a rank keeps.
-    """
-
-    owner: Mapping[int, int]
-    mine: Sequence[int]
-    in_memory: int
-    most: int
+    owner: Mapping[int, int]  # of a sample, as `BatchPlanner` takes it
+    mine: Sequence[int]  # those for which this rank's store has room
+    in_memory: int  # the first ones of these; the others are on disk
+    most: int  # samples that any rank keeps
 
 
 def _kept(
@@ -453,21 +443,16 @@ def _kept(
     count = len(schedule.samples)
     if policy.mode == "sample":
         # What does not fit has a rank, too, which reads it each time.
-        every = Ownership.deal(schedule, grid.data, -(-count // grid.data))
-        owner = whole_samples(every, boxes.maps[0])
-        keepers: dict[int, list[int]] = {rank: [] for rank in range(grid.size)}
-        for sample, rank in owner.items():
-            keepers[rank].append(sample)
-        parts = [part[:capacity] for part in keepers.values()]
-        mine: Sequence[int] = parts[grid.rank]
+        every = deal_samples(schedule, grid.data, -(-count // grid.data))
+        keepers, me = whole_samples(every, boxes.maps[0]), grid.rank
     else:
-        ownership = Ownership.deal(schedule, grid.data, capacity)
-        owner, parts = ownership.replica, list(map(list, ownership.kept))
-        mine = parts[grid.coords["data"]]
+        keepers, me = deal_samples(schedule, grid.data, capacity), grid.coords["data"]
+    owner = {sample: keeper for keeper, part in enumerate(keepers) for sample in part}
+    parts = [part[:capacity] for part in keepers]
     lengths = list(map(len, parts))
     words = _words(lengths, count, in_memory, size, budget)
     log_once(grid, words, logging.INFO if sum(lengths) == count else logging.WARNING)
-    return Kept(owner, mine, in_memory, max(lengths))
+    return Kept(owner, parts[me], in_memory, max(lengths))
 
 
 def _words(lengths: Sequence[int], count: int, in_memory: int, size: int, budget: int) -> str:

@@ -86,11 +86,7 @@ FOLDERS = {
 
 
 def samples_in(names: Sequence[str], which: str) -> list[int]:
-    """Returns the samples of one split where the sub-folders of a data set are the splits.
-
-    Raises:
-        DataError: there is no sample in its folder.
-    """
+    """Returns the samples of one split where the sub-folders of a data set are the splits."""
     tops = [name.partition("/")[0] if "/" in name else "" for name in names]
     found = [sample for sample, top in enumerate(tops) if top in FOLDERS[which]]
     if not found:
@@ -103,11 +99,7 @@ def samples_in(names: Sequence[str], which: str) -> list[int]:
 
 
 def samples_listed(names: Sequence[str], splits: Mapping[str, str], which: str) -> list[int]:
-    """Returns the samples of one split where a list has dealt them out, by name.
-
-    Raises:
-        DataError: it has no sample.
-    """
+    """Returns the samples of one split where a list has dealt them out, by name."""
     found = [sample for sample, name in enumerate(names) if splits.get(name) == which]
     if not found:
         there = {split: sum(splits.get(name) == split for name in names) for split in SPLITS}
@@ -219,12 +211,7 @@ class SplitPolicy:
     seed: int = 0
 
     def samples(self, source: Source) -> list[int]:
-        """Lists the samples of the split.
-
-        Raises:
-            DataError: there is no such split, or as `Splits.samples`, `samples_in`,
-                `samples_listed` and `samples_of`.
-        """
+        """Lists the samples of the split; refuses one that there is not, or that has no sample."""
         if self.split == "all":
             return list(range(len(source.names)))
         if self.split not in SPLITS:
@@ -338,8 +325,7 @@ class _Names:
     def listed(self, split: str, words: Sequence[str]) -> list[int]:
         """Returns the samples of a split, in the order of the data set.
 
-        Raises:
-            DataError: a word names none, or what another has named.
+        A word that names none, or what another has named, is refused.
         """
         found: dict[int, str] = {}
         for word in words:

@@ -1,8 +1,8 @@
 """Keeps boxes of samples on ranks, and plans which are sent to whom for a mini-batch.
 
 `Store` holds boxes in memory and, beyond its budget, in a file of the node; `memory_budget` says
-how much that may be: by default each rank's part of half of the free memory. `Ownership` says
-which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
+how much that may be: by default each rank's part of half of the free memory. `deal_samples`
+says which replica keeps which sample, found by every rank alike, without a message. `BatchPlanner`
 says what this rank keeps, sends and receives for each slot of a mini-batch. Without augmentation
 a box only ever travels between ranks of the same position of two replicas. With it, a rank wants
 the stored box that becomes its own one, from all ranks that keep parts of that. Where samples are
@@ -28,7 +28,7 @@ import numpy as np
 from hyperslab.comm import AXES, Grid, per_grid
 from hyperslab.comm.agreement import collective_try, least_of_ranks
 from hyperslab.comm.grid import hosts_of_ranks
-from hyperslab.data.augment import IDENTITY, Augmenter, Symmetry
+from hyperslab.data.augment import IDENTITY, DrawSymmetry, Symmetry
 from hyperslab.data.sampler import Schedule
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
@@ -57,11 +57,7 @@ class Store:
     """The most that a box in the file may take beside its own bytes [B]."""
 
     def __init__(self, samples: Sequence[int], in_memory: int, size: int, staging: Path | None):
-        """Room for these samples, of ``size`` [B] each at most; without staging for the first ones.
-
-        Raises:
-            DataError: the staging folder cannot be written, or has too little space.
-        """
+        """Makes room for samples of at most ``size`` [B]; without staging for the first ones."""
         self._kept: dict[int, SampleBox] = {}
         self._in_memory = frozenset(samples[:in_memory])
         staged = () if staging is None else samples[in_memory:]
@@ -183,59 +179,40 @@ def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
     return [(i,) for i, (lo, hi) in enumerate(cut.intervals) for _ in range(lo, hi)]
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """The samples that each replica keeps, in the order in which it gets them.
+def deal_samples(schedule: Schedule, replicas: int, capacity: int) -> list[list[int]]:
+    """Lists the samples that each replica keeps, at most ``capacity``, in the order it gets them.
 
-    A sample that none keeps is read again each time by the replica that computes it.
+    A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
+    all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
+    shown again is kept already. A sample that none keeps is read again each time by the replica
+    that computes it.
     """
-
-    kept: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def deal(cls, schedule: Schedule, replicas: int, capacity: int) -> Ownership:
-        """Deal out the samples, at most ``capacity`` to each replica.
-
-        A sample goes to the replica that computes it in epoch 0 and would read it then anyway (if
-        all do, to the emptiest); where that one is full, to the emptiest one that is not. What is
-        shown again is kept already.
-        """
-        kept: list[list[int]] = [[] for _ in range(replicas)]
-        dealt: set[int] = set()
-        for batch in schedule.batches(0):
-            for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
-                if sample in dealt:
-                    continue
-                dealt.add(sample)
-                wanted = min(first, key=lambda replica: len(kept[replica]))
-                if len(kept[wanted]) >= capacity:
-                    wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
-                if len(kept[wanted]) < capacity:
-                    kept[wanted].append(sample)
-        return cls(tuple(map(tuple, kept)))
-
-    @property
-    def replica(self) -> dict[int, int]:
-        """The replica that keeps a sample, of those that are kept."""
-        return {sample: replica for replica, part in enumerate(self.kept) for sample in part}
-
-    @property
-    def most(self) -> int:
-        """The most samples that a replica keeps."""
-        return max(map(len, self.kept))
+    kept: list[list[int]] = [[] for _ in range(replicas)]
+    dealt: set[int] = set()
+    for batch in schedule.batches(0):
+        for sample, first in zip(batch, consumers(len(batch), replicas), strict=True):
+            if sample in dealt:
+                continue
+            dealt.add(sample)
+            wanted = min(first, key=lambda replica: len(kept[replica]))
+            if len(kept[wanted]) >= capacity:
+                wanted = min(range(replicas), key=lambda replica: len(kept[replica]))
+            if len(kept[wanted]) < capacity:
+                kept[wanted].append(sample)
+    return kept
 
 
-def whole_samples(ownership: Ownership, boxes: BoxMap) -> dict[int, int]:
-    """Maps each sample to the one rank that reads and keeps it whole: by turns those of a replica.
+def whole_samples(kept: Sequence[Sequence[int]], boxes: BoxMap) -> list[list[int]]:
+    """Deals the samples of each replica to its ranks by turns, of which each keeps them whole.
 
     So a mini-batch is read by as many ranks as it has samples, whatever the cut of a sample
     (Oyama et al. 2020, figure 5).
     """
-    return {
-        sample: rank
-        for replica, part in enumerate(ownership.kept)
-        for sample, rank in zip(part, itertools.cycle(boxes.ranks(replica)))
-    }
+    found: list[list[int]] = [[] for _ in range(boxes.grid.size)]
+    for replica, part in enumerate(kept):
+        for sample, rank in zip(part, itertools.cycle(boxes.ranks(replica))):
+            found[rank].append(sample)
+    return found
 
 
 PLANS_KEPT = 4096
@@ -299,20 +276,14 @@ class SampleBoxes:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """Plans what this rank does for one slot of a mini-batch.
-
-    The boxes of the ``transfer`` are those of the stored sample; its wanted one is `None` where
-    another replica computes the sample. ``keeps``: this rank keeps its own box, or the whole
-    sample, which it reads once. ``reads``: nobody keeps the sample, so that the wanted box is read
-    now.
-    """
+    """Plans what this rank does for one slot of a mini-batch."""
 
     slot: int
     sample: int
     augmentation: Symmetry
-    keeps: bool
-    reads: bool
-    transfer: TransferPlan
+    keeps: bool  # this rank keeps its own box, or the whole sample, which it reads once
+    reads: bool  # nobody keeps the sample, so that the wanted box is read now
+    transfer: TransferPlan  # of boxes as stored; wanted is None where another replica computes it
 
 
 class BatchPlanner:
@@ -326,13 +297,13 @@ class BatchPlanner:
         self,
         boxes: SampleBoxes,
         owner: Mapping[int, int],
-        augmenter: Augmenter | None,
+        draw: DrawSymmetry | None,
         *,
         whole: bool = False,
     ) -> None:
         self.boxes = boxes
         self.owner = owner
-        self.augmenter = augmenter
+        self.draw = draw
         self.whole = whole
         self._replica = boxes.grid.coords["data"]
         self._me = boxes.grid.rank if whole else self._replica
@@ -357,9 +328,7 @@ class BatchPlanner:
             if not keeps and self._replica not in replicas:
                 continue
             shape = self.boxes.maps[sample].shape
-            augmentation = IDENTITY
-            if self.augmenter is not None:
-                augmentation = self.augmenter.of(turn, sample, shape)
+            augmentation = IDENTITY if self.draw is None else self.draw(shape, turn, sample)
             transfer = self._transfer(shape, owner, replicas, augmentation)
             plans.append(SlotPlan(slot, sample, augmentation, keeps, owner is None, transfer))
         return plans

@@ -128,11 +128,7 @@ class IntensityWindow(Transform):
 
     @classmethod
     def of(cls, window: LowHigh) -> IntensityWindow:
-        """Returns the window of two numbers.
-
-        Raises:
-            DataError: it is not two finite numbers, the lower one first.
-        """
+        """Returns the window of two finite numbers, the lower one first."""
         try:
             low, high = map(float, window)
         except (TypeError, ValueError):
@@ -159,11 +155,7 @@ TRANSFORMS: dict[str, Transform] = {
 
 
 def check_name(transform: str | None) -> None:
-    """Refuse a name that no transform has.
-
-    Raises:
-        DataError: it is none of them, nor ``"auto"`` or None.
-    """
+    """Refuses a name that no transform has."""
     if transform not in (*TRANSFORMS, "auto", None):
         names = ", ".join(repr(name) for name in (*TRANSFORMS, "auto", None))
         raise DataError(f"{transform=}: choose from {names}")

@@ -13,6 +13,7 @@ import csv
 import gzip
 import math
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,8 +55,7 @@ ANY: ErrorKinds = (Exception,)
 def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> Iterator[None]:
     """Turns what a library raises about a file of the format ``what`` into an error that names it.
 
-    Raises:
-        DataError: in place of one of these ``kinds``; errors of our own and want of memory pass.
+    One of these ``kinds`` becomes a DataError; errors of our own and want of memory pass.
     """
     try:
         yield
@@ -69,11 +69,7 @@ def naming(where: Path | str, what: str, kinds: ErrorKinds = OF_LIBRARIES) -> It
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Names the sample of which the system, or a library, has complained.
-
-    Raises:
-        DataError: in place of its OSError or EOFError; errors of our own pass.
-    """
+    """Turns an OSError or EOFError into a DataError that names the sample; our own errors pass."""
     try:
         yield
     except HyperslabError:
@@ -115,11 +111,7 @@ def read_box(
 
 
 def check_finite(values: NDArray[Any], where: str) -> tuple[Any, Any]:
-    """Returns the least and the greatest of the values.
-
-    Raises:
-        DataError: they are NaN or infinite.
-    """
+    """Returns the least and the greatest of the values; refuses NaN and infinite ones."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):
@@ -158,11 +150,7 @@ def list_files(folder: Path, suffixes: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_names(folder: Path, names: Sequence[str]) -> None:
-    """Accepts names that can be written into tables and records.
-
-    Raises:
-        DataError: one is not UTF-8.
-    """
+    """Refuses names that are not UTF-8: they could not be written into tables and records."""
     for name in names:
         try:
             name.encode()
@@ -173,11 +161,7 @@ def check_names(folder: Path, names: Sequence[str]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Accepts a folder that is there.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Refuses a folder that is missing, or is none."""
     if not folder.is_dir():
         state = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder}: {state}; give the folder that holds the data")
@@ -202,8 +186,7 @@ def sift(
 ) -> list[tuple[Item, Found]]:
     """Keeps the items that can be read, each with what was read of it; ``refuse`` gets the others.
 
-    Raises:
-        DataError: of the first that cannot be read, if there is no ``refuse`` or none can be.
+    If there is no ``refuse`` or none can be read, the error of the first is raised.
     """
     found = []
     errors = []
@@ -269,11 +252,7 @@ class FileAccess:
     referring: set[Path] = field(default_factory=set, compare=False)
 
     def check(self, path: Path, what: str, target: Path) -> None:
-        """Accepts that the file ``path`` refers to ``target``, by ``what`` of it, if it may.
-
-        Raises:
-            DataError: it may not, or there is no such file.
-        """
+        """Refuses that the file ``path`` refers to ``target``, by ``what`` of it, if it may not."""
         self.referring.add(path)
         real = Path(os.path.realpath(target))
         inside = real.is_relative_to(os.path.realpath(self.folder))
@@ -374,9 +353,13 @@ class Stamp:
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
-        """Takes the file's stamp now. Raises: OSError, there is none."""
+        """Takes the file's stamp now; of a folder the size of all of it, and the last change."""
         found = os.stat(path)
-        return cls(found.st_size, found.st_mtime_ns)
+        if not stat.S_ISDIR(found.st_mode):
+            return cls(found.st_size, found.st_mtime_ns)
+        inside = [file.stat() for file in path.rglob("*") if file.is_file()]
+        modified = max((state.st_mtime_ns for state in inside), default=0)
+        return cls(sum(state.st_size for state in inside), modified)
 
     def __str__(self) -> str:
         second, rest = divmod(self.modified, 10**9)
@@ -384,40 +367,18 @@ class Stamp:
         return f"{self.size} bytes of {when}.{rest:09d} UTC"
 
 
-RecordedStamps = dict[str, list[int]]
-"""Stamps for JSON: the `size_and_time` of each file, by its name relative to a folder."""
-
-
-def recorded_stamps(files: Sequence[Path], root: Path) -> RecordedStamps:
-    """Records the stamps of files, relative to ``root``.
-
-    Raises:
-        DataError: one has gone.
-    """
+def recorded_stamps(files: Sequence[Path], root: Path) -> dict[str, list[int]]:
+    """Records the stamps of files for JSON, by their names relative to ``root``."""
     found = {}
     for path in files:
         with naming(path, "a file"):
-            found[Path(os.path.relpath(path, root)).as_posix()] = size_and_time(path)
+            stamp = Stamp.of(path)
+        found[Path(os.path.relpath(path, root)).as_posix()] = [stamp.size, stamp.modified]
     return found
 
 
-def size_and_time(path: Path) -> list[int]:
-    """Returns the size [B] of a file and when it was written [ns]; of a folder all, and the last.
-
-    Raises:
-        OSError: it has gone.
-    """
-    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
-    states = [file.stat() for file in files]
-    return [sum(s.st_size for s in states), max((s.st_mtime_ns for s in states), default=0)]
-
-
 def file_checksum(path: Path, lo: int = 0, hi: int | None = None) -> str:
-    """Computes the CRC32C of the bytes lo to hi of a file, or of a folder's files and names.
-
-    Raises:
-        OSError: it has gone.
-    """
+    """Computes the CRC32C of the bytes lo to hi of a file, or of a folder's files and names."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         words = [f"{file.relative_to(path).as_posix()} {file_checksum(file)}\n" for file in files]
@@ -438,9 +399,6 @@ def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
 
     It is looked at afterwards, so that a change during the read counts too; and also where the read
     fails, because a file that has changed explains that.
-
-    Raises:
-        DataError: it has changed or gone; names the file and the sample.
     """
     try:
         yield
@@ -451,11 +409,7 @@ def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
 
 
 def check_unchanged(path: Path, sample: str, then: Stamp, cause: Exception | None = None) -> None:
-    """Compares the file with what it was.
-
-    Raises:
-        DataError: it has changed or gone.
-    """
+    """Refuses a file that has changed or gone; names the file and the sample."""
     try:
         now = Stamp.of(path)
     except OSError as error:
@@ -483,11 +437,7 @@ GZIP_PIECE = 1 << 20
 
 
 def check_gzip_size(path: Path, size: int, most: int = DEFLATE_RATIO) -> None:
-    """Accepts that a gzip file holds ``size`` bytes, if it may well.
-
-    Raises:
-        DataError: it is too small for that.
-    """
+    """Refuses a gzip file that is too small to hold ``size`` bytes."""
     packed = path.stat().st_size
     if size > packed * DEFLATE_RATIO or (size > FREE_OF_DOUBT and size > packed * most):
         raise DataError(
@@ -500,9 +450,7 @@ def check_gzip_size(path: Path, size: int, most: int = DEFLATE_RATIO) -> None:
 def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
     """Opens a gzip file and reads what is left over in the end, too: so its sum is compared.
 
-    Raises:
-        DataError: there is much more in it than was read.
-        OSError, EOFError, zlib.error: it is damaged or cut short.
+    Much more in it than was read is refused; errors of gzip are its own.
     """
     with gzip.open(path) as file:
         yield file
@@ -514,11 +462,7 @@ def open_gzip_to_end(path: Path) -> Iterator[gzip.GzipFile]:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder where there is none.
-
-    Raises:
-        DataError: it cannot be made.
-    """
+    """Makes a folder where there is none; names it in an error."""
     with system_errors_as(DataError, f"cannot make the folder {folder}", named=False):
         folder.mkdir(parents=True, exist_ok=True)
 

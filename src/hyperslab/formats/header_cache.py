@@ -1,7 +1,7 @@
 """Remembers what scans have read of the headers of files, and asks for those of changed ones alone.
 
-A `HeaderCache` is a file of JSON lines beside the data or, where that folder cannot be written, in
-the user's cache folder. It is values alone, checked by their types, so that nothing in it is run.
+A `HeaderCache` is a file of JSON lines in the user's cache folder, where nobody else can write. It
+is values alone, checked by their types, so that nothing in it is run.
 
 [Note: stale headers] A header is used where size, times of the last change of content and of
 state, and number (inode) of the file are those of when it was read. The file is opened for that,
@@ -18,7 +18,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -41,8 +41,6 @@ TICK = 2 * 10**9
 MOST_BYTES = 1 << 30
 """The largest cache that is read: millions of files [B]."""
 
-NAME = ".hyperslab-headers"
-
 log = logging.getLogger("hyperslab")
 
 State = list[int]
@@ -61,7 +59,7 @@ class HeaderCache(Generic[Header]):
         version = importlib.metadata.version("hyperslab")
         words = repr((FORMAT, version, kind, reach.allowed, *about))
         self._about = hashlib.sha256(words.encode()).hexdigest()
-        self._old = dict(self._load())
+        self._old = self._load()
         self._now: dict[str, tuple[State, Any]] = {}
         self._read = 0
 
@@ -94,49 +92,45 @@ class HeaderCache(Generic[Header]):
             return
         body = json_lines([name, state, value] for name, (state, value) in self._now.items())
         head = json_lines([[self._about, hashlib.sha256(body).hexdigest()]])
-        for place in self._places():
-            try:
-                with created_aside(place, concurrent=True) as file:
-                    os.fchmod(file.fileno(), 0o600)
-                    file.write(head + body)
-                return
-            except OSError as error:
-                log.debug("%s: cannot be written: %s", place, error)
+        if (place := self._place()) is None:
+            return
+        try:
+            with created_aside(place, concurrent=True) as file:
+                file.write(head + body)
+        except OSError as error:
+            log.debug("%s: cannot be written: %s", place, error)
 
-    def _places(self) -> Iterator[Path]:
-        """Yields where the cache may be; what others could have written is not looked at."""
-        beside = self.reach.folder / NAME
-        if not beside.exists() or _is_own(beside):
-            yield beside
+    def _place(self) -> Path | None:
+        """Returns where the cache may be; None where the user has no folder of his own."""
         try:
             folder = make_private(user_folder("XDG_CACHE_HOME", "headers"))
         except OSError as error:
             log.debug("no cache of headers: %s", error)
-            return
+            return None
         real = os.path.realpath(self.reach.folder)
-        yield folder / hashlib.sha256(os.fsencode(real)).hexdigest()
+        return folder / hashlib.sha256(os.fsencode(real)).hexdigest()
 
-    def _load(self) -> Iterator[tuple[str, tuple[State, Any]]]:
-        for place in self._places():
-            try:
-                with open_plain(place, links=False) as file:
-                    head, body = value_of_json(file.readline(1000)), file.read(MOST_BYTES)
-                about, checksum = head
-                if about != self._about:
-                    continue  # of another version, or read with other options
-                if checksum != hashlib.sha256(body).hexdigest():
-                    raise ValueError("its checksum does not fit")
-                rows = [value_of_json(line) for line in body.splitlines()]
-                found = {name: ([*map(int, state)], value) for name, state, value in rows}
-                for _, value in found.values():
-                    self._codec.validate_python(value)
-            except FileNotFoundError:
-                continue
-            except (OSError, ValueError, TypeError) as error:
-                log.warning("%s is ignored: %s", place, error)
-                continue
-            yield from found.items()
-            return
+    def _load(self) -> dict[str, tuple[State, Any]]:
+        if (place := self._place()) is None:
+            return {}
+        try:
+            with open_plain(place, links=False) as file:
+                head, body = value_of_json(file.readline(1000)), file.read(MOST_BYTES)
+            about, checksum = head
+            if about != self._about:
+                return {}  # of another version, or read with other options
+            if checksum != hashlib.sha256(body).hexdigest():
+                raise ValueError("its checksum does not fit")
+            rows = [value_of_json(line) for line in body.splitlines()]
+            found = {name: ([*map(int, state)], value) for name, state, value in rows}
+            for _, value in found.values():
+                self._codec.validate_python(value)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError) as error:
+            log.warning("%s is ignored: %s", place, error)
+            return {}
+        return found
 
 
 def _state(path: Path) -> State | None:
@@ -152,8 +146,3 @@ def _state(path: Path) -> State | None:
     if not stat.S_ISREG(found.st_mode):
         return None
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
-def _is_own(path: Path) -> bool:
-    found = path.lstat()
-    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -26,10 +26,7 @@ Entry = dict[str, Any]
 def read_manifest(folder: Path) -> tuple[Entry | None, list[Entry], int]:
     """Reads what was asked for, the samples, and the bytes [B] of whole lines.
 
-    Nothing where there is no manifest.
-
-    Raises:
-        DataError: it cannot be read, or is none.
+    Nothing where there is no manifest; what is none is refused.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -84,10 +81,6 @@ _KEYS: dict[str, Callable[[Any], bool]] = {
 
 
 def volumes_of(folder: Path) -> dict[str, str]:
-    """Maps each sample that is recorded as a part of a volume to that volume.
-
-    Raises:
-        DataError: see `read_manifest`.
-    """
+    """Maps each sample that is recorded as a part of a volume to that volume."""
     _, samples, _ = read_manifest(folder)
     return {sample["name"]: sample["volume"] for sample in samples if "volume" in sample}

@@ -36,11 +36,7 @@ def monai_data() -> Any:
 
 
 def mpi() -> Any:
-    """Returns the module ``mpi4py.MPI``, which starts MPI when it is imported.
-
-    Raises:
-        HyperslabError: the extra ``mpi`` is not installed.
-    """
+    """Returns the module ``mpi4py.MPI``, which starts MPI when it is imported."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter: there is no MPI library

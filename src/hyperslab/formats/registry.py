@@ -17,21 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.files import (
-    OWN_DATA,
-    STRICT,
-    AccessPolicy,
-    DataMap,
-    Refuse,
-    check_folder,
-    walk_folder,
-)
+from hyperslab.formats.files import OWN_DATA, check_folder, walk_folder
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 
 if TYPE_CHECKING:  # with torch, for which recipes do not wait
     from hyperslab.comm import Grid
     from hyperslab.formats.source import ScanOptions, Source
-    from hyperslab.formats.storage_order import Channels
     from hyperslab.formats.writer import Writer
 
 
@@ -88,6 +79,11 @@ class Format:
     source: type[Source]
     writer: Writer | None = None
     help: str = ""
+
+    @property
+    def compressions(self) -> tuple[str, ...]:
+        """Returns those of the writer; none without one."""
+        return () if self.writer is None else self.writer.compressions
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,32 +208,28 @@ def formats() -> tuple[Format, ...]:
     return tuple(map(named, names()))
 
 
+def _known() -> dict[str, Format | _BuiltIn]:
+    return {**_BUILT_IN, **_FORMATS}
+
+
 def names() -> tuple[str, ...]:
     """Names all formats that are registered."""
-    return (*_BUILT_IN, *_FORMATS)
+    return tuple(_known())
 
 
 def suffixes_of_formats() -> list[tuple[str, str]]:
     """Lists the suffixes of all formats, each after the format's name."""
-    known: dict[str, Format | _BuiltIn] = {**_BUILT_IN, **_FORMATS}
-    return [(name, suffix) for name, one in known.items() for suffix in one.suffixes]
+    return [(name, suffix) for name, one in _known().items() for suffix in one.suffixes]
 
 
 def compressions() -> list[str]:
     """Lists the compressions that any writer has."""
-    ours = [word for one in _BUILT_IN.values() for word in one.compressions]
-    writers = [one.writer for one in _FORMATS.values() if one.writer is not None]
-    return list(dict.fromkeys([*ours, *(word for one in writers for word in one.compressions)]))
+    return list(dict.fromkeys(word for one in _known().values() for word in one.compressions))
 
 
 def check_written(format: str, compression: str) -> None:
-    """Refuses a format that is not written, or has no such compression.
-
-    Raises:
-        DataError: names those that there are.
-    """
-    has = {name: known.compressions for name, known in _BUILT_IN.items()}
-    has |= {name: one.writer.compressions for name, one in _FORMATS.items() if one.writer}
+    """Refuses a format that is not written or lacks the compression; names those there are."""
+    has = {name: one.compressions for name, one in _known().items() if one.compressions}
     if format not in has:
         raise DataError(f"format {format!r}: choose from {', '.join(has)}")
     if compression not in has[format]:
@@ -256,41 +248,10 @@ def choices(names: Sequence[str]) -> str:
 
 
 def named(format: str) -> Format:
-    """Returns the format of this name.
-
-    Raises:
-        DataError: there is none; names those that there are.
-    """
+    """Returns the format of this name; an error names those that there are."""
     if format not in names():
         raise DataError(f"{format=}: choose from {', '.join(names())}")
     return _built_in(format) if format in _BUILT_IN else _FORMATS[format]
-
-
-def source_of(
-    path: str | Path,
-    grid: Grid,
-    channels: Channels | None = None,
-    format: str | None = None,
-    refuse: Refuse | None = None,
-    driver: Driver | None = None,
-    allowed: AccessPolicy = STRICT,
-    mapping: DataMap | None = None,
-) -> Source:
-    """Opens the folder as a source of its format; all ranks call this.
-
-    The main rank scans it, so that a folder that changes meanwhile is the same for all. Without
-    ``format`` the files nearest to the top of the folder decide. ``"hdf5"`` takes the spatial dims
-    as they are stored, ``"lbann"`` takes them as reversed. ``refuse`` is told of files that are not
-    what they should be, which are then left out. With ``driver="mpio"`` the ranks of a replica read
-    together. ``allowed``: what files may do. ``mapping``: where volumes and targets are in it.
-
-    Raises:
-        DataError: the folder is missing or holds no known file, or files of two formats side by
-            side; or as the format's own source.
-    """
-    from hyperslab.formats.source import ScanOptions
-
-    return sources_of([path], grid, ScanOptions(channels, format, refuse, allowed, mapping), driver)
 
 
 def sources_of(
@@ -299,11 +260,20 @@ def sources_of(
     options: ScanOptions,
     driver: Driver | None = None,
 ) -> Source:
-    """Opens several folders as one source, see `Joined`; errors are those of `source_of`, too."""
+    """Opens folders as sources of their formats, several as one, see `Joined`; all ranks call this.
+
+    The main rank scans them, so that a folder that changes meanwhile is the same for all. Without
+    a format in the ``options`` the files nearest to the top of the folder decide. ``"hdf5"`` takes
+    the spatial dims as they are stored, ``"lbann"`` takes them as reversed. With ``driver="mpio"``
+    the ranks of a replica read together.
+
+    Raises:
+        DataError: no folder is given, or one is missing or holds no known file, or files of two
+            formats side by side; or as the format's own source.
+    """
     from hyperslab.formats.views import joined
 
-    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
-    return next(iter(parts.values())) if len(parts) == 1 else joined(parts)
+    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
@@ -332,26 +302,33 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
     """Opens the folder as this process sees it, with a word on files that are left out.
 
-    Raises:
-        DataError: see `source_of`.
+    A sample is known by its name, so two of one name are refused.
     """
+    others = ""
     if options.mapping is not None:
         from hyperslab.formats.arrays.source import MappedFolder
 
-        return MappedFolder.open_folder(folder, options), ""
-    if options.format is not None:
-        return named(options.format).source.open_folder(folder, options), ""
-    found, others = find_format(folder)
-    return found.source.open_folder(folder, options), others
+        kind: type[Source] = MappedFolder
+    elif options.format is not None:
+        kind = named(options.format).source
+    else:
+        found, others = find_format(folder)
+        kind = found.source
+    source = kind.open_folder(folder, options)
+    for name, count in Counter(source.names).most_common(1):
+        if count > 1:
+            places = [source.where(i) for i, other in enumerate(source.names) if other == name]
+            raise DataError(
+                f"{folder}: two samples have the name {name!r}: {places[0]} and {places[1]}\n"
+                "    rename one of the files, or keep one of them"
+            )
+    return source, others
 
 
 def find_format(folder: Path) -> tuple[Format, str]:
     """Finds the format, with a word on files of others that lie deeper and are left out.
 
-    A file may be a list of samples, whose suffix decides.
-
-    Raises:
-        DataError: see `source_of`.
+    A file may be a list of samples, whose suffix decides. Errors are those of `sources_of`.
     """
     if folder.is_file():
         lister = next((one for one in formats() if folder.name.endswith(one.source.lists)), None)
@@ -393,11 +370,7 @@ def find_format(folder: Path) -> tuple[Format, str]:
 
 
 def check_source(path: Path, format: str | None) -> None:
-    """Refuses a folder that is not there, or has no files that are data, as far as names tell.
-
-    Raises:
-        DataError: as `source_of`.
-    """
+    """Refuses a folder that is not there, or has no files that are data, as far as names tell."""
     if format is None:
         find_format(path)
     elif format not in (*names(), MAPPED):

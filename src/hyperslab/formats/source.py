@@ -17,8 +17,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid, log_once
-from hyperslab.comm.agreement import broadcast_from_main
+from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.storage import Storage
@@ -69,10 +68,7 @@ class ScanOptions:
     own: bool = False
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            DataError: ``mapping`` is something else, such as a dict of its fields.
-        """
+        """Refuses a ``mapping`` that is something else, such as a dict of its fields."""
         if not isinstance(self.mapping, DataMap | None):
             raise DataError(
                 f"mapping={self.mapping!r} is no DataMap; pass hyperslab.formats.DataMap("
@@ -141,24 +137,6 @@ class Source(ABC):
             DataError: a file is not what it should be.
         """
         return cls(folder)  # type: ignore[call-arg]
-
-    @classmethod
-    def scan(
-        cls,
-        path: str | Path,
-        grid: Grid,
-        channels: Channels | None = None,
-    ) -> Source:
-        """Opens a folder as the main rank sees it. All ranks call this.
-
-        Raises:
-            DataError: a file is not what it should be.
-        """
-        options = ScanOptions(channels)
-        source = broadcast_from_main(lambda: cls.open_folder(Path(path), options))
-        if source.remark:
-            log_once(grid, source.remark)
-        return source
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -267,6 +245,14 @@ class Source(ABC):
         """Lets go of what is open; a later `read` opens it again."""
 
 
+_SHOWN = (
+    *("names", "shape", "shapes", "dtype", "parameters", "classes", "label_bytes", "order"),
+    *("collective", "redshifts", "stored_redshifts", "summed_whole", "targets_apart"),
+    "channel_names",
+)
+"""What a view takes from the source that it shows."""
+
+
 def _of_origin(name: str) -> Any:
     """Makes a method of a `SourceView` that asks the source which is shown for its sample."""
 
@@ -278,25 +264,16 @@ def _of_origin(name: str) -> Any:
 
 
 class SourceView(Source):
-    """Shows the samples of other sources in another way.
+    """Shows the samples of another source in another way.
 
-    Implement `read`, and set ``names``, ``shape`` and ``source``; what is not implemented is as the
-    sample of the other source has it. Of several sources, implement `origin` and `close`, too.
+    It begins as the source is. Set what differs and implement `read`; what is not implemented is as
+    the sample of the other source has it. Of several sources, implement `origin` and `close`, too.
     """
 
-    source: Source
-
-    def take_after(self, source: Source) -> None:
-        """Copies what holds of the samples however they are shown."""
-        self.dtype = source.dtype
-        self.parameters = source.parameters
-        self.classes = source.classes
-        self.label_bytes = source.label_bytes
-        self.collective = source.collective
-        self.redshifts = source.redshifts
-        self.stored_redshifts = source.stored_redshifts
-        self.targets_apart = source.targets_apart
-        self.channel_names = source.channel_names
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        for name in _SHOWN:
+            setattr(self, name, getattr(source, name))
 
     def origin(self, sample: int) -> tuple[Source, int]:
         """Returns the source and its sample that is shown as ``sample``."""
@@ -321,12 +298,11 @@ class SingleSample(SourceView):
     """Shows one sample of another source."""
 
     def __init__(self, source: Source, sample: int) -> None:
-        self.source = source
+        super().__init__(source)
         self.sample = sample
-        self.take_after(source)
         self.names = (source.names[sample],)
         self.shape = source.shape_of(sample)
-        self.order = source.order
+        self.shapes = ()
 
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.source, self.sample

@@ -68,11 +68,8 @@ def read_strided(
 ) -> NDArray[Any]:
     """Reads a box of the array ``stored``, whose first byte is the file's at ``start``.
 
-    ``file`` is its number, open for reading.
-
-    Raises:
-        EOFError: the file ends too early.
-        ValueError: it is said to hold Python's objects, whose bytes would be taken for addresses.
+    ``file`` is its number, open for reading. Python's objects, whose bytes would be taken for
+    addresses, are a ValueError.
     """
     if dtype.hasobject:
         raise ValueError("it holds Python's objects, not numbers")
@@ -107,11 +104,7 @@ def _read_rows(rows: NDArray[np.uint8], file: int, places: NDArray[np.int64]) ->
 
 
 def read_whole(file: int, memory: memoryview, place: int) -> None:
-    """Fills the memory from a place in the file.
-
-    Raises:
-        EOFError: the file ends too early.
-    """
+    """Fills the memory from a place in the file; an EOFError if that ends too early."""
     while memory:  # the system may give less than it is asked for
         got = os.preadv(file, [memory], place)
         if not got:
@@ -229,7 +222,7 @@ class Storage:
     ``shape``: the shape of the stored array, whose dims have an ``order``. ``chunk``: None if it is
     in one piece. ``size``: the stored bytes of all of it. ``buffer``: the bytes that are read at
     least where a piece begins. ``bridged``: hyperslab reads it itself, short gaps too, see
-    `strided_read`. ``packed``: it is one stream, which is read up to the end of a box, or
+    `read_strided`. ``packed``: it is one stream, which is read up to the end of a box, or
     (``whole``) completely.
     """
 

@@ -19,11 +19,7 @@ DTYPES = ("int16", "uint16", "float32")
 
 
 def channel_order(path: Path, stored: tuple[int, ...], redshifts: int = -1) -> Channels:
-    """Finds the channels by the cube's equal extents, or else by the number of redshifts.
-
-    Raises:
-        DataError: neither tells.
-    """
+    """Finds the channels by the cube's equal extents, or else by the number of redshifts."""
     cube = {
         "last": stored[0] == stored[1] == stored[2],
         "first": stored[1] == stored[2] == stored[3],

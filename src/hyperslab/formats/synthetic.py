@@ -18,17 +18,10 @@ GOLDEN = 0x9E3779B9
 """2³² over the golden ratio: so many apart, neighbours have keys that look unlike each other."""
 
 
-def poisson_table(size: int = 256) -> NDArray[np.int16]:
-    """Returns the quantiles of counts with mean 1, as the universes' are: equally likely entries.
+_CUMULATED = np.cumsum([math.exp(-1) / math.factorial(count) for count in range(16)])
 
-    >>> poisson_table(8).tolist()
-    [0, 0, 0, 1, 1, 1, 2, 3]
-    """
-    cumulated = np.cumsum([math.exp(-1) / math.factorial(count) for count in range(16)])
-    return np.searchsorted(cumulated, (np.arange(size) + 0.5) / size).astype(np.int16)
-
-
-POISSON = poisson_table()
+POISSON = np.searchsorted(_CUMULATED, (np.arange(256) + 0.5) / 256).astype(np.int16)
+"""Quantiles of counts with mean 1, as the universes' are: equally likely entries."""
 
 
 def mix_bits(keys: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,16 @@ def universe_names(count: int) -> tuple[str, ...]:
     return COSMOFLOW_NAMES if count == len(COSMOFLOW_NAMES) else numbered_names(count)
 
 
+def as_numbers(found: Any, where: str) -> Floats:
+    """Returns finite numbers as float64; refuses anything else, or none, by where they are."""
+    values = np.asarray(found)
+    if values.dtype.kind not in "fiu" or values.size == 0:
+        raise DataError(f"{where} is {values.dtype} {values.shape}; needs numbers")
+    if not np.isfinite(values).all():
+        raise DataError(f"{where} holds {values.ravel()[:8].tolist()}; needs finite numbers")
+    return values.astype(np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """P targets; ``physical = centre + scale * unit``, where unit is what the network is shown.
@@ -55,16 +65,22 @@ class Parameters:
         return cls(tuple(names), (0.0,) * len(names), (1.0,) * len(names))
 
     @classmethod
+    def of_ranges(cls, ranges: Mapping[str, tuple[float, float]]) -> Parameters:
+        """Makes parameters that are shown from -1 to 1 within ``ranges``, by name."""
+        ends = np.array(list(ranges.values())).reshape(-1, 2)
+        centre, scale = (ends[:, 0] + ends[:, 1]) / 2, (ends[:, 1] - ends[:, 0]) / 2
+        return cls(tuple(ranges), tuple(centre.tolist()), tuple(scale.tolist()))
+
+    @classmethod
     def within(
         cls, ranges: Mapping[str, tuple[float, float]], unit: Floats, physical: Floats
     ) -> Parameters:
         """Makes parameters drawn within ``ranges``, by name; both (N, P) show how exact that is."""
-        lo, hi = np.array(list(ranges.values())).T
-        centre = (lo + hi) / 2
-        scale = (hi - lo) / 2
-        size = np.maximum(np.maximum(np.abs(lo), np.abs(hi)), np.finfo(float).tiny)
-        off = float((np.abs(physical - centre - scale * unit) / size).max())
-        return cls(tuple(ranges), tuple(centre.tolist()), tuple(scale.tolist()), off)
+        found = cls.of_ranges(ranges)
+        size = np.abs(list(ranges.values())).max(1).clip(np.finfo(float).tiny)
+        line = np.array(found.scale) * unit
+        off = float((np.abs(physical - found.centre - line) / size).max())
+        return replace(found, misfit=off)
 
     @classmethod
     def fit(cls, names: Sequence[str], unit: Floats, physical: Floats) -> Parameters:
@@ -150,27 +166,20 @@ MOST_CLASSES = 256
 
 
 def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
-    """Returns the labels (1 or C, d, h, w) of a file as classes (d, h, w).
-
-    Raises:
-        DataError: the channels differ, or a label is not a whole number of 0 to 255.
-    """
+    """Returns a file's labels (1 or C, d, h, w), whole numbers to 255, as classes (d, h, w)."""
     labels = stored[0]
     with np.errstate(invalid="ignore"):
         whole = labels.astype(np.uint8)
-    if (whole != labels).any():
-        raise DataError(f"{where}: 'segmentation' holds labels that are not classes")
+    wrong = labels[whole != labels]
+    if wrong.size:
+        raise DataError(f"{where} holds labels that are not classes, such as {wrong[0]}")
     if (stored[1:] != labels).any():
-        raise DataError(f"{where}: the channels of 'segmentation' are not equal")
+        raise DataError(f"{where}: the channels of labels are not equal")
     return whole
 
 
 def check_classes(labels: NDArray[Any], classes: tuple[str, ...], where: str) -> None:
-    """Refuse labels without a class before they reach a loss.
-
-    Raises:
-        DataError: there is one, or the labels are not uint8.
-    """
+    """Refuses labels without a class, or of another type than uint8, before they reach a loss."""
     if labels.dtype != np.uint8:
         raise DataError(f"{where}: labels are {labels.dtype}, not uint8")
     if labels.size and labels.max() >= len(classes):

@@ -44,7 +44,7 @@ class Joined(SourceView):
         (first, one), *others = parts.items()
         for folder, part in others:
             _check_alike(first, one, folder, part)
-        self.take_after(one)
+        super().__init__(one)
         self.order = one.order if len({part.order for part in parts.values()}) == 1 else None
         self.targets_apart = any(part.targets_apart for part in parts.values())
         self.summed_whole = all(part.summed_whole for part in parts.values())
@@ -92,11 +92,7 @@ class Joined(SourceView):
 
 
 def joined(parts: dict[Path, Source]) -> Source:
-    """One source of all folders; a single one as it is.
-
-    Raises:
-        DataError: there is no folder, or see `Joined`.
-    """
+    """Joins the sources of folders; a single one stays as it is."""
     if not parts:
         raise DataError("no folder is given; give at least one")
     return next(iter(parts.values())) if len(parts) == 1 else Joined(parts)
@@ -169,8 +165,7 @@ class Selected(SourceView):
         redshifts: Sequence[float] | None = None,
         targets: Sequence[str] | None = None,
     ) -> None:
-        self.source = source
-        self.take_after(source)
+        super().__init__(source)
         self.channels = tuple(range(source.shape[0]))
         self.chosen = tuple(range(len(source.parameters.names)))
         if redshifts is not None:
@@ -185,8 +180,6 @@ class Selected(SourceView):
             self.channel_names = tuple(source.channel_names[c] for c in self.channels)
         self.splits = source.splits
         self.parameters = source.parameters.only(self.chosen)
-        self.names = source.names
-        self.order = source.order
 
     def read(self, sample: int, box: Box) -> Array:
         wanted = self.channels[box.lo[0] : box.hi[0]]
@@ -237,11 +230,7 @@ def selected(
 
 
 def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """Returns the channel of each wanted redshift, where those of the channels are ``known``.
-
-    Raises:
-        DataError: see `Selected`.
-    """
+    """Returns the channel of each wanted redshift, where those of the channels are ``known``."""
     if not known:
         raise DataError(
             f"{source.where(0)}: does not say which redshifts its "
@@ -315,8 +304,7 @@ class Subvolumes(SourceView):
                 f"cannot cut {source.where(0)} of {' x '.join(map(str, extents))} voxels into "
                 f"sub-volumes of {width}: every extent has to be a multiple of it"
             )
-        self.source = source
-        self.take_after(source)
+        super().__init__(source)
         self.shape = (channels, width, width, width)
         self.places = list(itertools.product(*(range(extent // width) for extent in extents)))
         self.names = [
@@ -383,16 +371,13 @@ class Padded(SourceView):
     def __init__(self, source: Source, multiple: int, fill: float = 0) -> None:
         if multiple < 1:
             raise DataError(f"{multiple=}: needs to be >= 1")
-        self.source = source
+        super().__init__(source)
+        self.splits = source.splits
         self.multiple = multiple
-        self.take_after(source)
         self.fill = fill_as(fill, source.dtype)
         shapes = [rounded_up(shape, multiple) for shape in source.shapes or (source.shape,)]
         self.shape = max(shapes, key=math.prod)
         self.shapes = tuple(shapes) if len(set(shapes)) > 1 else ()
-        self.names = source.names
-        self.summed_whole = source.summed_whole
-        self.splits = source.splits
 
     def read(self, sample: int, box: Box) -> Array:
         inner = Box.whole(self.source.shape_of(sample))
@@ -434,12 +419,6 @@ def read_filled(
     if not inside.empty:
         values[inside.slices(box)] = read(inside)
     return values
-
-
-def take_filled(whole: Array, box: Box, fill: float) -> Array:
-    """Returns the values of ``box``, which may reach beyond ``whole``: ``fill`` where it does."""
-    inner = Box.whole(whole.shape)
-    return read_filled(lambda inside: whole[inside.slices()], inner, box, fill, whole.dtype)
 
 
 def fill_as(fill: float, dtype: np.dtype[Any]) -> float:

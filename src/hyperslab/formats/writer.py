@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +36,6 @@ SLAB_BYTES = 64 * 1024 * 1024
 """A slab has at most so many bytes, unless one chunk is thicker [B]."""
 
 Slabs = Iterator[tuple[int, Array]]
-
-ReadBox = Callable[[Box], Array]
 
 
 class Checksum:
@@ -62,58 +60,35 @@ def slab_thickness(shape: tuple[int, ...], itemsize: int, side: int = 1) -> int:
 
 
 def sample_slabs(
-    source: Source,
-    sample: int,
-    step: int,
-    tally: Checksum,
-    *,
-    labels: bool = False,
-    read: ReadBox | None = None,
+    source: Source, sample: int, step: int, tally: Checksum, *, labels: bool = False
 ) -> Slabs:
     """Yields where each slab begins, and its values (C, d, H, W), or its labels (d, H, W).
 
-    ``read`` gives what is in a box in another way than ``source.read`` or ``source.labels``.
-
-    Raises:
-        DataError: they cannot be read, are NaN or infinite, or are no classes.
+    NaN and infinite values, and labels that are no classes, are refused.
     """
     channels, depth, height, width = source.shape_of(sample)
     front = () if labels else (channels,)
+    name = source.where(sample)
     for lo in range(0, depth, step):
         first = (0, lo, 0, 0)[1 - len(front) :]
         box = Box(first, (*front, min(lo + step, depth), height, width))
-        name = source.where(sample)
-        if read is not None:
-            slab, where = read(box), f"{name}: {box}"
-        elif labels:
-            slab, where = read_box(source.labels, sample, box, name)
-        else:
-            slab, where = read_box(source.read, sample, box, name, np.dtype(source.dtype))
         if labels:
+            slab, where = read_box(source.labels, sample, box, name)
             check_classes(slab, source.classes, where)
         else:
+            slab, where = read_box(source.read, sample, box, name, np.dtype(source.dtype))
             check_finite(slab, where)
         tally.add(slab if labels else np.moveaxis(slab, 0, -1))
         yield lo, slab
 
 
-def checksums(
-    source: Source,
-    sample: int,
-    step: int,
-    read: ReadBox | None = None,
-    read_labels: ReadBox | None = None,
-) -> dict[str, str]:
-    """Reads all of a sample, and returns its checksums by their keys in a manifest.
-
-    Raises:
-        DataError: see `sample_slabs`.
-    """
+def checksums(source: Source, sample: int, step: int) -> dict[str, str]:
+    """Reads all of a sample, and returns its checksums by their keys in a manifest."""
     found = {}
-    for key, labels, how in (("crc32c", False, read), ("labels_crc32c", True, read_labels)):
+    for key, labels in (("crc32c", False), ("labels_crc32c", True)):
         if source.classes or not labels:
             tally = Checksum()
-            for _ in sample_slabs(source, sample, step, tally, labels=labels, read=how):
+            for _ in sample_slabs(source, sample, step, tally, labels=labels):
                 pass
             found[key] = str(tally)
     return found
@@ -121,23 +96,17 @@ def checksums(
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A sample that was read whole; ``problem``: what is wrong with it, empty if nothing is.
-
-    ``recorded``: its values were also compared with the journal of the conversion that made it.
-    """
+    """A sample that was read whole."""
 
     name: str
-    problem: str = ""
-    recorded: bool = False
+    problem: str = ""  # what is wrong with it
+    recorded: bool = False  # compared with the journal of the conversion that made it
 
 
 def verify_samples(source: Source, folder: Path | None) -> Iterator[Verified]:
     """Yields each sample, read whole; reading compares the sums of chunks, records and gzip.
 
     ``folder``: of the samples, where a conversion may have left their checksums.
-
-    Raises:
-        DataError: its journal cannot be read.
     """
     entries = [] if folder is None else read_manifest(folder)[1]
     recorded = {entry["name"]: entry for entry in entries}

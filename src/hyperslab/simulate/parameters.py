@@ -94,8 +94,7 @@ def draw_universe(
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """Checks names, and returns them in the order of ``unitPar``, each once.
 
-    Raises:
-        DataError: for an unknown name, with the nearest known one; for no name at all.
+    No name, or an unknown one, is refused, with the nearest known one.
     """
     asked = tuple(names)
     for name in asked:
@@ -196,23 +195,15 @@ VOXEL_SIDE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class UniverseSettings:
-    """Holds what all universes of a folder share.
+    """Holds what all universes of a folder share; what is out of range is refused."""
 
-    ``size`` voxels and ``particles`` per side; ``box_size`` [Mpc/h] at H_0 = 70; ``parameters``,
-    the names of those that vary, within ``ranges``, see `parameters_in`; ``steps`` of the particle
-    mesh.
-
-    Raises:
-        DataError: if one is out of range, or a parameter's name unknown.
-    """
-
-    size: int
-    box_size: float
+    size: int  # voxels per side
+    box_size: float  # [Mpc/h] at H_0 = 70
     seed: int
-    parameters: tuple[str, ...]
-    particles: int
-    steps: int
-    ranges: str = "wide"
+    parameters: tuple[str, ...]  # the names of those that vary
+    particles: int  # per side
+    steps: int  # of the particle mesh
+    ranges: str = "wide"  # see `parameters_in`
 
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)
@@ -252,11 +243,7 @@ def settings_of(
     steps: int,
     ranges: str,
 ) -> UniverseSettings:
-    """Returns the settings of ``count`` universes, with what is left out; see `make_universes`.
-
-    Raises:
-        DataError: an argument is out of range.
-    """
+    """Returns the settings of ``count`` universes, with what is left out; see `make_universes`."""
     _at_least("count", count, 1)
     _at_least("size", size, 1)
     return UniverseSettings(

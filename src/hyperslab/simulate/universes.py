@@ -62,9 +62,6 @@ def write_universe(
     """Writes ``full`` (S, S, S, 4) and the parameters, under a temporary name until complete.
 
     ``concurrent``: other processes may do the same.
-
-    Raises:
-        DataError: if the folder cannot be written or the disk is full.
     """
     side = default_chunk_side(counts.shape[0])
     chunks = (side, side, side, counts.shape[3])
@@ -82,11 +79,7 @@ def write_universe(
 
 
 def check_universe(path: Path, attributes: Attributes) -> None:
-    """Checks that ``path`` is the universe that these attributes describe.
-
-    Raises:
-        DataError: if it is another one, or no readable universe at all.
-    """
+    """Refuses ``path`` if it is not the universe that these attributes describe."""
     remedy = "delete it or simulate into another folder"
     try:
         with h5py.File(path, "r") as file:

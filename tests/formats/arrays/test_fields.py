@@ -12,8 +12,8 @@ import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap
 from hyperslab.formats.arrays.source import Fields, numbers_of_volume
-from hyperslab.formats.registry import source_of
 from tests.formats.arrays.test_mapped import VALUES, N
+from tests.formats.opening import source_of
 
 
 def opened(path: Path, **said: Any) -> Fields:

@@ -9,17 +9,18 @@ import h5py
 import numpy as np
 import pytest
 
-from hyperslab.data import Hdf5Folder, Subvolumes, os_bytes_read
+from hyperslab.data import Subvolumes, os_bytes_read
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.arrays.open import MOST_OPEN_FILES
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import CENTRE, GRIDS, NAMES, Seat, counts, folder, public, unit, write
 
 SHAPE = (7, 6, 5, 4)  # awkward, channel last
 
 
-def opened(path: Path, channels: Any = None) -> Hdf5Folder:
-    return Hdf5Folder.scan(path, Seat(), channels)
+def opened(path: Path, channels: Any = None) -> Any:
+    return source_of(path, Seat(), channels)
 
 
 def assembled(source: Any, sample: int, extents: dict[str, int]) -> Any:
@@ -205,7 +206,7 @@ def test_a_bad_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / ".hidden/u.hdf5").touch()
     (tmp_path / "u.hdf5.partial").touch()
     with pytest.raises(DataError, match=r"no file \*\.hdf5 or \*\.h5"):
-        opened(tmp_path)
+        source_of(tmp_path, Seat(), format="hdf5")
     with pytest.raises(DataError, match="nowhere: does not exist"):
         opened(tmp_path / "nowhere")
     with pytest.raises(DataError, match="file: is not a folder"):

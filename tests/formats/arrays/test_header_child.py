@@ -18,8 +18,8 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.arrays.layouts import FileHeader, read_header
-from hyperslab.formats.registry import source_of
 from tests.forked import forked_commands
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 from tests.formats.writers import universes
 

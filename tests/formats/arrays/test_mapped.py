@@ -17,8 +17,8 @@ import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap, MappedFolder
 from hyperslab.formats.arrays.table import TargetTable, read_target_table, rows_of_samples
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 
 N = 3
 SHAPE = (5, 6, 7)

@@ -12,9 +12,10 @@ from hyperslab.data.assemble import Reader
 from hyperslab.data.transforms import transform_of
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap, MappedFolder
-from hyperslab.formats.registry import find_format, source_of
+from hyperslab.formats.registry import find_format
 from hyperslab.geometry import Box
 from tests.formats.arrays.published import WIDTH, camels, quijote
+from tests.formats.opening import source_of
 
 WHOLE = Box((0, 0, 0, 0), (1, WIDTH, WIDTH, WIDTH))
 

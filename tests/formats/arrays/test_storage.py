@@ -16,8 +16,8 @@ import hyperslab as hs
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, FileAccess
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
 SHAPE = (8, 8, 8, 4)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.test_bounded import in_little_memory
 from tests.formats.universes import Seat
 

@@ -12,8 +12,8 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
 SHAPE = (8, 8, 8, 4)

@@ -17,8 +17,8 @@ from hyperslab.errors import DataError
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert import worker as work
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.scans import folder as scans_folder
 from tests.formats.universes import Seat, counts, folder, public
 from tests.formats.writers import FORMATS

@@ -12,8 +12,8 @@ import zarr
 
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.scans import CLASSES, scan
 from tests.formats.universes import CENTRE, NAMES, Seat, counts, public, unit
 from tests.formats.writers import FORMATS

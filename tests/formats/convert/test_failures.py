@@ -17,8 +17,8 @@ import pytest
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.formats.convert import Outcome, Request, convert
 from hyperslab.formats.convert import worker as work
-from hyperslab.formats.registry import source_of
 from tests.forked import forked_commands
+from tests.formats.opening import source_of
 from tests.formats.scans import folder as scans_folder
 from tests.formats.universes import Seat, counts, folder, public
 from tests.simulate.test_universe_file import full_disk

@@ -13,11 +13,11 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import Source
 from hyperslab.geometry import Box
 from tests.formats.arrays.test_hdf5 import assembled
 from tests.formats.convert.readers import READERS, tfrecord
+from tests.formats.opening import source_of
 from tests.formats.scans import labels
 from tests.formats.test_formats import assembled_labels
 from tests.formats.universes import GRIDS, Seat, counts, unit, write

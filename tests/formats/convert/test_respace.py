@@ -12,9 +12,9 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.scans import respace_scans
 from hyperslab.formats.nifti.resample import blurred_linear, nearest
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats.nifti.lists import CLASSES, SHAPES, SPACING, decathlon, listed
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
 VOXEL = (1.5, 1.2, 1.8)  # SPACING is 0.9, 1.2, 2.5 along x, y, z

@@ -22,9 +22,9 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Outcome, Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.forked import forked_commands
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, folder, unit
 from tests.formats.writers import npy
 from tests.selection import in_gate

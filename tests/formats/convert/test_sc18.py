@@ -20,9 +20,9 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
 from hyperslab.formats.convert.worker import Outcome
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.tfrecord.writer import Sc18Writer
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import CENTRE, Seat, counts, public, unit
 from tests.formats.writers import example, record
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from hyperslab.data import Subvolumes, open
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats import scans
 from tests.formats.convert.readers import tfrecord
+from tests.formats.opening import source_of
 from tests.formats.universes import NAMES, Seat, counts, public, unit
 
 WIDE, WIDTH = 10, 5

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.convert.scans import read_scan
 from hyperslab.formats.nifti import image as nifti
+from hyperslab.formats.nifti import resample
+from hyperslab.formats.nifti.lists import Pair
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.geometry import Box
 from tests.formats.convert.scans import (
@@ -27,18 +30,23 @@ from tests.formats.convert.scans import (
 XYZ = (6, 5, 4)
 
 
+def whole(path: Path) -> Any:
+    (values,) = nifti.open_nifti(path).read()
+    return values
+
+
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_every_orientation_is_the_same_volume(tmp_path: Path, orientation: str) -> None:
     xyz = numbers(XYZ)
     path = write(tmp_path / "v.nii", xyz, orientation)
-    volume = nifti.read_volume(path)
-    np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
-    assert volume.values.dtype == np.int16
-    assert volume.orientation == orientation
-    np.testing.assert_allclose(volume.affine, affine_of()[:, [2, 1, 0, 3]], atol=1e-4)
-    np.testing.assert_allclose(volume.spacing, SPACING[::-1], rtol=1e-6)
+    values = whole(path)
+    np.testing.assert_array_equal(values, xyz.transpose(2, 1, 0))
+    assert values.dtype == np.int16
+    affine = nifti.open_nifti(path).affine
+    np.testing.assert_allclose(affine, affine_of()[:, [2, 1, 0, 3]], atol=1e-4)
+    np.testing.assert_allclose(resample.spacing(affine), SPACING[::-1], rtol=1e-6)
     canonical = nib.as_closest_canonical(nib.load(path))
-    np.testing.assert_array_equal(volume.values, canonical.get_fdata().transpose(2, 1, 0))
+    np.testing.assert_array_equal(values, canonical.get_fdata().transpose(2, 1, 0))
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS[::5])
@@ -50,7 +58,7 @@ def test_a_mask_goes_back_to_the_very_same_voxels(
     change = {"cal_max": 400, "descrip": b"scan 7", "sform_code": 1, "qform_code": 2}
     path = write(tmp_path / f"v{suffix}", numbers(XYZ), orientation, kind=kind, **change)
     like = nifti.open_nifti(path)
-    mask = (nifti.read_volume(path).values > 100).astype(np.uint8)
+    mask = (whole(path) > 100).astype(np.uint8)
     out = tmp_path / f"mask{suffix}"
     monkeypatch.setattr(nifti, "MASK_BLOCK", 35)  # one layer or two at a time
     nifti.write_mask(out, lambda box: mask[box.slices()], like)
@@ -86,12 +94,10 @@ def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
     raw = np.random.default_rng(0).integers(0, 200, XYZ).astype(dtype)
     path = write(tmp_path / "a.nii", raw)
     expected = raw.transpose(2, 1, 0)
-    assert nifti.read_volume(path).values.dtype == (
-        np.int16 if dtype in ("int16", "uint8") else "f4"
-    )
-    np.testing.assert_array_equal(nifti.read_volume(path).values, expected)
+    assert whole(path).dtype == (np.int16 if dtype in ("int16", "uint8") else "f4")
+    np.testing.assert_array_equal(whole(path), expected)
     patched(path, 112, np.array([0.5, -1024], "<f4").tobytes())
-    np.testing.assert_array_equal(nifti.read_volume(path).values, expected * 0.5 - 1024)
+    np.testing.assert_array_equal(whole(path), expected * 0.5 - 1024)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "float32", "float64"])
@@ -106,11 +112,11 @@ def test_boxes_of_a_scaled_scan_are_those_of_the_whole_to_the_bit(
     if suffix == ".nii.gz":
         path = put(tmp_path / "v.nii.gz", gzip.compress(path.read_bytes()))
     file = nifti.open_nifti(path)
-    whole = nifti.read_volume(path).values
+    expected = whole(path)
     assert file.dtype == np.float32
-    np.testing.assert_array_equal(np.asarray(file.image.dataobj, "f4").T, whole)
+    np.testing.assert_array_equal(np.asarray(file.image.dataobj, "f4").T, expected)
     for box in (Box((0, 0, 0, 0), (1, 16, 18, 20)), Box((0, 3, 2, 1), (1, 9, 18, 4))):
-        np.testing.assert_array_equal(file.read(box)[0], whole[box.slices()[1:]])
+        np.testing.assert_array_equal(file.read(box)[0], expected[box.slices()[1:]])
 
 
 def test_big_endian(tmp_path: Path) -> None:
@@ -118,7 +124,7 @@ def test_big_endian(tmp_path: Path) -> None:
     header.set_data_dtype(">i2")
     xyz = numbers(XYZ)
     nib.Nifti1Image(xyz, affine_of(), header).to_filename(tmp_path / "v.nii")
-    values = nifti.read_volume(tmp_path / "v.nii").values
+    values = whole(tmp_path / "v.nii")
     assert values.dtype.isnative
     np.testing.assert_array_equal(values, xyz.transpose(2, 1, 0))
 
@@ -170,7 +176,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "no bytes": (lambda p: put(p, b""), "another format"),
     "missing": (lambda p: p, "cannot be read"),
     "analyze": (analyze, "is not a NIfTI file but a Spm2AnalyzeImage"),
-    "4-D": (lambda p: write(p, numbers((*XYZ, 2))), "is 4-D, 6 x 5 x 4 x 2; needs one volume"),
+    "5-D": (lambda p: write(p, numbers((*XYZ, 2, 2))), "is 5-D, 6 x 5 x 4 x 2 x 2; needs one"),
     "2-D": (lambda p: write(p, numbers((6, 5))), "is 2-D, 6 x 5"),
     "no slices": (lambda p: write(p, numbers((6, 5, 0))), r"is empty: 6 x 5 x 0 voxels"),
     "all zero": (lambda p: write(p, np.zeros(XYZ, "i2")), "is empty: every voxel is 0"),
@@ -200,20 +206,23 @@ def test_a_bad_file_is_named(tmp_path: Path, kind: str) -> None:
     make, message = BAD[kind]
     path = make(tmp_path / "bad.nii")
     with pytest.raises(DataError, match=f"(?s)^{path}: .*{message}"):
-        nifti.read_volume(path)
+        read_scan(Pair("bad", path, path), 3)
 
 
 def test_an_oblique_scan_stays_oblique(tmp_path: Path) -> None:
     xyz = numbers(XYZ)
     affine = affine_of(tilt=30)
-    volume = nifti.read_volume(write(tmp_path / "v.nii", xyz, "LPS", affine=affine))
-    np.testing.assert_array_equal(volume.values, xyz.transpose(2, 1, 0))
-    np.testing.assert_allclose(volume.affine, affine[:, [2, 1, 0, 3]], atol=1e-4)
-    np.testing.assert_allclose(volume.spacing, SPACING[::-1], rtol=1e-6)
+    file = nifti.open_nifti(write(tmp_path / "v.nii", xyz, "LPS", affine=affine))
+    np.testing.assert_array_equal(file.read()[0], xyz.transpose(2, 1, 0))
+    np.testing.assert_allclose(file.affine, affine[:, [2, 1, 0, 3]], atol=1e-4)
+    np.testing.assert_allclose(resample.spacing(file.affine), SPACING[::-1], rtol=1e-6)
 
 
 LABELS: dict[str, tuple[Any, str]] = {
-    "shape": (lambda p: write(p, classes((6, 5, 3))), r"has 3 x 5 x 6 voxels .* v.nii has 4 x 5 x"),
+    "shape": (
+        lambda p: write(p, classes((6, 5, 3))),
+        r"has \(3, 5, 6\) voxels .* v.nii has \(4, 5, 6\)",
+    ),
     "place": (
         lambda p: write(p, classes(XYZ), affine=affine_of((0.7, 0.8, 3.0))),
         r"affine is off by 0\.6 voxels from v.nii's",
@@ -239,48 +248,49 @@ def test_the_unit_of_a_scan(tmp_path: Path, unit: str, millimetre: float) -> Non
     scan = nib.Nifti1Image(numbers((4, 3, 2)), affine)
     scan.header.set_xyzt_units(unit)
     nib.save(scan, tmp_path / "ct.nii")
-    volume = nifti.read_volume(tmp_path / "ct.nii")
-    assert volume.spacing == pytest.approx((5, 3, 2))
+    affine = nifti.open_nifti(tmp_path / "ct.nii").affine
+    assert resample.spacing(affine) == pytest.approx((5, 3, 2))
     write(tmp_path / "mm.nii", numbers((4, 3, 2)), affine=np.diag([2.0, 3, 5, 1]))
-    np.testing.assert_allclose(volume.affine, nifti.read_volume(tmp_path / "mm.nii").affine)
+    np.testing.assert_allclose(affine, nifti.open_nifti(tmp_path / "mm.nii").affine)
 
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_that_do_not_fit_are_named(tmp_path: Path, kind: str) -> None:
-    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ)))
+    volume = write(tmp_path / "v.nii", numbers(XYZ))
     make, message = LABELS[kind]
     path = make(tmp_path / "s.nii")
     with pytest.raises(DataError, match=f"^{path}: .*{message}"):
-        nifti.read_labels(path, like, 3)
+        read_scan(Pair("v", volume, path), 3)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float64", ">f4"])
 def test_labels_may_be_stored_otherwise(tmp_path: Path, dtype: str) -> None:
-    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    volume = write(tmp_path / "v.nii", numbers(XYZ), "LPS")
     affine = affine_of()
     affine[0, 3] += 0.3 * SPACING[0]  # the headers of a pair are not always rounded alike
     path = write(tmp_path / "s.nii.gz", classes(XYZ).astype(dtype), "PIR", affine=affine)
-    got = nifti.read_labels(path, like, 3)
+    _, _, got = read_scan(Pair("v", volume, path), 3)
     assert got.dtype == np.uint8
     np.testing.assert_array_equal(got, classes(XYZ).transpose(2, 1, 0))
 
 
 def test_labels_may_have_a_fourth_dim_of_one(tmp_path: Path) -> None:
-    like = nifti.read_volume(write(tmp_path / "v.nii", numbers(XYZ), "LPS"))
+    volume = write(tmp_path / "v.nii", numbers(XYZ), "LPS")
     path = write(tmp_path / "s.nii.gz", classes((*XYZ, 1)), "PIR")
-    expected = classes((*XYZ, 1))[..., 0].transpose(2, 1, 0)
-    np.testing.assert_array_equal(nifti.read_labels(path, like, 3), expected)
+    _, _, found = read_scan(Pair("v", volume, path), 3)
+    np.testing.assert_array_equal(found, classes((*XYZ, 1))[..., 0].transpose(2, 1, 0))
 
 
 def test_channels_of_several_files_lie_at_one_place(tmp_path: Path) -> None:
     first = write(tmp_path / "s_0000.nii", numbers(XYZ), "LPS")
     turned = write(tmp_path / "s_0001.nii", numbers(XYZ, 1), "PIR")
-    both = nifti.read_channels([first, turned]).values
+    labels = write(tmp_path / "s.nii", classes(XYZ))
+    _, both, _ = read_scan(Pair("s", first, labels, channels=(turned,)), 3)
     np.testing.assert_array_equal(both[1], numbers(XYZ, 1).transpose(2, 1, 0))
     for place in (affine_of((0.7, 0.8, 3.0)), affine_of() + np.eye(4, k=3) * 5):
         other = write(tmp_path / "s_0002.nii", numbers(XYZ, 1), affine=place)
         with pytest.raises(DataError, match=f"^{other}: its affine is off by .* from s_0000.nii's"):
-            nifti.read_channels([first, other])
+            read_scan(Pair("s", first, labels, channels=(other,)), 3)
 
 
 def test_a_mask_that_cannot_be_written(tmp_path: Path) -> None:
@@ -301,4 +311,4 @@ def test_without_the_extra_the_remedy_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(HyperslabError, match=r'pip install "nibabel.*"'):
-        nifti.read_volume(tmp_path / "v.nii")
+        nifti.open_nifti(tmp_path / "v.nii")

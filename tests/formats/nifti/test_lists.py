@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from tests.formats.nifti.lists import CLASSES, Case, case, decathlon, listed, nnunet, save
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
 

@@ -18,11 +18,11 @@ from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.run import convert
 from hyperslab.formats.convert.worker import Outcome, Request
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.tfrecord.sc18 import Sc18Folder
 from hyperslab.geometry import Box
+from tests.formats.opening import source_of
 from tests.formats.universes import GRIDS, Seat
 from tests.formats.writers import example, mlperf, record
 
@@ -210,7 +210,7 @@ def test_one_changed_bit_is_one_error_that_names_file_and_record(
 def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(sample(0, 0) + sample(1, 1))
     (tmp_path / "a_000.tfrecord").write_bytes(sample(2, 2))
-    with pytest.raises(DataError, match="two records would have the name 'a_000'"):
+    with pytest.raises(DataError, match="two samples have the name 'a_000'"):
         source_of(tmp_path, Seat())
 
 

@@ -18,11 +18,11 @@ import hyperslab as hs
 from hyperslab.formats import DataMap
 from hyperslab.formats.convert.run import convert
 from hyperslab.formats.convert.worker import Request
-from hyperslab.formats.registry import source_of
 from hyperslab.formats.tfrecord.records import masked_crc
 from tests.formats import writers
 from tests.formats.arrays.published import camels, quijote
 from tests.formats.nifti import lists
+from tests.formats.opening import source_of
 from tests.formats.universes import counts, public
 from tests.soak.fuzz.mutate import BINARY, HDF5, TEXT, double, mutate
 from tests.soak.fuzz.subject import Digest, Subject

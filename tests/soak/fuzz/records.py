@@ -42,7 +42,7 @@ from hyperslab.train.profile import (
 )
 from hyperslab.train.run import train
 from hyperslab.train.sliding_windows import WindowPolicy
-from tests.checkpoint.old import write_sums
+from tests.checkpoint.forged import write_sums
 from tests.formats import writers
 from tests.formats.convert import scans
 from tests.formats.nifti import lists

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.checkpoint import files
-from hyperslab.checkpoint.files import ChecksumManifest
+from hyperslab.checkpoint.files import Checksums
 from hyperslab.errors import DataError
 from hyperslab.planner import machine
 from tests.selection import in_gate
@@ -62,7 +62,7 @@ def test_violations_are_found(
     assert found == [player.play(number) for number in range(20)], "cases can be repeated"
 
 
-def believing(path: Path) -> ChecksumManifest:
+def believing(path: Path) -> Checksums:
     """Reads the sums and compares nothing."""
     return files.read_checksum_manifest(path)
 

@@ -185,7 +185,7 @@ def logits_of(run: Path, path: Path, *grid: str) -> tuple[torch.Tensor, tuple[in
     network = TrainedNetwork.of(
         recipe, find_checkpoint(run, "best"), hs.Grid(**recipe.grid.model_dump())
     )
-    values = image.read_volume(path).values[None]
+    values = image.open_nifti(path).read()
     block = values[None][
         network.grid.partition((1, *values.shape)).box(network.grid.coords).slices()
     ]
@@ -198,7 +198,7 @@ def test_a_volume_that_fits_neither_grid_nor_strides(tmp_path: Path) -> None:
     run = write_segmentation(tmp_path / "run", levels=3)
     path = write(tmp_path / "a.nii", numbers((111, 128, 97)))
     grid = ("grid.depth=2", "grid.height=2")
-    values = image.read_volume(path).values
+    values = image.open_nifti(path).read()[0]
     low, high = WINDOW
     x = (torch.from_numpy(values).float().clamp(low, high) - low) / (high - low)
     with torch.no_grad():

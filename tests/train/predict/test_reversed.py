@@ -14,10 +14,10 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm import Grid
 from hyperslab.data import Parameters
 from hyperslab.errors import DataError
-from hyperslab.formats.registry import source_of
 from hyperslab.geometry import Box
 from hyperslab.recipe.data import DataSection
 from hyperslab.train.input_volumes import ArrayVolume, InputFile, open_volume
+from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split
 

@@ -53,7 +53,7 @@ def decoded(values: NDArray[Any]) -> torch.Tensor:
 
 def by_monai(path: Path, policy: WindowPolicy) -> NDArray[np.uint8]:
     """(D, H, W), by MONAI alone."""
-    x = decoded(image.read_volume(path).values)[None, None]
+    x = decoded(image.open_nifti(path).read())[None]
     with torch.no_grad():
         scores = sliding_window_inference(
             x, policy.size, 1, unet(), overlap=policy.overlap, mode=policy.blend

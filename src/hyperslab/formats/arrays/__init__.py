@@ -3,5 +3,5 @@
 The way of a scan: `layouts` knows published data sets and scans those with known keys, `scan`
 looks at all others, where a `DataMap` or a table beside them says so, and `table` finds their
 targets. The way of a box: `source` asks `open` for it, which reads from HDF5 (checked by `hdf5`),
-Zarr (checked by `zarr`) or numpy's files. `writer` writes what they read.
+Zarr (`zarr_bounded`) or numpy's files. `writer` writes what they read.
 """

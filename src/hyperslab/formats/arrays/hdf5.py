@@ -101,13 +101,10 @@ def _follow(path: Path, file: Any, name: str, reach: FileAccess, left: int) -> N
 
 
 def check_attributes(path: Path, found: Any) -> None:
-    """Accepts a group or data set whose attributes are small.
+    """Refuses a group or data set with an attribute that is not small.
 
     Words of variable length do not say how long they are: these are read, which a `HeaderChild`
     does within its memory.
-
-    Raises:
-        DataError: one of them is not.
     """
     # HDF5 before 1.12 counts no attributes by the name of a file.
     place = found["/"].id if isinstance(found, h5py.File) else found.id
@@ -125,11 +122,7 @@ def check_attributes(path: Path, found: Any) -> None:
 
 
 def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
-    """Accepts a volume whose values are there to be read.
-
-    Raises:
-        DataError: as `check_storage`; or all of its space was taken beforehand and nothing written.
-    """
+    """Refuses a volume as `check_storage`, or whose space was taken beforehand and never filled."""
     check_storage(path, key, dataset, reach)
     if reach.allowed.missing_chunks:
         return
@@ -144,11 +137,9 @@ def check_volume(path: Path, key: str, dataset: Any, reach: FileAccess) -> None:
 def check_storage(
     path: Path, key: str, dataset: Any, reach: FileAccess, left: int = MOST_LINKS
 ) -> None:
-    """Accepts an array that all has a place in its file, or in files that it may refer to.
+    """Refuses an array that was never written, or not all of it, or cannot be unpacked for a box.
 
-    Raises:
-        DataError: some of it was never written, or would be read from a file that is missing or
-            outside of the folder; or its chunks are too large to be unpacked for a box.
+    Nor may it lie in a file that is missing, or outside of the folder.
     """
     if dataset.is_virtual:
         _check_sources(path, key, dataset, reach, left)
@@ -316,7 +307,7 @@ class HeaderChild(Generic[T]):
         self._end()
 
     def __call__(self, file: str) -> T:
-        """Returns what ``read`` does; it may raise, too.
+        """Returns, or raises, what ``read`` does.
 
         Raises:
             DataError: it does not come back in time, takes too much memory, or ends the process.

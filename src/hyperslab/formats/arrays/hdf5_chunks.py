@@ -85,8 +85,7 @@ def named_file(path: Path, name: str) -> Path:
 def read_box(path: Path, key: str, dataset: Any, box: Box, doubts: Doubts) -> Array:
     """Reads a box of an array, with native bytes; ``doubts`` keep what is left to be looked at.
 
-    Raises:
-        DataError: a chunk unpacks to more than it says, or to less.
+    A chunk that unpacks to more than it says, or to less, is refused.
     """
     values = np.empty(box.shape, dataset.dtype.newbyteorder("="))
     doubtful = _doubtful_in(path, key, dataset, box, doubts)
@@ -106,13 +105,10 @@ def read_box(path: Path, key: str, dataset: Any, box: Box, doubts: Doubts) -> Ar
 
 
 def check_unpacked(path: Path, key: str, dataset: Any, box: Box, doubts: Doubts) -> None:
-    """Accepts the chunks that a box of an array needs, as none unpacks to more than it says.
+    """Refuses a chunk that a box of an array needs and that unpacks to more than it says.
 
     They are unpacked piece by piece, and the pieces thrown away; once, as ``doubts`` keep what is
     left.
-
-    Raises:
-        DataError: one does.
     """
     if dataset.is_virtual:
         for source in dataset.virtual_sources():
@@ -208,8 +204,7 @@ def _unpacked(path: Path, key: str, dataset: Any, chunk: Box, part: Box) -> Arra
 def _inflated(packed: bytes, most: int) -> Iterator[bytes]:
     """Yields what deflate makes of it, piece by piece, and no more than one byte above ``most``.
 
-    Raises:
-        zlib.error: it is damaged or cut short.
+    Damaged bytes, or too few, are a zlib.error.
     """
     stream = zlib.decompressobj()
     step = PIECE if most > AT_ONCE else max(1, len(packed))

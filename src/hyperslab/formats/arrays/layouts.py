@@ -1,17 +1,13 @@
 """Knows published layouts: the keys of HDF5 and Zarr files, and the names of CAMELS and Quijote.
 
-Three layouts are known by their keys: the public CosmoFlow files (``full``, ``unitPar``, and
-``physPar``, ``namePar``, ``redshifts``, of which the last three may be absent), the benchmark's
-(``x``, ``y``), and scans with a class for every voxel (``volume``, ``segmentation``, see
-`formats.targets`). In the first two the volume is (D, H, W, C) or (C, D, H, W).
+Three layouts are known by their keys (docs/formats.md): the public CosmoFlow files, the benchmark's
+(``x``, ``y``), and scans with a class for every voxel, see `formats.targets`. In the first two the
+volume is (D, H, W, C) or (C, D, H, W): the attribute ``channels``, "first" or "last", which
+`hyperslab convert` writes, says which; else the shape tells, or the user does.
 
 LBANN's splitter transposes the whole cube, so that its files ``{base}_{ix}_{iy}_{iz}.hdf5`` hold
-``full`` as (C, W, H, D): channels first, the spatial dims reversed. By that key, order and name
-they are known. The three numbers count along the dims of the
-file: ix along W, iz along D.
-
-The attribute ``channels``, "first" or "last", which `hyperslab convert` writes, says where the
-channels of the first two are; else the shape tells, or the user does.
+``full`` as (C, W, H, D). By that key, order and name they are known. The three numbers count along
+the dims of the file: ix along W, iz along D.
 
 Two data sets are known by the names of their files. CAMELS: the Multifield Dataset's 3D grids,
 https://camels-multifield-dataset.readthedocs.io (Villaescusa-Navarro et al. 2021,
@@ -75,20 +71,15 @@ EXACT_LINE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """Holds all of a file but its voxels.
-
-    ``order``: of the volume's dims. ``names``: of the targets, of which ``unit`` are the values
-    that a network is shown and ``physical`` the others, where it has them. ``redshifts``: of the
-    channels, where it says them. ``ranges``: of the parameters, as `hyperslab simulate` notes them.
-    """
+    """Holds all of a file but its voxels."""
 
     volume: StoredArray
-    order: StorageOrder
-    names: tuple[str, ...] = ()
-    unit: tuple[float, ...] = ()
-    physical: tuple[float, ...] | None = None
-    redshifts: tuple[float, ...] = ()
-    ranges: str = ""
+    order: StorageOrder  # of the volume's dims
+    names: tuple[str, ...] = ()  # of the targets
+    unit: tuple[float, ...] = ()  # the targets that a network is shown
+    physical: tuple[float, ...] | None = None  # and in their own units, where it has them
+    redshifts: tuple[float, ...] = ()  # of the channels, where it says them
+    ranges: str = ""  # of the parameters, as `hyperslab simulate` notes them
     labels: StoredArray | None = None
     classes: tuple[str, ...] = ()
     affine: Any = None
@@ -239,22 +230,13 @@ def _text(word: Any) -> str:
 
 
 def _vector(path: Path, key: str, dataset: Any) -> tuple[float, ...]:
-    if dataset.ndim != 1 or dataset.size == 0 or dataset.dtype.kind not in "fiu":
-        raise DataError(
-            f"{path}: {key!r} is {dataset.dtype} {dataset.shape}; needs a vector of numbers"
-        )
-    values = np.asarray(dataset[()], np.float64)
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: {key!r} holds {values.tolist()}; needs finite numbers")
-    return tuple(values.tolist())
+    if dataset.ndim != 1:
+        raise DataError(f"{path}: {key!r} has shape {dataset.shape}; needs a vector of numbers")
+    return tuple(targets.as_numbers(dataset[()], f"{path}: {key!r}").tolist())
 
 
 def storage_order(path: Path, key: str, channels: Channels, lbann: bool | None) -> StorageOrder:
-    """Finds the order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out.
-
-    Raises:
-        DataError: it is said of a file with channels last.
-    """
+    """Finds the order of the dims of a volume; ``lbann`` says if it is LBANN's, or is found out."""
     if lbann and channels == "last":
         raise DataError(f'{path}: stores channels last, which LBANN\'s do not; use format="hdf5"')
     if lbann is None:
@@ -305,9 +287,7 @@ def scan_layouts(
 ) -> Catalog:
     """Lists a folder and its sub-folders and checks the header of every HDF5 file or Zarr group.
 
-    Raises:
-        DataError: the folder is missing or holds no file, a file is not what it should be,
-            or a file is not stored like the first one.
+    All have to be stored like the first one.
     """
     reach = FileAccess(folder, options.allowed)
 
@@ -399,18 +379,14 @@ NAMES_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Describes a published data set: the ``pattern`` of its volumes, its ``table`` and ``priors``.
-
-    ``parameters``: how many of the columns say something, where it is not all of them.
-    ``stacked``: an array holds many volumes.
-    """
+    """Describes a published data set: its volumes, the table of their targets, and priors."""
 
     name: str
     pattern: str
     table: Path | None
     priors: Ranges
-    parameters: int | None = None
-    stacked: bool = False
+    parameters: int | None = None  # columns that say something, where it is not all of them
+    stacked: bool = False  # an array holds many volumes
 
 
 def recognise_published(path: Path) -> Published | None:

@@ -31,7 +31,7 @@ from hyperslab.comm.agreement import collective_try
 from hyperslab.comm.bootstrap import launched_as
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import header_cache, optional
-from hyperslab.formats.arrays import hdf5, hdf5_chunks, zarr
+from hyperslab.formats.arrays import hdf5, hdf5_chunks
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
     OWN_DATA,
@@ -48,7 +48,7 @@ from hyperslab.formats.files import (
 from hyperslab.formats.source import Array
 from hyperslab.formats.storage import read_strided
 from hyperslab.formats.storage_order import StorageOrder
-from hyperslab.formats.targets import Floats, Parameters
+from hyperslab.formats.targets import Floats, Parameters, as_numbers
 from hyperslab.geometry import Box
 from hyperslab.util.documents import open_plain
 
@@ -75,23 +75,16 @@ def stamped_file(path: Path, key: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """Describes an array in a file: ``key``, shape, type; in .npy and .npz its first byte ``at``.
-
-    ``fortran``: neighbours along the first dim lie beside each other, not those along the last.
-    """
+    """Describes an array in a file."""
 
     key: str
     shape: tuple[int, ...]
     dtype: str  # as numpy's str, with byte order
-    at: int = 0
-    fortran: bool = False
+    at: int = 0  # its first byte in .npy and .npz
+    fortran: bool = False  # neighbours along the first dim lie beside each other, not the last
 
     def of(self, path: Path, file: Any) -> Any:
-        """Returns the array of the open file.
-
-        Raises:
-            DataError: it has another shape or type than it had.
-        """
+        """Returns the array of the open file, if it has the shape and type that it had."""
         stored = file[self.key]
         dtype = np.dtype(self.dtype).name
         if stored.shape != self.shape or stored.dtype.name != dtype:
@@ -133,15 +126,11 @@ class KeyedFile:
 
     @functools.cached_property
     def attrs(self) -> Any:
-        """Returns the attributes of the file or group.
-
-        Raises:
-            DataError: one is too large to be read.
-        """
+        """Returns the attributes of the file or group; refuses those that are too large."""
         return self.attributes_of(self.file)
 
     def attributes_of(self, found: Any) -> Any:
-        """Returns the attributes of a group or an array; raises as `attrs`."""
+        """Returns the attributes of a group or an array, as `attrs`."""
         if not self.zarr:  # the size of Zarr's metadata is limited
             hdf5.check_attributes(self.path, found)
         return found.attrs
@@ -157,33 +146,24 @@ class KeyedFile:
         return self.file.get(key, getlink=True) is not None
 
     def get(self, key: str) -> Any:
-        """Returns the array or group under a path.
-
-        Raises:
-            DataError: a link leaves the reach.
-            KeyError: there is none.
-        """
+        """Returns what is under a path or raises KeyError; refuses a link that leaves the reach."""
         if self.zarr:
             return self.file[key]
         return hdf5.linked(self.path, self.file, key, self.reach)
 
     def find(self, key: str) -> Any | None:
-        """Returns the array under a key, of which shape and type alone are read; None without one.
-
-        Raises:
-            DataError: a link leaves the reach.
-        """
+        """Returns the array under a key, whose shape and type alone are read; None without one."""
         found = self.get(key) if self.has(key) else None
         return found if hasattr(found, "ndim") else None
 
     def check_volume(self, key: str, volume: Any, *, labels: bool = False) -> None:
-        """Accepts a volume of which all values are there; ``labels`` may well be all zeros.
+        """Refuses a volume of which values are missing, or which needs unreasonable memory.
 
-        Raises:
-            DataError: they are not, or not to be read in reasonable memory.
+        ``labels`` may well be all zeros.
         """
         if self.zarr:
-            zarr.check_array(self.path, key, volume, self.reach)
+            volume.check(self.reach)
+            volume.check_chunks(Box.whole(volume.shape), self.reach)
         else:
             check = hdf5.check_storage if labels else hdf5.check_volume
             check(self.path, key, volume, self.reach)
@@ -191,16 +171,17 @@ class KeyedFile:
     def small(self, key: str) -> Any | None:
         """Returns an array beside the volume, which can be read whole; None where there is none.
 
-        Raises:
-            DataError: it is not small, was never written, or a link leaves the reach.
+        One that is not small, or was never written, is refused.
         """
         found = self.find(key)
         if found is not None:
             if found.size * max(1, found.dtype.itemsize) > MOST_BESIDE:
                 raise DataError(f"{self.path}: {key!r} has {found.size} values; needs a few")
-            check = zarr.check_beside if self.zarr else hdf5.check_storage
-            check(self.path, key, found, self.reach)
-            if found.dtype.hasobject and not self.zarr:  # the words of Zarr's chunks are bounded
+            if self.zarr:  # the words of its chunks are bounded
+                found.check(self.reach)
+                return found
+            hdf5.check_storage(self.path, key, found, self.reach)
+            if found.dtype.hasobject:
                 _ = found[()]  # as `hdf5.check_attributes`
         return found
 
@@ -210,9 +191,7 @@ MOST_HEADER = 10_000
 
 
 def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArray, int]:
-    """Reads the header of an .npy array that begins where ``file`` stands; and how long it is.
-
-    Also returns where the values begin [B].
+    """Reads the header of an .npy array that begins where ``file`` stands, and finds its values.
 
     Raises:
         OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
@@ -240,12 +219,7 @@ def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArra
 
 
 def read_vector(path: Path, most: int = MOST_BESIDE) -> Array:
-    """Reads a small array of at most ``most`` bytes whole.
-
-    Raises:
-        DataError: it is not small.
-        OSError, EOFError, ValueError: it cannot be read, is cut short or is no .npy.
-    """
+    """Reads a small array of at most ``most`` bytes whole; raises as `array_header`."""
     with open_plain(path) as file:
         header, _ = array_header(file, path)
         dtype = np.dtype(header.dtype)
@@ -293,12 +267,7 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
         return _in_zip(path, key)
     with open_keyed(path, reach) as file:
         found = key or _only_volume(path, file)
-        array = _object(file, found, "volume")
-        if not hasattr(array, "ndim"):
-            raise DataError(
-                f"{path}: {found!r} is a group, which has {_words(sorted(array))}; give the path "
-                f"of an array in it: data.keys.volume: {found}/... ({OWN_DATA})"
-            )
+        array = _array(file, found, "volume")
         file.check_volume(found, array)
         return StoredArray(found, tuple(array.shape), array.dtype.str)
 
@@ -306,9 +275,7 @@ def find_array(path: Path, key: str, reach: FileAccess) -> StoredArray:
 def read_numbers(path: Path, words: tuple[str, ...], reach: FileAccess) -> list[Array]:
     """Reads arrays (...) of numbers under paths, or of attributes ``group@name``.
 
-    Raises:
-        DataError: one is not there, not small, or no numbers.
-        OSError, EOFError, ValueError, KeyError, RuntimeError: the file is no such one.
+    Raises as `find_array`; and if one is not there, not small, or no numbers.
     """
     kind = kind_of_file(path)
     if not words:
@@ -372,16 +339,23 @@ def _object(file: KeyedFile, key: str, word: str) -> Any:
         raise _no_key(file.path, key, word, file.keys()) from None
 
 
+def _array(file: KeyedFile, key: str, word: str) -> Any:
+    """Returns the array under a path, as `_object`; for a group an error says what is in it."""
+    found = _object(file, key, word)
+    if not hasattr(found, "ndim"):
+        raise DataError(
+            f"{file.path}: {key!r} is a group, which has {_words(sorted(found))}; give the path of "
+            f"an array in it: data.keys.{word}: {key}/... ({OWN_DATA})"
+        )
+    return found
+
+
 def _keyed_values(file: KeyedFile, word: str) -> Any:
     group, at, name = word.rpartition("@")
     if not at:
-        array = _object(file, word, "targets")
-        if not hasattr(array, "ndim"):
-            raise DataError(f"{file.path}: {word!r} is a group; give an array, or group@attribute")
-        if array.size * max(1, array.dtype.itemsize) > MOST_BESIDE:
-            raise DataError(f"{file.path}: {word!r} has {array.size} values; targets are few")
-        check = zarr.check_beside if file.zarr else hdf5.check_storage
-        check(file.path, word, array, file.reach)
+        _array(file, word, "targets")
+        array = file.small(word)
+        assert array is not None, "it is an array"
         return array[()]
     found = _object(file, group, "targets") if group.strip("/") else file.file
     attributes = file.attributes_of(found)
@@ -394,14 +368,10 @@ def _keyed_values(file: KeyedFile, word: str) -> Any:
 
 
 def _small(path: Path, word: str, found: Any) -> Array:
-    values = np.asarray(found)
-    if values.dtype.kind not in "fiu" or values.size == 0 or values.nbytes > MOST_BESIDE:
-        raise DataError(
-            f"{path}: {word!r} is {values.dtype} {values.shape}; targets are a few numbers"
-        )
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: {word!r} holds {values.ravel()[:8].tolist()}; needs finite ones")
-    return values.astype(np.float64)
+    where = f"{path}: {word!r}"
+    if np.asarray(found).nbytes > MOST_BESIDE:
+        raise DataError(f"{where} is larger than targets are, a few numbers")
+    return as_numbers(found, where)
 
 
 def _no_key(path: Path, key: str, word: str, known: list[str]) -> DataError:
@@ -419,30 +389,22 @@ def _words(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Lists N samples in arrays of files below ``folder``, all stored alike, with targets (N, P).
-
-    ``files``, ``volumes`` and ``labels`` are by sample. ``rows``: of the samples in their arrays,
-    where the first dim of these counts samples.
-    ``stamps``: of every file, or of the metadata of arrays in a Zarr group, by relative names.
-    ``order``: of one sample's dims. ``labels``: where voxels have ``classes``. ``redshifts``: of
-    the channels, where all files say the same ones. ``table``: the file of the targets, where it
-    is one for all. ``allowed``: what the files may do.
-    """
+    """Lists N samples in arrays of files below a folder, all stored alike, with targets (N, P)."""
 
     folder: Path
-    files: tuple[str, ...]  # relative: the same base name may occur in two sub-folders
-    volumes: tuple[StoredArray, ...]
+    files: tuple[str, ...]  # by sample; relative: sub-folders may have the same base names
+    volumes: tuple[StoredArray, ...]  # by sample
     names: tuple[str, ...]
-    stamps: Mapping[str, Stamp]
-    order: StorageOrder
+    stamps: Mapping[str, Stamp]  # of files, or of the metadata of Zarr's arrays, by relative names
+    order: StorageOrder  # of one sample's dims
     targets: Floats
     parameters: Parameters
-    rows: tuple[int, ...] = ()
-    labels: tuple[StoredArray, ...] = ()
+    rows: tuple[int, ...] = ()  # of the samples, where the first dim of their arrays counts these
+    labels: tuple[StoredArray, ...] = ()  # by sample, where voxels have classes
     classes: tuple[str, ...] = ()
-    redshifts: tuple[float, ...] = ()
-    table: Path | None = None
-    allowed: AccessPolicy = STRICT
+    redshifts: tuple[float, ...] = ()  # of the channels, where all files say the same ones
+    table: Path | None = None  # the file of the targets, where it is one for all
+    allowed: AccessPolicy = STRICT  # what the files may do
     remark: str = ""
 
     @property
@@ -466,11 +428,7 @@ class Catalog:
 
     @contextmanager
     def as_scanned(self, sample: int, array: StoredArray) -> Iterator[None]:
-        """Turns what goes wrong within into an error that names the file, a change of it too.
-
-        Raises:
-            DataError: in place of what the library raises.
-        """
+        """Turns what goes wrong within into a DataError that names the file, a change of it too."""
         path = self.path(sample)
         with unchanged(*self.scanned(sample, array)), naming(path, kind_of_file(path)):
             yield
@@ -497,11 +455,7 @@ class Catalog:
 
 
 def stamps_of(folder: Path, file: str, keys: Sequence[str] = ()) -> dict[str, Stamp]:
-    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group.
-
-    Raises:
-        DataError: the file has gone.
-    """
+    """Takes the stamp of a file, or those of the arrays under ``keys`` in a Zarr group."""
     path = folder / file
     with naming(path, kind_of_file(path)):
         if kind_of_file(path) != "Zarr":
@@ -581,8 +535,7 @@ class ArrayReader:
             if kind != "Zarr":
                 return _read_npy(path, array, box)
             stored = array.of(path, _zarr_group(path))
-            zarr.check_chunks(path, array.key, stored, catalog.reach, box.slices())
-            return np.asarray(stored[box.slices()], stored.dtype.newbyteorder("="))
+            return np.asarray(stored.read(box, catalog.reach))
 
     def _read_hdf5(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         path = catalog.path(sample)

@@ -116,11 +116,7 @@ def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Cat
 
 
 def order_of_volume(path: Path, shape: tuple[int, ...], channels: Channels | None) -> StorageOrder:
-    """Orders the dims of one volume, which may have channels.
-
-    Raises:
-        DataError: the shape does not tell where they are, and nobody says so.
-    """
+    """Orders the dims of one volume, which may have channels, by its shape or as it is said."""
     if len(shape) == 3:
         return DHW
     return DHWC if (channels or channel_order(path, shape)) == "last" else CDHW
@@ -137,10 +133,7 @@ def order_of_arrays(
 ) -> tuple[bool, StorageOrder]:
     """Decides if the first dim counts samples, ``sure`` if it does, and what the others are.
 
-    With ``known_rows`` no table has to say so.
-
-    Raises:
-        DataError: the array has another number of dims, or a table another number of rows.
+    With ``known_rows`` no table has to say so; else it has to have as many rows.
     """
     path = folder / found[0][0]
     first = found[0][1].array
@@ -177,11 +170,7 @@ def check_labels(
     extents: tuple[int, ...],
     rows: Sequence[int | None],
 ) -> None:
-    """Compares labels with the extents (D, H, W) of volumes; ``rows``: of the array of each file.
-
-    Raises:
-        DataError: names the file.
-    """
+    """Compares labels with the extents (D, H, W) of volumes; ``rows``: of each file's array."""
     for file, array, count in zip(files, labels, rows, strict=True):
         wanted = extents if count is None else (count, *extents)
         shape = array.shape
@@ -194,22 +183,6 @@ def check_labels(
                 + AS_VOLUME * (len(shape) == 2)
                 + f"\n    {FIELDS_AS_TARGETS}"
             )
-
-
-def as_labels(labels: Array, count: int, where: str) -> Array:
-    """Converts whole numbers of any type to uint8.
-
-    Raises:
-        DataError: one is none of ``count`` classes, so that uint8 might make another of it.
-    """
-    if labels.size and labels.dtype.kind != "b":
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= count:
-            wrong = low if low < 0 else high
-            raise DataError(
-                f"{where} holds the label {wrong}, but data.classes names {count}: 0 to {count - 1}"
-            )
-    return labels.astype(np.uint8)
 
 
 SHOWN_AS = {
@@ -335,10 +308,7 @@ def is_one_file(path: Path) -> bool:
 def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> list[str]:
     """Names the files with volumes of a folder, in their natural order; or the one file.
 
-    ``table`` is left out.
-
-    Raises:
-        DataError: there are none, or fields of several kinds, of which one has to be chosen.
+    ``table`` is left out. Of fields of several kinds one has to be chosen.
     """
     if is_one_file(path) and not said.files and path.name.endswith(ARRAY_SUFFIXES):
         return [path.name]

@@ -36,7 +36,7 @@ from hyperslab.formats.arrays.open import (
     replica_of,
     stamps_of,
 )
-from hyperslab.formats.arrays.scan import SHOWN_AS, as_labels, scan_arrays, scan_npy
+from hyperslab.formats.arrays.scan import SHOWN_AS, scan_arrays, scan_npy
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.files import OWN_DATA, DataMap, FileAccess, naming
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source, SourceView
@@ -62,7 +62,9 @@ class ArrayFolder(Source):
         self.remark = catalog.remark
         self.collective = self.reader.collective
         if catalog.labels:
-            self.label_bytes = np.dtype(catalog.labels[0].dtype).itemsize
+            array = catalog.labels[0]
+            channels = array.shape[0] if len(array.shape) == 4 and not catalog.rows else 1
+            self.label_bytes = np.dtype(array.dtype).itemsize * channels
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process opens the files for itself."""
@@ -86,6 +88,18 @@ class ArrayFolder(Source):
 
     def target(self, sample: int) -> Array:
         return self.catalog.targets[sample]
+
+    def labels(self, sample: int, box: Box) -> Array:
+        """Reads the box of the labels, in one selection; raises as `read` and `as_classes`."""
+        array = self.catalog.labels[sample]
+        stored = box
+        if len(array.shape) == 4:  # of samples, or of channels
+            rows = self.catalog.rows
+            first, end = (rows[sample], rows[sample] + 1) if rows else (0, array.shape[0])
+            stored = Box((first, *box.lo), (end, *box.hi))
+        found = self.reader.read(self.catalog, sample, array, stored)
+        channels = found if len(array.shape) == 4 else found[None]
+        return as_classes(channels, f"{self.where(sample)}: {box}: {array.key!r}")
 
     def where(self, sample: int) -> str:
         rows = self.catalog.rows
@@ -128,11 +142,6 @@ class KeyedFolder(ArrayFolder):
 
     suffixes: ClassVar[tuple[str, ...]] = layouts.HDF5_SUFFIXES
 
-    def __init__(self, catalog: Catalog, reader: ArrayReader | None = None) -> None:
-        super().__init__(catalog, reader)
-        if self.classes:
-            self.label_bytes *= catalog.labels[0].shape[0]
-
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
         source = cls(layouts.scan_layouts(folder, options, cls.suffixes))
@@ -159,14 +168,6 @@ class KeyedFolder(ArrayFolder):
         return cls(
             layouts.catalog_of(folder, [(file, alone)], stamps, options.allowed)
         ), header.affine
-
-    def labels(self, sample: int, box: Box) -> Array:
-        """Reads the box of the labels; errors as `read`, and labels that are no classes."""
-        array = self.catalog.labels[sample]
-        stored = self.reader.read(
-            self.catalog, sample, array, Box((0, *box.lo), (array.shape[0], *box.hi))
-        )
-        return as_classes(stored, f"{self.where(sample)}: {box}")
 
     def volume(self, sample: int) -> str:
         """Returns the sample itself, or the cube of which LBANN's splitter has made it a part."""
@@ -258,13 +259,10 @@ class MappedFolder(ArrayFolder):
 
     @classmethod
     def of_volumes(cls, paths: Sequence[Path], options: ScanOptions, channels: int) -> Source:
-        """Opens the volumes of a file for a network that takes so many ``channels``.
+        """Opens the volumes of a file for a network of so many ``channels``; see `scan_arrays`.
 
         Their targets need not be there. Where fields are in files of their own ``paths`` has one
         for each.
-
-        Raises:
-            DataError: as `scan_arrays`.
         """
         said = replace((options.mapping or DataMap()).without_targets, files="")
         if not (said.fields and said.of_files):
@@ -288,16 +286,6 @@ class MappedFolder(ArrayFolder):
         maps = [replace(options, mapping=of) for of in said.of_fields]
         return Fields([cls(scan_arrays(path, of, shares)) for of in maps], said.fields)
 
-    def labels(self, sample: int, box: Box) -> Array:
-        """Reads the box of the labels, in one selection; raises as `read`."""
-        array = self.catalog.labels[sample]
-        stored = box
-        if len(array.shape) == 4:
-            first = self.catalog.rows[sample] if self.catalog.rows else 0
-            stored = Box((first, *box.lo), (first + 1, *box.hi))
-        found = self.reader.read(self.catalog, sample, array, stored).reshape(box.shape)
-        return as_labels(found, len(self.classes), f"{self.where(sample)}: {array.key!r}")
-
 
 def _shares(channels: int, fields: int) -> range:
     """Counts how many of the channels one field may have, where each has one at least."""
@@ -307,19 +295,17 @@ def _shares(channels: int, fields: int) -> range:
 class Fields(SourceView):
     """Joins sources of one field each: their channels become one sample's, one after another.
 
-    Raises:
-        DataError: the sources differ in samples, extents or targets.
+    They have to agree in samples, extents and targets.
     """
 
     def __init__(self, sources: Sequence[Source], titles: Sequence[str]) -> None:
         self.sources = tuple(sources)
         self.titles = tuple(titles)
-        self.source = first = self.sources[0]
+        first = self.sources[0]
         for source, title in zip(self.sources[1:], self.titles[1:], strict=True):
             _check_fields_alike(first, source, self.titles[0], title)
         self.counts = tuple(source.shape[0] for source in self.sources)
-        self.take_after(first)
-        self.names = first.names
+        super().__init__(first)
         self.shape = (sum(self.counts), *first.shape[1:])
         self.dtype = np.result_type(*(source.dtype for source in self.sources))
         self.channel_names = self.titles if set(self.counts) == {1} else ()

@@ -24,7 +24,7 @@ from hyperslab.formats.arrays.layouts import Published
 from hyperslab.formats.arrays.open import read_vector
 from hyperslab.formats.files import OWN_DATA, DataMap, Refuse, naming, sift
 from hyperslab.formats.source import Array
-from hyperslab.formats.targets import Floats, Parameters, numbered_names
+from hyperslab.formats.targets import Floats, Parameters, as_numbers, numbered_names
 from hyperslab.util.documents import lines_of, open_plain
 
 MOST_ROW = 1 << 20
@@ -163,9 +163,6 @@ def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
     A table that names its rows is asked for the sample's path, with or without suffix, or for the
     end of it, as far as it says one. Otherwise the names must be alike but for one number, which is
     the row, counted from 0: that of the realisation's folder, say.
-
-    Raises:
-        DataError: a sample has no row, or the names do not tell.
     """
     if table.names:
         return _rows_by_name(table, names)
@@ -288,16 +285,14 @@ def map_targets(
         raise DataError(
             f"data.ranges has {', '.join(unknown)}, but the targets are {', '.join(columns)}"
         )
-    least = physical.min(0)
-    most = physical.max(0)
-    for i, name in enumerate(columns):
+    ranges = dict(zip(columns, zip(physical.min(0), physical.max(0), strict=True), strict=True))
+    for name, (least, most) in ranges.items():
         prior = said.ranges.get(name) or (known.priors.get(name) if known else None)
-        if prior and (name in said.ranges or (prior[0] <= least[i] and most[i] <= prior[1])):
-            least[i], most[i] = prior
-    centre = (least + most) / 2
-    scale = (most - least) / 2
-    unit = (physical - centre) / np.where(scale == 0, 1, scale)
-    parameters = Parameters(columns, tuple(centre.tolist()), tuple(scale.tolist()))
+        if prior and (name in said.ranges or (prior[0] <= least and most <= prior[1])):
+            ranges[name] = prior
+    parameters = Parameters.of_ranges(ranges)
+    scale = np.array(parameters.scale)
+    unit = (physical - parameters.centre) / np.where(scale == 0, 1, scale)
     words = ", ".join(f"{n} {lo:.4g}..{hi:.4g}" for n, (lo, hi) in parameters.ranges.items())
     origin = "their files" if table is None else table.path.name
     return unit, parameters, f"targets of {origin}; -1 and 1 are {words}"
@@ -316,11 +311,7 @@ def _titles(words: Sequence[str], first: Sequence[Array], stacked: bool) -> tupl
 def npy_targets(
     folder: Path, names: tuple[str, ...], refuse: Refuse | None
 ) -> tuple[tuple[str, ...], Floats, tuple[str, ...]]:
-    """Reads the targets beside .npy files: samples that have them, (N, P), and P names.
-
-    Raises:
-        DataError: a target is missing, or is no vector of numbers, or there are two.
-    """
+    """Reads the targets beside .npy files: samples that have them, (N, P), and P names."""
     table = folder / TARGETS_FILE
     single = [folder / f"{name}{TARGET_SUFFIX}" for name in names]
     if table.exists() and any(path.exists() for path in single):
@@ -346,12 +337,11 @@ def npy_targets(
                 f"{path}: has shape {values.shape}; needs a vector of numbers, equally many "
                 "in each file"
             )
-        _check_numbers(path, values)
         sizes.append(values.size)
-        return values
+        return as_numbers(values, f"{path}: the target")
 
     found = sift(names, vector, refuse)
-    vectors = np.array([values for _, values in found], np.float64)
+    vectors = np.array([values for _, values in found])
     return tuple(name for name, _ in found), vectors, numbered_names(sizes[0])
 
 
@@ -374,15 +364,9 @@ def _read_targets_file(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[
                 )
             with naming(f"{path}: sample {row[0]!r}", "CSV"):
                 values = np.array([float(value) for value in row[1:]])
-            _check_numbers(f"{path}: sample {row[0]!r}", values)
             if row[0] in wanted:
-                found[row[0]] = values
+                found[row[0]] = as_numbers(values, f"{path}: sample {row[0]!r}")
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(f"{path}: has no line for {len(missing)} samples, {missing[0]!r} first")
     return np.array([found[name] for name in names]), tuple(header[1:])
-
-
-def _check_numbers(where: Path | str, values: NDArray[Any]) -> None:
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
-        raise DataError(f"{where}: targets are {values.tolist()}; needs finite numbers")

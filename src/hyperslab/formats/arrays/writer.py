@@ -207,11 +207,7 @@ def write_summed(file: Any, key: str, array: Array) -> None:
 
 
 def read_summed(dataset: Any) -> None:
-    """Reads a data set with checksums, a row of chunks at a time, so that HDF5 compares them.
-
-    Raises:
-        OSError: one does not fit.
-    """
+    """Reads a data set with checksums, a row of chunks at a time; HDF5 compares them (OSError)."""
     if dataset.fletcher32:
         for lo in range(0, dataset.shape[0], dataset.chunks[0]):
             dataset[lo : lo + dataset.chunks[0]]
@@ -268,11 +264,7 @@ class Sink(io.FileIO):
         return size
 
     def check(self) -> None:
-        """Accepts a file to which all was written.
-
-        Raises:
-            OSError: something was not.
-        """
+        """Raises the error with which writing has failed, if it has."""
         if self._error is not None:
             raise self._error
 

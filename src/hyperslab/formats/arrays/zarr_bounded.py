@@ -1,4 +1,9 @@
-"""Reads Zarr groups within bounds.
+"""Reads Zarr groups within bounds, and checks what they say of where their arrays are.
+
+The specification lets a chunk that is all fill value be missing, so one that was lost would be
+read as that: all chunks of a volume have to be there. Those of other arrays need not: libraries
+leave out a redshift of 0. Within a group links of the file system may lead out of the folder no
+more than HDF5's may: a group comes as one thing, from the one who packed it.
 
 Zarr's codecs take memory for whatever comes out of a chunk, its store for whatever a file holds,
 and a selection has ten chunks unpacked at a time. A `BoundedArray` knows how many bytes each codec
@@ -12,6 +17,7 @@ import asyncio
 import gzip
 import io
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +43,7 @@ from zarr.codecs import (
 from zarr.storage import LocalStore, StorePath
 
 from hyperslab.errors import DataError
+from hyperslab.formats.files import ALLOW_MISSING, FileAccess
 from hyperslab.geometry import Box
 
 MOST_DIMS = 32
@@ -44,6 +51,9 @@ MOST_DIMS = 32
 
 AT_ONCE = 64 << 20
 """The size of the chunks that are unpacked side by side [B]; a larger one is alone."""
+
+MOST_READ = 256 << 20
+"""The largest chunk that is read; each box needs the whole of it [B]."""
 
 MOST_OF_WORDS = 1 << 20
 """The largest chunk of words, whose length nothing says, that is unpacked [B]."""
@@ -75,11 +85,7 @@ METADATA = (
 
 
 def _check_metadata(folder: Path, *, of_children: bool = False) -> None:
-    """Accepts a group or an array of which little is said, and what lies in it if that is read.
-
-    Raises:
-        DataError: the file that says it is too large.
-    """
+    """Refuses a group or an array of which too much is said, and what is read with it."""
     files = [folder / "zarr.json", *(folder.glob("*/zarr.json") if of_children else ())]
     for file in files:
         if file.exists() and (size := file.stat().st_size) > MOST_METADATA:
@@ -109,19 +115,17 @@ class BoundedGroup:
         return key in self.group
 
     def __getitem__(self, key: str) -> Any:
-        """Returns an array or a group.
-
-        Raises:
-            DataError: the array cannot be read in bounded memory.
-            KeyError: there is none.
-        """
+        """Returns a group, or an array that can be read in bounded memory."""
         _check_metadata(self.path / key)
         found = self.group[key]
         return BoundedArray.of(self.path, key, found) if isinstance(found, zarr.Array) else found
 
 
 class BoundedArray(zarr.Array[Any]):
-    """A Zarr array of which a few chunks are unpacked at a time."""
+    """A Zarr array, ``key`` of a ``group``, of which a few chunks are unpacked at a time."""
+
+    group: Path
+    key: str
 
     @classmethod
     def of(cls, path: Path, key: str, array: Any) -> BoundedArray:
@@ -145,7 +149,9 @@ class BoundedArray(zarr.Array[Any]):
         )
         store = BoundedStore(array.store_path.store.root, where, most, part)
         place = StorePath(store, array.store_path.path)
-        return cls(zarr.AsyncArray(metadata=metadata, store_path=place))
+        found = cls(zarr.AsyncArray(metadata=metadata, store_path=place))
+        found.group, found.key = path, key
+        return found
 
     @property
     def packing(self) -> str:
@@ -153,11 +159,54 @@ class BoundedArray(zarr.Array[Any]):
         codecs = [getattr(codec, "codec", codec) for codec in self.compressors]
         return ", ".join(type(codec).__name__ for codec in codecs)
 
+    def check(self, reach: FileAccess) -> None:
+        """Refuses chunks that are too large to be read, and links that leave the folder."""
+        for sides in (self.chunks, self.shards or self.chunks):
+            if min(sides, default=1) < 1:
+                raise self._refused(f"is stored in chunks of {tuple(sides)} values")
+        size = math.prod(self.chunks) * max(1, self.dtype.itemsize)
+        if size > MOST_READ:
+            raise self._refused(
+                f"is stored in chunks of {size >> 20} MiB, and any box needs a whole one; at most "
+                f"{MOST_READ >> 20} MiB are read\n    write it again in smaller ones"
+            )
+        self._check_links(self.group / self.key, reach)
+
+    def _check_links(self, folder: Path, reach: FileAccess) -> None:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    what = f"the link {entry.path} in {self.key!r}"
+                    reach.check(self.group, what, Path(entry.path))
+                elif entry.is_dir(follow_symlinks=False):
+                    self._check_links(Path(entry.path), reach)
+
+    def check_chunks(self, box: Box, reach: FileAccess) -> None:
+        """Refuses a box if a chunk that it meets is missing and need not be."""
+        if reach.allowed.missing_chunks:
+            return
+        sides = zip(box.lo, box.hi, self.shards or self.chunks, strict=True)
+        for place in _in_turn([range(lo // side, -(-hi // side)) for lo, hi, side in sides]):
+            name = self.metadata.encode_chunk_key(place)
+            if not os.path.exists(self.group / self.key / name):
+                raise self._refused(
+                    f"lacks the chunk {name} and would be read as {self.fill_value} there: it was "
+                    "lost, or never written\n    put it back, or write the array again with "
+                    f"write_empty_chunks=True; {ALLOW_MISSING}"
+                )
+
+    def _refused(self, why: str) -> DataError:
+        return DataError(f"{self.group}: {self.key!r} {why}")
+
+    def read(self, box: Box, reach: FileAccess) -> NDArray[Any]:
+        """Reads a box of which all chunks are there, or need not be, as native bytes."""
+        self.check_chunks(box, reach)
+        return np.asarray(self[box.slices()], self.dtype.newbyteorder("="))
+
     def __getitem__(self, selection: Any) -> Any:
         """Reads a box given by slices with both ends, or all for ``()`` and for an ellipsis.
 
-        Raises:
-            DataError: a chunk unpacks to more or less than it says.
+        A chunk that unpacks to more or less than it says is refused.
         """
         box = Box.whole(self.shape)
         if selection not in ((), Ellipsis):
@@ -169,6 +218,16 @@ class BoundedArray(zarr.Array[Any]):
         for piece in pieces:
             values[piece.slices(box)] = super().__getitem__(piece.slices())
         return values
+
+
+def _in_turn(places: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    """Yields what `itertools.product` does, which first makes lists of all that there is."""
+    if not places:
+        yield ()
+        return
+    for first in places[0]:
+        for rest in _in_turn(places[1:]):
+            yield (first, *rest)
 
 
 def _pieces(box: Box, sides: Sequence[int], most: int) -> Iterator[Box]:
@@ -264,11 +323,7 @@ class Bounded(BytesBytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(unpacked)
 
     def unpack(self, packed: memoryview) -> NDArray[np.uint8]:
-        """Unpacks a chunk.
-
-        Raises:
-            DataError: it would be more than the chunk has, or less.
-        """
+        """Unpacks a chunk; refuses one that would be more than it has to be, or less."""
         least, most = (0, MOST_OF_WORDS) if self.size is None else (self.size, self.size)
         if isinstance(self.codec, GzipCodec):
             with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
@@ -345,11 +400,7 @@ class BoundedStore(LocalStore):
         self.part = part
 
     async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
-        """Returns what is under a key, or a part of it.
-
-        Raises:
-            DataError: it is longer than a chunk of the array can be.
-        """
+        """Returns what is under a key, or a part; refuses what is longer than a chunk can be."""
         path = Path(self.root, key)
         if path.is_file():
             size = path.stat().st_size

@@ -20,7 +20,7 @@ from pathlib import Path
 import google_crc32c
 
 from hyperslab.errors import DataError, system_errors_as
-from hyperslab.formats.files import file_checksum, size_and_time
+from hyperslab.formats.files import Stamp, file_checksum
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.util.atomic_files import append_whole, json_lines, open_to_append, try_lock
 
@@ -35,11 +35,7 @@ class Manifest:
         self.entries = {entry["name"]: entry for entry in entries}
 
     def add(self, entries: Sequence[Entry]) -> None:
-        """Note samples.
-
-        Raises:
-            OSError: they cannot be; then none is.
-        """
+        """Notes samples, all of them or, with an OSError, none."""
         append_whole(self.folder / MANIFEST_FILE, json_lines(entries))
         self.entries |= {entry["name"]: entry for entry in entries}
 
@@ -98,15 +94,14 @@ SHARD_DIGITS = 5
 def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: bool) -> bool:
     """Tells if a recorded sample is in its files; ``shared``: others may lie behind it.
 
-    Raises:
-        DataError: a file is shorter or longer than it was, or damaged.
+    A file that is shorter or longer than it was, or damaged, is refused.
     """
     name = entry["name"]
     for file, start, end in places:
         path = folder / file
         if not os.path.exists(path):  # False of names that no system takes
             return False
-        size = size_and_time(path)[0]
+        size = Stamp.of(path).size
         if size < end or (size != end and not shared):
             raise DataError(
                 f"{path}: has {size} bytes but had {end} when {name!r} was written: delete it and "
@@ -122,13 +117,10 @@ def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: b
 
 
 def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
-    """Accepts files whose recorded samples are one behind the other from the start.
+    """Refuses files whose recorded samples are not one behind the other from the start.
 
     A file where a line is missing or is said of others would end up with a sample twice, or with
     one that nobody knows of.
-
-    Raises:
-        DataError: they are not.
     """
     places: dict[str, list[tuple[int, int]]] = {}
     for entry in entries:
@@ -156,10 +148,8 @@ class Shards:
 
     The samples called ``names`` are dealt to them at random (Mathuriya et al. 2018, section IV-C),
     by a hash of each name, so that a reader which goes from file to file does not see the parts of
-    one volume together, and a run that goes on deals as the one before.
-
-    Raises:
-        OSError: what a killed run has begun cannot be cut off.
+    one volume together, and a run that goes on deals as the one before. What a killed run has begun
+    is cut off.
     """
 
     def __init__(
@@ -198,12 +188,7 @@ class Shards:
         return self._file(number)
 
     def append(self, name: str, part: Path) -> Shard:
-        """Put the one file of a sample behind those before.
-
-        Raises:
-            DataError: what is then there is not what was put there.
-            OSError: it cannot be written.
-        """
+        """Puts the one file of a sample behind those before, and compares what is then there."""
         file = self._file_of(name)
         data = part.read_bytes()
         with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:

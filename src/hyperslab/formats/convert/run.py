@@ -20,8 +20,8 @@ from hyperslab.formats.convert import journal
 from hyperslab.formats.convert.worker import Done, Doubtful, Job, Outcome, Request, Todo, run
 from hyperslab.formats.files import STRICT, AccessPolicy, recorded_stamps
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry
-from hyperslab.formats.registry import source_of
-from hyperslab.formats.source import Source
+from hyperslab.formats.registry import sources_of
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import chunk_sides
 from hyperslab.formats.storage_order import Channels
 from hyperslab.util.atomic_files import make_scratch, remove_scratch
@@ -67,13 +67,12 @@ class Plan:
                 f"{root}: {count} samples would be {name!r} as {request.format}, which has no "
                 "sub-folders for them: convert one folder at a time"
             )
-        self.cut = request.cut or (1, 1, 1)
         self.chunk = None
         self.word = ""
         if request.writer.chunked:
             channels, *extents = self.samples.shape
             voxel = channels * self.samples.dtype.itemsize
-            self.chunk, self.word = chunk_sides(extents, self.cut, voxel)
+            self.chunk, self.word = chunk_sides(extents, request.cut or (1, 1, 1), voxel)
 
     def asked(self) -> Entry:
         """Collects what identifies the folder in another run, as JSON has it."""
@@ -109,12 +108,9 @@ class Plan:
         return [*filter(None, [self.word]), *([words] if told else [])]
 
     def jobs(self, manifest: journal.Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
-        """Splits volumes into those done at once and those that are to do, with the samples
-        that are finished.
+        """Splits volumes into those done at once and those to do; returns finished samples, too.
 
-        Raises:
-            DataError: the folder holds what another conversion or nobody has recorded, or what is
-                not as it was recorded.
+        A folder that is not as it was recorded, or another conversion's, is refused.
         """
         self._check_sources(manifest)
         writer = self.request.writer
@@ -158,7 +154,6 @@ class Plan:
             source=source.alone(volume),
             request=request,
             format=registry.named(request.format),
-            cut=self.cut,
             chunk=self.chunk,
             scratch=out / SCRATCH / str(volume),
             todo=todo,
@@ -244,7 +239,8 @@ def convert(
         raise DataError(f"{workers} workers: need at least 1")
     _check_apart(root, out)
     bad: list[DataError] = []
-    source = source_of(root, Grid(), channels, source_format, bad.append, allowed=allowed)
+    options = ScanOptions(channels, source_format, bad.append, allowed)
+    source = sources_of([root], Grid(), options)
     plan = Plan(root, source, request)
     with journal.lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.writer import read_summed, write_small_file
-from hyperslab.formats.files import STRICT, AccessPolicy, lock_folder
+from hyperslab.formats.files import STRICT, AccessPolicy, check_finite, lock_folder
 from hyperslab.formats.nifti import image, resample
-from hyperslab.formats.nifti.image import CtVolume
+from hyperslab.formats.nifti.image import NiftiFile
 from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, write_dataset_json
-from hyperslab.formats.nifti.source import listed_scans
+from hyperslab.formats.nifti.source import listed_scans, open_pair
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.formats.targets import LIVER
 from hyperslab.util.worker_pool import map_tasks
@@ -52,43 +52,73 @@ def as_hu(values: NDArray[np.float32]) -> NDArray[np.int16]:
     return np.rint(values).clip(limits.min, limits.max).astype(np.int16)
 
 
-def write_scan_file(
-    path: Path, pair: Pair, scan: CtVolume, labels: NDArray[np.uint8], shape: LatticeShape
-) -> None:
-    """Write a volume and its labels on a lattice of ``shape`` (D, H, W), all of it or nothing.
+def read_scan(pair: Pair, classes: int) -> tuple[NiftiFile, NDArray[Any], NDArray[np.uint8]]:
+    """Reads the values (C, D, H, W) of a scan, and the class of every voxel (D, H, W).
 
-    ``scan`` and ``labels`` (D, H, W) are what ``pair`` holds.
+    The file is that of the first channel.
+
+    Raises:
+        DataError: as `open_pair`; or a file is damaged, or holds NaN or infinite values, one and
+            the same everywhere, or labels that are not 0 .. classes - 1.
+    """
+    images, masks = open_pair(pair)
+    parts = [image.read() for image in images]
+    values = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    low, high = check_finite(values, f"{pair.image}:")
+    if low == high:
+        raise DataError(f"{pair.image}: is empty: every voxel is {low:g}")
+    (labels,) = masks.read()
+    if labels.dtype.kind != "i":
+        whole = np.rint(labels)
+        if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
+            raise DataError(f"{pair.labels}: holds labels that are not whole numbers")
+        labels = whole
+    low, high = labels.min(), labels.max()
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{pair.labels}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}"
+        )
+    return images[0], values, labels.astype(np.uint8)
+
+
+def write_scan_file(
+    path: Path,
+    pair: Pair,
+    file: NiftiFile,
+    values: NDArray[Any],
+    labels: NDArray[np.uint8],
+    shape: LatticeShape,
+) -> None:
+    """Writes a volume and its labels on a lattice of ``shape`` (D, H, W), all of it or nothing.
+
+    ``file``, ``values`` and ``labels`` (both (D, H, W)) are what `read_scan` found in ``pair``.
 
     Raises:
         DataError: the folder cannot be written or the disk is full.
     """
-    affine = resample.resampled_affine(scan.affine, scan.values.shape, shape)
+    affine = resample.resampled_affine(file.affine, values.shape, shape)
     chunks = (1, *(default_chunk_side(extent) for extent in shape))
 
-    def fill(file: h5py.File) -> None:
-        volume = as_hu(resample.blurred_linear(scan.values, shape))
-        file.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
+    def fill(out: h5py.File) -> None:
+        volume = as_hu(resample.blurred_linear(values, shape))
+        out.create_dataset("volume", data=volume[None], chunks=chunks, fletcher32=True)
         segmentation = resample.nearest(labels, shape)
-        file.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
-        file.attrs.update(
+        out.create_dataset("segmentation", data=segmentation[None], chunks=chunks, fletcher32=True)
+        out.attrs.update(
             classes=np.array(LIVER, "S"),
             affine=affine,
             spacing=resample.spacing(affine),
             **_source_attributes(pair),
-            source_shape=scan.stored_shape,
-            source_affine=scan.stored_affine,
-            source_orientation=scan.orientation,
+            source_shape=file.image.shape,
+            source_affine=file.image.affine,
+            source_orientation="".join(optional.nibabel().aff2axcodes(file.image.affine)),
         )
 
     write_small_file(path, fill, concurrent=True)
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
-    """Accepts ``path`` as the volume of ``pair`` on a lattice of ``shape``.
-
-    Raises:
-        DataError: it is another one, or no readable volume at all.
-    """
+    """Refuses ``path`` if it is not the volume of ``pair`` on a lattice of ``shape``."""
     remedy = "delete it or convert into another folder"
     try:
         with h5py.File(path, "r", locking=False) as file:
@@ -172,11 +202,12 @@ def _convert(pair: Pair, folder: Path, shape: LatticeShape) -> ScanOutcome:
     if pair.problem:
         return ScanOutcome(pair, "skipped", pair.problem)
     try:
-        scan = image.read_volume(pair.image)
-        labels = image.read_labels(pair.labels, scan, len(LIVER))
+        file, values, labels = read_scan(pair, len(LIVER))
+        if len(values) > 1:
+            raise DataError(f"{pair.image}: has {len(values)} channels; needs one volume")
     except DataError as error:
         return ScanOutcome(pair, "skipped", str(error))
-    write_scan_file(_path(folder, pair), pair, scan, labels, shape)
+    write_scan_file(_path(folder, pair), pair, file, values[0], labels, shape)
     return ScanOutcome(pair, "converted")
 
 
@@ -238,16 +269,15 @@ def _respaced(
     if made.image.exists() and made.labels.exists():
         return ScanOutcome(pair, "kept"), made
     try:
-        scan = image.read_channels(pair.images)
-        labels = image.read_labels(pair.labels, replace(scan, values=scan.values[0]), classes)
+        file, values, labels = read_scan(pair, classes)
     except DataError as error:
         return ScanOutcome(pair, "skipped", str(error)), None
-    old = scan.values.shape[1:]
-    sizes = zip(old, scan.spacing, voxel, strict=True)
+    old = values.shape[1:]
+    sizes = zip(old, resample.spacing(file.affine), voxel, strict=True)
     new = tuple(max(1, round(float(n * size / wanted))) for n, size, wanted in sizes)
-    values = np.stack([resample.blurred_linear(channel, new) for channel in scan.values])
-    affine = resample.resampled_affine(scan.affine, old, new)[:, [2, 1, 0, 3]]
-    stored = as_hu(values) if scan.values.dtype == np.int16 else values
+    resampled = np.stack([resample.blurred_linear(channel, new) for channel in values])
+    affine = resample.resampled_affine(file.affine, old, new)[:, [2, 1, 0, 3]]
+    stored = as_hu(resampled) if values.dtype == np.int16 else resampled
     xyz = stored.transpose(3, 2, 1, 0)
     for path in (made.image, made.labels):
         path.parent.mkdir(parents=True, exist_ok=True)

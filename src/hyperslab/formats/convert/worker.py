@@ -6,26 +6,22 @@ A `Request` says what is asked of a conversion, an `Outcome` what became of a vo
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from hyperslab.comm import Grid
-from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import DataError
 from hyperslab.formats import registry
 from hyperslab.formats.convert.journal import REMEDY
-from hyperslab.formats.files import file_checksum, recorded_stamps, size_and_time
+from hyperslab.formats.files import Stamp, file_checksum, recorded_stamps
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.registry import Format, sources_of
-from hyperslab.formats.source import Array, ScanOptions, Source
+from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import ChunkSides
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
-from hyperslab.geometry import Box, Cut, Partition, transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +34,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Describes the conversion that is asked for.
-
-    ``cut``: into how many parts grids will cut depth, height and width; chunks are made for it.
-    ``width``: of the sub-volumes that are made of each volume. ``redshifts``, ``targets``: those
-    that go along; ``None`` takes all.
-
-    Raises:
-        DataError: something asked for does not exist.
-    """
+    """Describes the conversion that is asked for; what does not exist is refused."""
 
     format: str
-    cut: tuple[int, ...] | None = None
-    width: int | None = None
+    cut: tuple[int, ...] | None = None  # by grids, along D, H and W; chunks are made for it
+    width: int | None = None  # of the sub-volumes that are made of each volume
     compression: str = "none"
-    redshifts: tuple[float, ...] | None = None
+    redshifts: tuple[float, ...] | None = None  # that go along, as do targets; None takes all
     targets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -63,12 +51,7 @@ class Request:
             raise DataError(f"cut {self.cut}: needs three numbers of parts, of at least 1")
 
     def samples(self, volumes: Source) -> Source:
-        """Views volumes as they are to be written, and as the format will give them back.
-
-        Raises:
-            DataError: a redshift or a parameter is not there.
-            LayoutError: the extents are no multiple of the sub-volumes' width.
-        """
+        """Views volumes as they are to be written, and as the format will give them back."""
         shown = selected(volumes, self.redshifts, self.targets, self.width)
         return self.writer.view(shown)
 
@@ -89,9 +72,6 @@ class Job:
     """One volume of ``root``, a source of its own, and its samples.
 
     Pickle can send all of it to another process, where the format may not be registered.
-
-    ``todo``: the number of each within the volume, and its name. ``doubtful``: those that are
-    finished, but of a file that does not look as it did. ``scratch``: a folder for this job alone.
     """
 
     name: str
@@ -100,11 +80,10 @@ class Job:
     source: Source
     request: Request
     format: Format
-    cut: ChunkSides
     chunk: ChunkSides | None
-    scratch: Path
-    todo: Todo
-    doubtful: Doubtful
+    scratch: Path  # a folder for this job alone
+    todo: Todo  # the number of each sample within the volume, and its name
+    doubtful: Doubtful  # finished ones, of a file that does not look as it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +96,9 @@ class Done:
 
 
 def run(job: Job) -> Done:
-    """Write and verify what is to be done of a volume; the files are left in ``scratch``.
+    """Writes and verifies what is to be done of a volume; the files are left in ``scratch``.
 
-    Raises:
-        DataError: a file cannot be written.
+    Raises a DataError if a file cannot be written; other failures are reported.
     """
     registry.adopt(job.format)
     whole = job.source
@@ -162,7 +140,7 @@ def _written(source: Source, job: Job) -> list[Entry]:
             (job.scratch / file).parent.mkdir(parents=True, exist_ok=True)
         writer.write(job.scratch, name, sample)
         samples[name] = sample
-    verify_written(job.scratch, writer, samples, job.cut)
+    verify_written(job.scratch, writer, samples)
     return [_entry(job, name, sample) for name, sample in samples.items()]
 
 
@@ -170,7 +148,7 @@ def _entry(job: Job, name: str, sample: SampleToWrite) -> Entry:
     files = job.request.writer.files(name, job.request.compression)
     entry: Entry = {
         "name": name,
-        "files": {file: size_and_time(job.scratch / file)[0] for file in files},
+        "files": {file: Stamp.of(job.scratch / file).size for file in files},
         "sums": {file: file_checksum(job.scratch / file) for file in files},
         "source": job.name,
         "crc32c": str(sample.tally),
@@ -199,69 +177,33 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
     return entry
 
 
-def verify_written(
-    folder: Path, writer: Writer, written: Mapping[str, SampleToWrite], cut: tuple[int, ...]
-) -> None:
-    """Open the folder, and compare all that is read of it with what was to be written.
-
-    Volumes are read box by box, as ranks on a grid of ``cut`` (depth, height, width) would.
-
-    Raises:
-        DataError: the folder cannot be read, or what is read differs.
-    """
+def verify_written(folder: Path, writer: Writer, written: Mapping[str, SampleToWrite]) -> None:
+    """Opens the folder, and refuses it if what is read of it is not what was to be written."""
     expected = next(iter(written.values())).source
     options = ScanOptions(writer.told(expected), writer.read_as, own=True)
     found = sources_of([folder], Grid(), options)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):
-            _compare_written(found, sample, writer, written[name], cut)
+            _compare_written(found, sample, writer, written[name])
     finally:
         found.close()
 
 
-def _compare_written(
-    found: Source, sample: int, writer: Writer, wanted: SampleToWrite, cut: tuple[int, ...]
-) -> None:
+def _compare_written(found: Source, sample: int, writer: Writer, wanted: SampleToWrite) -> None:
     where = found.where(sample)
     source = wanted.source
     for word in ("shape", "dtype", "classes"):
         _same(where, word, getattr(found, word), getattr(source, word))
-    columns = _columns(source.shape, cut)
-
-    def boxes(slab: Box, read: Callable[[int, Box], Array], dtype: np.dtype[Any]) -> Array:
-        """Returns the slab, put together of the boxes of the ranks that would share it."""
-        whole = np.empty(slab.shape, dtype)
-        first = len(source.shape) - slab.ndim  # labels have no channels
-        owned = [Box(box.lo[first:], box.hi[first:]) for box in columns]
-        for part in transfers(slab, enumerate(owned)):
-            whole[part.box.slices(slab)] = read(sample, part.box)
-        return whole
-
-    tallies = checksums(
-        found,
-        sample,
-        wanted.step,
-        lambda slab: boxes(slab, found.read, found.dtype),
-        lambda slab: boxes(slab, found.labels, np.dtype(np.uint8)),
-    )
-    _same(where, "checksum", tallies["crc32c"], str(wanted.tally))
+    sums = checksums(found, sample, wanted.step)
+    _same(where, "checksum", sums["crc32c"], str(wanted.tally))
     if source.classes:
-        _same(where, "checksum of the labels", tallies["labels_crc32c"], str(wanted.label_tally))
+        _same(where, "checksum of the labels", sums["labels_crc32c"], str(wanted.label_tally))
         return
     if writer.named:
         _same(where, "parameters", found.parameters.names, source.parameters.names)
     exact = writer.stored_target(wanted.target).tolist()
     _same(where, "targets", found.target(sample).tolist(), exact)
-
-
-def _columns(shape: tuple[int, ...], cut: tuple[int, ...]) -> list[Box]:
-    """Lists the boxes that each row and column of ranks would hold of (C, D, H, W), all D of it."""
-    height, width = (
-        Cut.balanced(*dim) for dim in zip(SPATIAL_AXES[1:], shape[2:], cut[1:], strict=True)
-    )
-    partition = Partition(shape, (None, None, height, width))
-    return [partition.box(coords) for coords in partition.peers({})]
 
 
 def _same(where: Path | str, what: str, found: object, wanted: object) -> None:

@@ -5,8 +5,7 @@ W from left to right (NIfTI's RAS+ axes in the order z, y, x). The axes of the f
 and flipped to the closest ones of these, never rotated: an oblique scan stays oblique, and its
 affine says so.
 
-A `NiftiFile` has what a header says, reads boxes, and is what a mask is written like; a
-`CtVolume` is the largest box.
+A `NiftiFile` has what a header says, reads boxes, and is what a mask is written like.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import gzip
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import files, optional
-from hyperslab.formats.nifti import resample
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats
 from hyperslab.geometry import Box
@@ -51,15 +49,12 @@ OBLIQUE = 35.0
 
 @dataclass(frozen=True, slots=True)
 class NiftiFile:
-    """Holds what the header of a file says, with nibabel's ``image``, and reads boxes of voxels.
-
-    ``order``: of the file's dims. ``affine`` (4, 4): (d, h, w, 1) to [mm] in RAS+.
-    """
+    """Holds what the header of a file says, with nibabel's ``image``, and reads boxes of voxels."""
 
     path: Path
     image: Any
-    order: StorageOrder
-    affine: Floats
+    order: StorageOrder  # of the file's dims
+    affine: Floats  # (4, 4): (d, h, w, 1) to [mm] in RAS+
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,16 +78,13 @@ class NiftiFile:
         """Tells if the file is gzip, by its name, as nibabel does."""
         return self.path.name.endswith(".gz")
 
-    def read(self, box: Box) -> NDArray[Any]:
-        """Reads a box (C, d, h, w) along the patient's axes, slope and intercept applied.
-
-        Raises:
-            DataError: the file has gone or is damaged.
-        """
+    def read(self, box: Box | None = None) -> NDArray[Any]:
+        """Reads a box (C, d, h, w), or all, along the patient's axes, with slope and intercept."""
         with files.naming(self.path, NIFTI, files.ANY):
-            stored = self.order.to_file(box, self.image.shape)
+            whole = Box.whole(self.image.shape)
+            stored = whole if box is None else self.order.to_file(box, self.image.shape)
             place = stored.slices()
-            if self.packed and stored == Box.whole(self.image.shape):
+            if self.packed and stored == whole:
                 # Only who reads all of it comes to the sum at gzip's end.
                 with files.open_gzip_to_end(self.path) as file:
                     holder = optional.nibabel().FileHolder(fileobj=file)
@@ -111,8 +103,8 @@ class NiftiFile:
             raise EOFError(f"it has {found} of {end} bytes")
 
 
-def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
-    """Reads the header of a file; with ``channels`` it may have a fourth dim, which they are along.
+def open_nifti(path: Path) -> NiftiFile:
+    """Reads the header of a file, which may have channels along a fourth dim.
 
     Raises:
         DataError: it is no NIfTI file or cannot hold what it says, is not 3-D, has no voxels, is
@@ -127,7 +119,7 @@ def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
             raise DataError(f"{path}: is not a NIfTI file but a {type(image).__name__}")
         if image.get_data_dtype().kind not in "iuf":
             raise DataError(f"{path}: holds {image.get_data_dtype()} voxels; needs numbers")
-        turn = _orientation(path, image, channels)
+        turn = _orientation(path, image)
         dims = "".join("WHD"[int(axis)] for axis, _ in turn)
         flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
         order = StorageOrder(dims + "C" * (len(image.shape) - 3), flipped)
@@ -138,12 +130,7 @@ def open_nifti(path: Path, *, channels: bool = True) -> NiftiFile:
 
 
 def _check_claims(path: Path) -> None:
-    """Compares what a header says with what its file can hold, before nibabel believes it.
-
-    Raises:
-        DataError: the header is longer than any, or says more than the file can hold.
-        ValueError: an extension ends behind it; or what nibabel raises of a header that is none.
-    """
+    """Refuses a header that says more than its file can hold, before nibabel believes it."""
     nibabel = optional.nibabel()
     packed = path.name.endswith(".gz")
     with gzip.open(path) if packed else path.open("rb", buffering=0) as file:
@@ -180,14 +167,10 @@ def _check_extensions(block: bytes, endianness: str) -> None:
         place += size
 
 
-def _orientation(path: Path, image: Any, channels: bool) -> NDArray[Any]:
-    """Finds how the file's axes become RAS+, once it is clear that the file says so.
-
-    Raises:
-        DataError: it does not, is not 3-D, has no voxels or is oblique.
-    """
+def _orientation(path: Path, image: Any) -> NDArray[Any]:
+    """Finds how the file's axes become RAS+, if the file says so, is 3-D and not oblique."""
     extents = " x ".join(map(str, image.shape))
-    if len(image.shape) != 3 and not (channels and len(image.shape) == 4):
+    if len(image.shape) not in (3, 4):
         raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
     if 0 in image.shape:
         raise DataError(f"{path}: is empty: {extents} voxels")
@@ -208,97 +191,27 @@ def _orientation(path: Path, image: Any, channels: bool) -> NDArray[Any]:
     )
 
 
-def check_lattice(
-    path: Path,
-    shape: Sequence[int],
-    affine: Floats,
-    like: NiftiFile | CtVolume,
-    wanted: Sequence[int],
-) -> None:
-    """Accepts voxels (D, H, W) of ``path`` that are where the ``wanted`` ones of ``like`` are.
+def check_lattice(file: NiftiFile, like: NiftiFile) -> None:
+    """Refuses a file whose voxels are not as many as those of ``like``, or not where these are.
 
-    Raises:
-        DataError: they are others, or the corners are more than half a voxel of ``like`` apart.
+    The corners may be half a voxel of ``like`` apart.
     """
-    if tuple(shape) != tuple(wanted):
-        ours, theirs = (tuple(extents) for extents in (shape, wanted))
-        raise DataError(f"{path}: has {ours} voxels (D, H, W) but {like.path.name} has {theirs}")
+    shape, wanted = file.shape[1:], like.shape[1:]
+    if shape != wanted:
+        raise DataError(
+            f"{file.path}: has {shape} voxels (D, H, W) but {like.path.name} has {wanted}"
+        )
     corners = np.array(list(np.ndindex(2, 2, 2))) * (np.array(shape) - 1)
     indices = np.c_[corners, np.ones(8)].T
-    off = float(np.abs(np.linalg.inv(like.affine) @ affine @ indices - indices).max())
+    off = float(np.abs(np.linalg.inv(like.affine) @ file.affine @ indices - indices).max())
     if not off <= 0.5:
-        raise DataError(f"{path}: its affine is off by {off:.3g} voxels from {like.path.name}'s")
-
-
-FASTEST = 1
-"""The level of gzip that nibabel takes."""
-
-CANONICAL = ((0, 1), (1, 1), (2, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class CtVolume:
-    """Holds one volume of a NIfTI file.
-
-    ``values`` (D, H, W), of `read_channels` (C, D, H, W): int16 where the file's numbers are such,
-    else float32, slope and intercept applied (HU for a CT). ``affine`` (4, 4) maps (d, h, w, 1) to
-    (x, y, z, 1) [mm] in RAS+. The file's own are ``header``, ``stored_shape`` and ``stored_affine``
-    (of i, j, k).
-    """
-
-    path: Path
-    values: NDArray[Any]
-    affine: Floats
-    header: Any
-    stored_shape: tuple[int, ...]
-    stored_affine: Floats
-
-    @property
-    def spacing(self) -> Floats:
-        """Returns the size of a voxel along D, H and W [mm]."""
-        return resample.spacing(self.affine)
-
-    @property
-    def orientation(self) -> str:
-        """The directions of the file's axes i, j, k: ``"LPS"`` is left, posterior, superior."""
-        return "".join(optional.nibabel().aff2axcodes(self.stored_affine))
-
-
-def read_volume(path: Path) -> CtVolume:
-    """Reads a volume.
-
-    Raises:
-        DataError: as `open_nifti`; or the file is damaged, or holds NaN or infinite values or one
-            and the same everywhere.
-    """
-    volume = _load(path, channels=False)
-    _check_values(volume)
-    return replace(volume, values=volume.values[0])
-
-
-def read_channels(paths: Sequence[Path]) -> CtVolume:
-    """Reads a volume (C, D, H, W): channels along a file's fourth dim, or each in a file.
-
-    Raises:
-        DataError: as `read_volume` and `check_channels`.
-    """
-    opened = [open_nifti(path) for path in paths]
-    check_channels(opened)
-    first = opened[0]
-    image = first.image
-    values = [file.read(Box.whole(file.shape)) for file in opened]
-    joined = np.concatenate(values) if len(values) > 1 else values[0]
-    volume = CtVolume(paths[0], joined, first.affine, image.header, image.shape, image.affine)
-    _check_values(volume)
-    return volume
+        raise DataError(
+            f"{file.path}: its affine is off by {off:.3g} voxels from {like.path.name}'s"
+        )
 
 
 def check_channels(opened: Sequence[NiftiFile]) -> None:
-    """Accepts files that are the channels of one volume; of a single file all that it holds.
-
-    Raises:
-        DataError: they differ in shape or place, or have several channels each; or as `open_nifti`.
-    """
+    """Refuses files that are not the channels of one volume; a single file may have several."""
     first, *others = opened
     for other in others:
         if other.shape != first.shape or other.shape[0] != 1:
@@ -306,53 +219,13 @@ def check_channels(opened: Sequence[NiftiFile]) -> None:
                 f"{other.path}: is {other.shape} (C, D, H, W) but {first.path.name} is "
                 f"{first.shape}; each channel has a file, and all have one shape"
             )
-        extents = first.shape[1:]
-        check_lattice(other.path, extents, other.affine, first, extents)
+        check_lattice(other, first)
 
 
-def read_labels(path: Path, like: CtVolume, classes: int) -> NDArray[np.uint8]:
-    """Reads the class of every voxel (D, H, W) of the volume ``like``: 0 .. classes - 1.
+FASTEST = 1
+"""The level of gzip that nibabel takes."""
 
-    The order of the file's axes may differ from the volume's; the voxels must be at the same
-    places, to half a voxel.
-
-    Raises:
-        DataError: as `read_volume`; or another shape or place than ``like``; or other numbers.
-    """
-    found = _load(path)
-    if len(found.values) != 1:
-        raise DataError(f"{path}: has {len(found.values)} channels; needs one label a voxel")
-    labels = found.values[0]
-    wanted = like.values.shape[-3:]
-    if labels.shape != wanted:
-        ours, theirs = (" x ".join(map(str, extents)) for extents in (labels.shape, wanted))
-        raise DataError(f"{path}: has {ours} voxels (D x H x W) but {like.path.name} has {theirs}")
-    check_lattice(path, wanted, found.affine, like, wanted)
-    if labels.dtype.kind != "i":
-        whole = np.rint(labels)
-        if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
-            raise DataError(f"{path}: holds labels that are not whole numbers")
-        labels = whole
-    low = labels.min()
-    high = labels.max()
-    if low < 0 or high >= classes:
-        raise DataError(f"{path}: holds labels {low:g} to {high:g}; needs 0 to {classes - 1}")
-    return labels.astype(np.uint8)
-
-
-def _load(path: Path, *, channels: bool = True) -> CtVolume:
-    """Reads all of a file, as (C, D, H, W)."""
-    file = open_nifti(path, channels=channels)
-    values = file.read(Box.whole(file.shape))
-    image = file.image
-    return CtVolume(path, values, file.affine, image.header, image.shape, image.affine)
-
-
-def _check_values(volume: CtVolume) -> None:
-    """Refuses a volume of NaN or infinite values, or of one and the same everywhere."""
-    low, high = files.check_finite(volume.values, f"{volume.path}:")
-    if low == high:
-        raise DataError(f"{volume.path}: is empty: every voxel is {low:g}")
+CANONICAL = ((0, 1), (1, 1), (2, 1))
 
 
 Mask = NDArray[np.uint8]
@@ -418,11 +291,7 @@ def save_image(
     affine: Floats | None,
     header: Any,
 ) -> None:
-    """Writes the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept.
-
-    Raises:
-        DataError: see `write_mask`.
-    """
+    """Writes the values (i, j, k) as ``dtype``; without ``affine`` the header's is kept."""
     image = _image(values, dtype, affine, header)
     with _created(path) as stream:
         image.to_stream(stream)
@@ -450,12 +319,7 @@ def _created(path: Path) -> Iterator[Any]:
 
 
 def unpack(path: Path, to: IO[bytes]) -> None:
-    """Unpacks a packed file, piece by piece, and compares the sum at its end.
-
-    Raises:
-        DataError: as `open_nifti`; or the file is damaged or cut short.
-        OSError: ``to`` cannot be written.
-    """
+    """Unpacks a packed file, piece by piece, and compares the sum at its end; see `open_nifti`."""
     file = open_nifti(path)
     left = int(file.image.dataobj.offset) + math.prod(file.image.shape) * file.itemsize
     with files.naming(path, NIFTI, files.ANY), files.open_gzip_to_end(path) as packed:

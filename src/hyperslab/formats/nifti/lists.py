@@ -1,25 +1,10 @@
 """Lists the scans of a data set: by the names of files, by a dataset.json, or by a CSV file.
 
-By their names: LiTS has ``volume-N.nii`` and ``segmentation-N.nii``, in one folder or in
-several; a ``test-volume-N.nii`` has no labels. The Medical Segmentation Decathlon has
-``imagesTr/liver_N.nii.gz`` and the same name in ``labelsTr``; ``imagesTs`` has no labels. Either
-may end in .nii or .nii.gz.
-
-A CSV file has the columns image, label and, if wanted, split::
-
-    # classes: background, liver, tumour
-    image,label,split
-    a/ct.nii.gz,a/mask.nii.gz,train
-    b/ct.nii.gz,b/mask.nii.gz,test
-
-With columns ``image_T1, image_T2, ...`` in place of ``image`` each is a channel. Splits are
-train, validation and test.
-
-A `dataset.json` is the Decathlon's, with ``training`` (``image`` and ``label`` of each scan),
-``labels`` by number and ``modality``; MONAI's lists of this kind may have ``validation`` and
-``testing`` too, and several files for an image. nnU-Net's second version has ``channel_names``,
-``labels`` by name and ``file_ending``; its scans are ``imagesTr/{case}_{channel:04}`` and
-``labelsTr/{case}``, or are listed in ``dataset``. Paths are relative to the list.
+docs/formats.md (Scans) has the forms. By their names: LiTS's ``volume-N.nii`` and
+``segmentation-N.nii``, in one folder or in several, or the Medical Segmentation Decathlon's
+``imagesTr/liver_N.nii.gz`` and the same name in ``labelsTr``; ``test-volume-N`` and ``imagesTs``
+have no labels. A `dataset.json` is the Decathlon's, or MONAI's of this kind, or of nnU-Net's
+second version. Paths are relative to the list.
 """
 
 from __future__ import annotations
@@ -34,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hyperslab.errors import DataError, printable, system_errors_as
-from hyperslab.formats.files import ANY, FileAccess, naming
+from hyperslab.formats.files import ANY, FileAccess, naming, walk_folder
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
@@ -52,18 +37,14 @@ LITS_ROLES = {"volume": "image", "segmentation": "labels", "test-volume": "test"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One volume with its labels, or the ``problem`` why there is none.
-
-    ``test``: it was published without labels. ``channels``: the files of the channels after the
-    first, where each has its own.
-    """
+    """One volume with its labels, or the ``problem`` why there is none."""
 
     name: str
     image: Path
     labels: Path
     problem: str = ""
-    test: bool = False
-    channels: tuple[Path, ...] = ()
+    test: bool = False  # it was published without labels
+    channels: tuple[Path, ...] = ()  # files of those after the first, where each has its own
 
     @property
     def images(self) -> tuple[Path, ...]:
@@ -72,17 +53,12 @@ class Pair:
 
 
 def find_pairs(folder: Path) -> list[Pair]:
-    """Returns the pairs in a folder and its sub-folders, by number; hidden files are left out.
-
-    Raises:
-        DataError: the folder is missing or holds no file of these names.
-    """
+    """Returns the pairs in a folder and its sub-folders, by number; hidden files are left out."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is not a folder; give the one that holds the NIfTI files")
     found: dict[PairKey, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(folder.rglob("*.nii*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        role = None if hidden or path.is_dir() else _role(path)
+    for path in map(folder.joinpath, walk_folder(folder)):
+        role = None if path.is_dir() else _role(path)
         if role is not None:
             key, kind = role
             found[key][kind].append(path)
@@ -144,15 +120,12 @@ CLASSES_COMMENT = "classes:"
 
 @dataclass(frozen=True, slots=True)
 class ScanList:
-    """Scans with their labels, and what is said of all of them.
-
-    ``classes``: the names of the labels 0, 1, 2, ... ``channels``: what the channels are, none
-    where nobody says so. ``splits``: by a pair's name, where the list deals them out.
-    """
+    """Scans with their labels, and what is said of all of them."""
 
     pairs: tuple[Pair, ...]
-    classes: tuple[str, ...] = LIVER
-    channels: tuple[str, ...] = ()
+    classes: tuple[str, ...] = LIVER  # the names of the labels 0, 1, 2, ...
+    channels: tuple[str, ...] = ()  # what they are, where somebody says so
+    # By a pair's name, where the list deals them out.
     splits: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -177,9 +150,7 @@ class _Content:
 def read_list(path: Path, reach: FileAccess) -> ScanList:
     """Returns the scans with labels that a .csv file or a `dataset.json` lists.
 
-    Raises:
-        DataError: it is no such list, an entry or the classes are not what they should be, a path
-            leaves the folder, or a file is not there; all errors name the list.
+    Errors of entries, classes, and paths that leave the folder or are missing name the list.
     """
     with naming(path, "a list of scans", ANY):
         with open_plain(path) as file:
@@ -384,11 +355,7 @@ def write_dataset_json(
     channels: Sequence[str] = (),
     splits: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """List the pairs as the Decathlon does, those to validate and test on as MONAI does.
-
-    Raises:
-        DataError: it cannot be written.
-    """
+    """Lists the pairs as the Decathlon does, those to validate and test on as MONAI does."""
     keys = {split: key for key, split in SPLIT_KEYS.items()}
     parts: dict[str, list[dict[str, str]]] = {"training": []}
     for pair in pairs:

@@ -1,11 +1,8 @@
 """Reads and writes folders of NIfTI files: scans with labels, as published (the extra `medical`).
 
-A volume is (C, D, H, W): D grows from inferior to superior, H from posterior to anterior, W from
-left to right, which are NIfTI's RAS+ axes in the order z, y, x. A file's own axes are permuted
-and flipped to the closest of these, and so is the box that is read. Channels are along a file's
-fourth dim, or each has a file. Which files belong together a list says, dataset.json or a CSV
-file, and without one the names, as LiTS and the Medical Segmentation Decathlon have them (see
-`lists`). A ``.nii.gz`` has no random access: each box unpacks all that lies before its end.
+Axes are those of `image`, and the box that is read is turned as they are. Channels are along a
+file's fourth dim, or each has a file. `lists` finds the files that belong together. A ``.nii.gz``
+has no random access: each box unpacks all that lies before its end.
 
 Files are written with the names of LiTS or the Decathlon, along the patient's axes.
 """
@@ -14,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,14 @@ import numpy as np
 from hyperslab.errors import DataError
 from hyperslab.formats import files, optional
 from hyperslab.formats.nifti import resample
-from hyperslab.formats.nifti.image import NIFTI, NIFTI_SUFFIXES, check_lattice, open_nifti
+from hyperslab.formats.nifti.image import (
+    NIFTI,
+    NIFTI_SUFFIXES,
+    NiftiFile,
+    check_channels,
+    check_lattice,
+    open_nifti,
+)
 from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, ScanList, find_pairs, read_list
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import FILE_BUFFER, Storage
@@ -34,23 +38,17 @@ from hyperslab.geometry import Box
 
 
 @dataclass(frozen=True, slots=True)
-class NiftiScans:
-    """Lists N volumes of ``shapes`` (C, D, H, W) read as ``dtype``, with the files of their labels.
+class ScanHeader:
+    """Holds what a source needs to know of a volume (C, D, H, W) and its labels.
 
-    ``voxels``: their sizes along D, H, W [mm]. ``stamps``: of the files of each, the labels' last,
-    by its name. The rest: see `ScanList`.
+    ``stamps``: of the volume's files, and that of the labels last, from before they were read.
     """
 
-    folder: Path
-    pairs: tuple[Pair, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    voxels: tuple[tuple[float, ...], ...]
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    voxel: tuple[float, ...]  # (D, H, W) [mm]
     label_bytes: int
-    stamps: Mapping[str, tuple[files.Stamp, ...]]
-    classes: tuple[str, ...] = LIVER
-    channels: tuple[str, ...] = ()
-    splits: Mapping[str, str] = field(default_factory=dict)
+    stamps: tuple[files.Stamp, ...]
 
 
 class NiftiFolder(Source):
@@ -64,32 +62,47 @@ class NiftiFolder(Source):
     lists = (".json", ".csv")
     summed_whole = True
 
-    def __init__(self, scans: NiftiScans) -> None:
-        self.scans = scans
-        self.names = [pair.name for pair in scans.pairs]
-        self.shape = max(scans.shapes, key=math.prod)
-        self.shapes = scans.shapes if len(set(scans.shapes)) > 1 else ()
-        self.dtype = scans.dtype
-        self.classes = scans.classes
-        self.label_bytes = scans.label_bytes
-        self.channel_names = scans.channels
-        self.splits = scans.splits
+    def __init__(self, listed: ScanList, headers: Sequence[ScanHeader]) -> None:
+        self.headers = tuple(headers)
+        self.names = [pair.name for pair in listed.pairs]
+        shapes = tuple(header.shape for header in headers)
+        self.shape = max(shapes, key=math.prod)
+        self.shapes = shapes if len(set(shapes)) > 1 else ()
+        self.dtype = np.result_type(*(header.dtype for header in headers))
+        self.classes = listed.classes
+        self.label_bytes = max(header.label_bytes for header in headers)
+        self.channel_names = listed.channels
+        self.splits = {name: listed.splits[name] for name in self.names if name in listed.splits}
+        self.listed = replace(listed, splits=self.splits)  # which can be pickled
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> NiftiFolder:
         """Opens a folder, or a list itself: a .json or .csv file."""
-        found = listed_scans(folder, options.allowed)
-        return cls(_scan(folder, found, options.refuse))
+        listed = listed_scans(folder, options.allowed)
+        pairs = [pair for pair in listed.pairs if not pair.test]
+        if not pairs:
+            raise DataError(f"{folder}: holds test volumes only, which have no labels")
+        found = files.sift(pairs, read_scan_header, options.refuse)
+        channels = len(listed.channels) or found[0][1].shape[0]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return NiftiFolder, (self.scans,)
+        def alike(entry: tuple[Pair, ScanHeader]) -> None:
+            pair, header = entry
+            if header.shape[0] != channels:
+                words = ", ".join(listed.channels) or f"{found[0][0].image.name} has {channels}"
+                raise DataError(
+                    f"{pair.image}: has {header.shape[0]} channels, not {channels}: {words}"
+                )
+
+        good = [entry for entry, _ in files.sift(found, alike, options.refuse)]
+        kept = replace(listed, pairs=tuple(pair for pair, _ in good))
+        return cls(kept, [header for _, header in good])
 
     def where(self, sample: int) -> str:
-        return str(self.scans.pairs[sample].image)
+        return str(self.listed.pairs[sample].image)
 
     def read(self, sample: int, box: Box) -> Array:
         """Reads a box, channel by channel where each has a file. Raises as `ArrayFolder.read`."""
-        pair = self.scans.pairs[sample]
+        pair = self.listed.pairs[sample]
         shape = self.shape_of(sample)
         if not pair.channels:
             return self._values(sample, 0, shape, box)
@@ -100,7 +113,7 @@ class NiftiFolder(Source):
 
     def _values(self, sample: int, file: int, shape: tuple[int, ...], box: Box) -> Array:
         """Reads a box of the ``file``-th of the sample's files, which has ``shape``."""
-        path = self.scans.pairs[sample].images[file]
+        path = self.listed.pairs[sample].images[file]
         values = self._read(sample, file, path, shape, box)
         if not np.can_cast(values.dtype, self.dtype):
             raise DataError(
@@ -110,8 +123,7 @@ class NiftiFolder(Source):
         return values.astype(self.dtype, copy=False)
 
     def _read(self, sample: int, file: int, path: Path, shape: tuple[int, ...], box: Box) -> Array:
-        name = self.names[sample]
-        with files.unchanged(path, name, self.scans.stamps[name][file]):
+        with files.unchanged(path, self.names[sample], self.headers[sample].stamps[file]):
             found = open_nifti(path)
             if found.shape != shape:
                 raise DataError(
@@ -122,14 +134,14 @@ class NiftiFolder(Source):
 
     def labels(self, sample: int, box: Box) -> Array:
         """Reads the classes of one box; errors as `read`, and labels that are no classes."""
-        path = self.scans.pairs[sample].labels
+        path = self.listed.pairs[sample].labels
         shape = (1, *self.shape_of(sample)[1:])
         values = self._read(sample, -1, path, shape, Box((0, *box.lo), (1, *box.hi)))
         return as_classes(values, f"{path}: {box}")
 
     def storage(self, sample: int) -> Storage:
         """Describes the first channel's file, where each has its own."""
-        file = open_nifti(self.scans.pairs[sample].image)
+        file = open_nifti(self.listed.pairs[sample].image)
         order = file.order.reversed  # the file's first index is fastest
         shape = file.image.shape[::-1]
         size = file.path.stat().st_size
@@ -137,105 +149,52 @@ class NiftiFolder(Source):
         return replace(plain, compression="gzip", packed=True) if file.packed else plain
 
     def extras(self, sample: int) -> Extras:
-        return Extras(SCAN_KEYS, affine=open_nifti(self.scans.pairs[sample].image).affine)
+        return Extras(SCAN_KEYS, affine=open_nifti(self.listed.pairs[sample].image).affine)
 
     def voxel_size(self, sample: int) -> tuple[float, ...]:
-        return self.scans.voxels[sample]
+        return self.headers[sample].voxel
 
     def files(self, sample: int) -> tuple[Path, ...]:
-        pair = self.scans.pairs[sample]
+        pair = self.listed.pairs[sample]
         return *pair.images, pair.labels
 
     def alone(self, sample: int) -> NiftiFolder:
-        one = slice(sample, sample + 1)
-        scans = self.scans
-        voxels = scans.voxels[one]
-        return NiftiFolder(
-            replace(scans, pairs=scans.pairs[one], shapes=scans.shapes[one], voxels=voxels)
-        )
+        pair = self.listed.pairs[sample]
+        found = NiftiFolder(replace(self.listed, pairs=(pair,)), self.headers[sample : sample + 1])
+        found.dtype = self.dtype  # of all
+        return found
 
 
 def listed_scans(folder: Path, allowed: files.AccessPolicy) -> ScanList:
-    """Lists the scans of a list, or of a folder with or without one.
-
-    Raises:
-        DataError: the list is no good, or the folder holds no scans.
-    """
+    """Lists the scans of a list, or of a folder with or without one."""
     path = folder / DATASET_JSON if folder.is_dir() else folder
     if folder.is_dir() and not path.is_file():
         return ScanList(tuple(find_pairs(folder)))
     return read_list(path, files.FileAccess(path.parent, allowed))
 
 
-@dataclass(frozen=True, slots=True)
-class _PairHeader:
-    """Holds what a source needs to know of a volume (C, D, H, W) and its labels."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    voxel: tuple[float, ...]  # (D, H, W) [mm]
-    label_bytes: int
-
-
-def _pair_header(pair: Pair) -> _PairHeader:
-    """Reads the headers of a pair; refuses files that do not belong together."""
-    first = open_nifti(pair.image)
-    channels, *extents = first.shape
-    dtype = first.dtype
-    for path in pair.channels:
-        other = open_nifti(path)
-        if (channels, other.shape[0]) != (1, 1):
-            raise DataError(f"{path}: a channel of {pair.image.name} has its own file and is 3-D")
-        check_lattice(path, other.shape[1:], other.affine, first, extents)
-        dtype = np.promote_types(dtype, other.dtype)
+def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
+    """Opens the files of a scan's channels, and that of its labels; they have to fit together."""
+    images = [open_nifti(path) for path in pair.images]
+    check_channels(images)
     labels = open_nifti(pair.labels)
     if labels.shape[0] != 1:
         raise DataError(f"{pair.labels}: has {labels.shape[0]} channels; needs one label a voxel")
-    check_lattice(pair.labels, labels.shape[1:], labels.affine, first, extents)
-    voxel = tuple(resample.spacing(first.affine).tolist())
-    shape = (max(channels, len(pair.images)), *extents)
-    return _PairHeader(shape, dtype, voxel, labels.itemsize)
+    check_lattice(labels, images[0])
+    return images, labels
 
 
-def _scan(folder: Path, listed: ScanList, refuse: files.Refuse | None) -> NiftiScans:
-    pairs = [pair for pair in listed.pairs if not pair.test]
-    if not pairs:
-        raise DataError(f"{folder}: holds test volumes only, which have no labels")
-    stamps: dict[str, tuple[files.Stamp, ...]] = {}
-
-    def header(pair: Pair) -> _PairHeader:
-        if pair.problem:
-            raise DataError(pair.problem)
-        # before they are read, so that later changes are noticed
-        stamps[pair.name] = tuple(_stamp(path) for path in (*pair.images, pair.labels))
-        return _pair_header(pair)
-
-    found = files.sift(pairs, header, refuse)
-    channels = len(listed.channels) or found[0][1].shape[0]
-
-    def alike(entry: tuple[Pair, _PairHeader]) -> None:
-        pair, header = entry
-        if header.shape[0] != channels:
-            words = ", ".join(listed.channels) or f"{found[0][0].image.name} has {channels}"
-            raise DataError(
-                f"{pair.image}: has {header.shape[0]} channels, not {channels}: {words}"
-            )
-
-    good = [entry for entry, _ in files.sift(found, alike, refuse)]
-    return NiftiScans(
-        folder=folder,
-        pairs=tuple(pair for pair, _ in good),
-        shapes=tuple(header.shape for _, header in good),
-        voxels=tuple(header.voxel for _, header in good),
-        dtype=np.result_type(*(header.dtype for _, header in good)),
-        label_bytes=max(header.label_bytes for _, header in good),
-        stamps=stamps,
-        classes=listed.classes,
-        channels=listed.channels,
-        splits={
-            pair.name: listed.splits[pair.name] for pair, _ in good if pair.name in listed.splits
-        },
-    )
+def read_scan_header(pair: Pair) -> ScanHeader:
+    """Reads the headers of a scan's files; refuses files that do not belong together."""
+    if pair.problem:
+        raise DataError(pair.problem)
+    stamps = tuple(_stamp(path) for path in (*pair.images, pair.labels))
+    images, labels = open_pair(pair)
+    channels, *extents = images[0].shape
+    dtype = np.result_type(*(image.dtype for image in images))
+    voxel = tuple(resample.spacing(images[0].affine).tolist())
+    shape = (max(channels, len(images)), *extents)
+    return ScanHeader(shape, dtype, voxel, labels.itemsize, stamps)
 
 
 def _stamp(path: Path) -> files.Stamp:

@@ -28,7 +28,7 @@ from hyperslab.formats.files import Refuse, list_files, naming
 from hyperslab.formats.source import Array, ScanOptions, Source
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import DHWC
-from hyperslab.formats.targets import Parameters, universe_names
+from hyperslab.formats.targets import Parameters, as_numbers, universe_names
 from hyperslab.formats.tfrecord import records
 from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder
 from hyperslab.geometry import Box
@@ -55,11 +55,8 @@ class TfRecordFolder(ArrayFolder):
         self._lock = threading.Lock()
 
     @classmethod
-    def scan(  # type: ignore[override]
-        cls,
-        path: str | Path,
-        grid: Grid,
-        shape: tuple[int, ...] | None = None,
+    def scan(
+        cls, path: str | Path, grid: Grid, shape: tuple[int, ...] | None = None
     ) -> TfRecordFolder:
         """Returns the folder as the main rank sees it. All ranks call this.
 
@@ -142,8 +139,6 @@ def _is_sc18(folder: Path) -> bool:
 
 def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = None) -> Catalog:
     files = list_files(folder, TfRecordFolder.suffixes)
-    if len({_stem(file) for file in files}) < len(files):
-        raise DataError(f"{folder}: holds samples twice, packed and plain; keep one of each")
     about: list[tuple[str, int, tuple[int, ...], int]] = []  # of the first, which is read whole
 
     def look(name: str) -> None:
@@ -189,11 +184,10 @@ def _shape(path: Path, size: int, shape: tuple[int, ...] | None) -> tuple[int, .
 
 
 def _target(example: records.Example, count: int | None) -> Array:
-    values = example.floats("y").astype(np.float64)
-    if values.size != (count or values.size or -1) or not np.isfinite(values).all():
-        raise DataError(
-            f"{example.where}: 'y' is {values.tolist()}; needs {count or 'some'} finite numbers"
-        )
+    where = f"{example.where}: 'y'"
+    values = as_numbers(example.floats("y"), where)
+    if values.size != (count or values.size):
+        raise DataError(f"{where} is {values.tolist()}; needs {count} finite numbers")
     return values
 
 

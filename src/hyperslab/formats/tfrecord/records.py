@@ -51,11 +51,7 @@ class FileBytes:
         return FileBytes(self.file, self.hi, self.hi + count)
 
     def read(self) -> memoryview:
-        """Reads all of the bytes into memory.
-
-        Raises:
-            EOFError: the file ends too early.
-        """
+        """Reads all of the bytes into memory."""
         view = memoryview(bytearray(len(self)))
         read_whole(self.file, view, self.lo)
         return view
@@ -81,8 +77,7 @@ MessageBytes = memoryview | FileBytes
 def message_fields(message: MessageBytes) -> Iterator[tuple[int, MessageBytes]]:
     """Yields the number and the bytes of every field; of those that are no bytes, the number's own.
 
-    Raises:
-        ValueError: the message ends within a field, or has one of a kind that is not in use.
+    A message that ends within a field, or has one of a kind that is not in use, is a ValueError.
     """
     place = 0
     count = 0
@@ -143,12 +138,7 @@ class Example:
     body: FileBytes | None = None
 
     def checked(self) -> Example:
-        """Returns the example in memory, after its sum has been compared.
-
-        Raises:
-            DataError: it does not fit.
-            EOFError: the file ends too early.
-        """
+        """Returns the example in memory, after its sum has been compared."""
         if self.body is None:
             return self
         body = self.body.read()
@@ -167,10 +157,6 @@ class Example:
 
         Where that is all of it and lies in a file, the sum over the record is compared, too: of
         less than all it cannot tell anything.
-
-        Raises:
-            DataError: there are not as many bytes, or the sum does not fit.
-            EOFError: the file ends too early.
         """
         data = (self.checked() if box == Box.whole(stored) else self).bytes(name)
         if len(data) != dtype.itemsize * math.prod(stored):
@@ -183,11 +169,7 @@ class Example:
         return values if values.shape == stored else values.copy()
 
     def bytes(self, name: str) -> MessageBytes:
-        """Returns the one value of a feature of bytes.
-
-        Raises:
-            DataError: there is none, or several.
-        """
+        """Returns the one value of a feature of bytes; none or several are refused."""
         values = [value for kind, value in self._values(name) if kind == 1]
         if len(values) != 1:
             raise DataError(f"{self.where}: {name!r} is not one string of bytes")
@@ -207,10 +189,9 @@ class Example:
 
 
 def record_length(path: Path) -> int:
-    """The length of a file's record [B]; what the start of the file and its size can tell is right.
+    """Returns the length of a file's record [B]; refuses a file that is not one whole TFRecord.
 
-    Raises:
-        DataError: it is no TFRecord, or truncated, or holds more than one record.
+    The start of the file and its size are looked at.
     """
     packed = is_gzip(path)
     with gzip.open(path) if packed else path.open("rb") as file:
@@ -231,11 +212,7 @@ def is_gzip(path: Path) -> bool:
 
 @contextmanager
 def opened_example(path: Path) -> Iterator[Example]:
-    """Gives the example of a file, which is open meanwhile; of gzip unpacked and its sum checked.
-
-    Raises:
-        DataError: it is not what it should be; or gzip's or the system's own errors.
-    """
+    """Gives the example of a file, which is open meanwhile; of gzip unpacked, its sum checked."""
     with path.open("rb") as file:
         packed = file.read(2) == GZIP_MAGIC
         file.seek(0)
@@ -293,9 +270,6 @@ def opened_examples(path: Path) -> Iterator[Iterator[tuple[int, Example]]]:
     """Gives all examples of a plain file, each with the place of its record [B].
 
     The file is open meanwhile; the sums of the lengths are checked.
-
-    Raises:
-        DataError: it is not what it should be; or the system's own errors.
     """
 
     def examples() -> Iterator[tuple[int, Example]]:

@@ -9,7 +9,7 @@ the pieces are read; of every record the framing is checked, and its sum where a
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.files import Refuse, list_files, naming, sift
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions
 from hyperslab.formats.storage_order import DHW
-from hyperslab.formats.targets import Floats, Parameters, numbered_names
+from hyperslab.formats.targets import Floats, Parameters, as_numbers, numbered_names
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box
 
@@ -46,10 +46,7 @@ def sc18_parameters(count: int) -> Parameters:
     """Describes ``count`` labels: the first ones of `SC18_RANGES`, or numbers without a name."""
     if count > len(SC18_RANGES):
         return Parameters.normalised(numbered_names(count))
-    named = list(SC18_RANGES.items())[:count]
-    centre = tuple((lo + hi) / 2 for _, (lo, hi) in named)
-    scale = tuple((hi - lo) / 2 for _, (lo, hi) in named)
-    return Parameters(tuple(name for name, _ in named), centre, scale)
+    return Parameters.of_ranges(dict(itertools.islice(SC18_RANGES.items(), count)))
 
 
 def sc18_target(parameters: Parameters, physical: Array) -> Array:
@@ -142,12 +139,6 @@ def _scan(folder: Path, refuse: Refuse | None) -> Catalog:
         for stem, count in stems
         for number in range(count)
     )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{folder}: two records would have the name {twice[0]!r}, by their files and places in "
-            "them; a sample is known by its name: rename one of the files"
-        )
     return Catalog(
         folder=folder,
         files=tuple(file for (file, held), _ in good for _ in held),
@@ -192,7 +183,4 @@ def _cube(path: Path, size: int) -> tuple[tuple[int, ...], str]:
 def _labels(path: Path, data: bytes, dtype: str) -> Floats:
     if len(data) % np.dtype(dtype).itemsize or not data:
         raise DataError(f"{path}: {LABEL_KEY!r} has {len(data)} bytes, not those of {dtype}")
-    labels = np.frombuffer(data, dtype).astype(np.float64)
-    if not np.isfinite(labels).all():
-        raise DataError(f"{path}: {LABEL_KEY!r} is {labels.tolist()}; needs finite numbers")
-    return labels
+    return as_numbers(np.frombuffer(data, dtype), f"{path}: {LABEL_KEY!r}")

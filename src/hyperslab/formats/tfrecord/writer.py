@@ -165,10 +165,7 @@ class Sc18View(SourceView):
     """A source as the format gives it back: float32 values, targets of the format's own ranges."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
-        self.take_after(source)
-        self.names = source.names
-        self.shape = source.shape
+        super().__init__(source)
         self.dtype = np.dtype(np.float32)
         self.parameters = sc18.sc18_parameters(len(source.parameters.names))
 
