@@ -154,11 +154,7 @@ def _seconds_of_sum(grid: Grid) -> float | None:
 
 
 def _try_folder(folder: Path) -> tuple[float, float]:
-    """Times writing `FILE` bytes to the disk and reading them back [s].
-
-    Raises:
-        HyperslabError: the folder cannot be written.
-    """
+    """Times writing `FILE` bytes to the disk and reading them back [s]."""
     with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         begin = time.perf_counter()
         file.write(os.urandom(1 << 20) * (FILE >> 20))
@@ -175,11 +171,7 @@ def _try_folder(folder: Path) -> tuple[float, float]:
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Name the folder and the node in an error of the system.
-
-    Raises:
-        HyperslabError: in place of it.
-    """
+    """Name the folder and the node in an error of the system."""
     try:
         yield
     except OSError as error:

@@ -18,11 +18,7 @@ NOTE = "done.json"
 
 
 def note_done(output: Path, epochs: int) -> None:
-    """Note that all epochs of a run have been trained.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Note that all epochs of a run have been trained."""
     write_json(output / NOTE, _note(output, epochs))
 
 

@@ -131,11 +131,7 @@ def exit_when_stopped() -> Iterator[None]:
 
 
 def check_ranks(recipe: Recipe, ranks: int | None) -> None:
-    """Compare the grid with the ranks that there are or shall be, before any work is done.
-
-    Raises:
-        LayoutError: with both numbers; torch was built for no device that is asked for.
-    """
+    """Refuse a grid of other ranks than there are or shall be, before any work (`LayoutError`)."""
     if recipe.device.startswith("cuda") and not torch_knows_cuda():
         raise LayoutError(
             f"device={recipe.device}: there is no CUDA device for this torch, which was built "
@@ -153,9 +149,6 @@ def check_count(name: str, count: int, grid: Mapping[str, int]) -> None:
     """Compare a number of ranks with the extents of a grid.
 
     ``name``: the option, or the variable of the launcher, that has the number.
-
-    Raises:
-        LayoutError: with both numbers.
     """
     size = math.prod(grid.values())
     if count == size:

@@ -128,11 +128,7 @@ def scale_command(
 
 
 def _team_of_all(crew: Crew, points: list[scaling.ScalingPoint]) -> Team:
-    """Return all ranks as a team.
-
-    Raises:
-        LayoutError: a point needs more.
-    """
+    """Return all ranks as a team; refuse a point that needs more (`LayoutError`)."""
     most = max(point.ranks for point in points)
     if most > crew.size:
         raise LayoutError(

@@ -113,11 +113,7 @@ def _uncut(overrides: list[str], ranks: int | None) -> list[str]:
 
 
 def _ranks(recipes: list[Recipe], ranks: int | None) -> int:
-    """How many each run takes.
-
-    Raises:
-        LayoutError, RecipeError: the grid has another number of places, or there is none.
-    """
+    """Count the ranks that each run takes (`LayoutError`, `RecipeError`)."""
     if all(recipe.grid.auto for recipe in recipes):
         if ranks is None:
             raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")

@@ -141,11 +141,7 @@ def train_command(
 
 
 def _is_same_training(recipe: Recipe) -> bool:
-    """Say whether the run in the output is that of the recipe, on whatever grid.
-
-    Raises:
-        RecipeError: a key differs that a resumed run may not change.
-    """
+    """Say whether the run in the output is that of the recipe; raises as `changed_keys`."""
     there = recipe.output / RUN_RECIPE
     if not there.is_file() or not any(folder_of(recipe.output).glob("*step-*")):
         return False

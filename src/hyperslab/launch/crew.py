@@ -176,11 +176,7 @@ class Mail:
         return self.store.check([name])
 
     def fetch(self, name: str) -> Any:
-        """Read it.
-
-        Raises:
-            CommError: it is none of this run's.
-        """
+        """Read it; raises CommError where it is none of this run's."""
         text = bytes.fromhex(self.store.get(name).decode())
         size = hashlib.sha256().digest_size
         if not hmac.compare_digest(text[:size], self._signature(name, text[size:])):

@@ -207,11 +207,7 @@ def _convolution_meta(operator: OpOverload, args: Sequence[Any]) -> torch.Tensor
 
 
 def _meta_result(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Runs an operator on the meta device, those that torch has none or a wrong form for in ours.
-
-    Raises:
-        RuntimeError: it has no meta form.
-    """
+    """Runs an operator on the meta device; where torch has no form or a wrong one, by ours."""
     packet = operator.overloadpacket
     options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
     metas, options = map_only(torch.Tensor, meta_of, (args, options))

@@ -202,11 +202,7 @@ class Replay:
 
 
 def operator_of(name: str) -> OpOverload:
-    """Finds the operator of a name such as ``aten.convolution.default``.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Finds the operator of a name such as ``aten.convolution.default``, or a LookupError."""
     at: Any = torch.ops
     for part in name.split("."):
         try:

@@ -177,11 +177,7 @@ class Lists:
 
 
 def read_list(path: Path, split: str) -> list[str]:
-    """Read the lines of a file that lists samples.
-
-    Raises:
-        DataError: it cannot be read, is no text, or lists nothing.
-    """
+    """Read the lines of a file that lists samples (`DataError`)."""
     try:
         with open_plain(path) as file:
             data = file.read(MOST_LIST + 1)

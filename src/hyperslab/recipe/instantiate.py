@@ -76,11 +76,7 @@ def check_argument_names(
 
 
 def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any:
-    """The value as its annotation has it; where there is none, or none that says anything, itself.
-
-    Raises:
-        RecipeError: it is of another type.
-    """
+    """The value as its annotation has it; itself where there is none, or none that says anything."""
     import torch  # what has this annotation has imported it
 
     if value is NOT_YET or (value is None and default is None):
@@ -283,11 +279,7 @@ def _known_now(value: Any, key: str) -> Any:
 
 
 def imported(name: str, key: str, trust: Trust) -> Any:
-    """Import what a dotted name stands for, if it is allowed.
-
-    Raises:
-        RecipeError: it cannot or must not be imported.
-    """
+    """Import what a dotted name stands for, if it is allowed (`RecipeError`)."""
     try:
         return trust.imported(name, key)
     except RecipeError:
@@ -297,11 +289,7 @@ def imported(name: str, key: str, trust: Trust) -> Any:
 
 
 def check_exists(name: str, key: str, trust: Trust) -> None:
-    """Refuse what `imported` does, as far as it can be known without running its module.
-
-    Raises:
-        RecipeError: as `imported`.
-    """
+    """Refuse what `imported` does, as far as it can be known without running its module."""
     trust.check_allowed(name, key)
     files = located(name)
     if not files:

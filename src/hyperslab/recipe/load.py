@@ -281,13 +281,10 @@ def recipe_of_values(
     sources: Mapping[str, str] | None = None,
     trust: Trust = NO_TRUST,
 ) -> Recipe:
-    """Return the recipe that such values make, which are written out on the way.
+    """Return the recipe of such values, written out on the way; raises as `load_recipe`.
 
     ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`;
     ``trust`` is the one in their author.
-
-    Raises:
-        RecipeError: as `load_recipe`.
     """
     write_out_short_forms(values)
     try:

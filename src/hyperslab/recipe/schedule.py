@@ -119,11 +119,7 @@ class TargetSchedule(TargetSection, ScheduleSection):
     def build(
         self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
-        """Make the scheduler that is named.
-
-        Raises:
-            RecipeError: as `Maker`; or it takes a function, which a recipe cannot hold.
-        """
+        """Make the scheduler that is named; refuse one that takes a function (`RecipeError`)."""
         name = getattr(imported(str(self.target), f"{KEY}.target", self.trust), "__name__", "")
         if name in SCHEDULES_OF_FUNCTIONS:
             raise RecipeError(

@@ -249,11 +249,7 @@ class Recipe(CodeSection):
 
     @property
     def expected_shape(self) -> tuple[int, int, int, int]:
-        """Return the shape (C, D, H, W) of volumes that are not here, as keys say or imply.
-
-        Raises:
-            DataError: they do not.
-        """
+        """Return the shape (C, D, H, W) of volumes that are not here, as keys say (`DataError`)."""
         data = self.data
         cosmoflow = self.model if isinstance(self.model, CosmoFlowSection) else None
         width = data.subvolume or (None if cosmoflow is None else cosmoflow.width)
@@ -269,12 +265,9 @@ class Recipe(CodeSection):
         return channels if data.redshifts is None else len(data.redshifts), width, width, width
 
     def check_targets_exist(self, *sections: str) -> None:
-        """Refuse targets that are not found or must not be imported, and import none of them.
+        """Refuse targets that are not found or must not be imported; imports none (`RecipeError`).
 
         Only those of ``sections`` count, where any are given: a command need not use all.
-
-        Raises:
-            RecipeError: as `Maker`.
         """
         named: dict[str, object] = {"model": self.model, "data": self.data, "loss": self.loss}
         named |= {"optimizer": self.optimizer, "optimizer.schedule": self.optimizer.schedule}
@@ -286,11 +279,7 @@ class Recipe(CodeSection):
                 check_exists(section.target, f"{key}.target", section.trust)
 
     def check_cuts(self) -> None:
-        """Refuse more ranks along an axis than voxels, where keys say how many these are.
-
-        Raises:
-            LayoutError: names the axis and both numbers.
-        """
+        """Refuse more ranks along an axis than voxels, where keys say how many (`LayoutError`)."""
         extents: tuple[int, ...] = ()
         if self.data.subvolume is not None:
             extents = (self.data.subvolume,) * 3

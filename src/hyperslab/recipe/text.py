@@ -21,11 +21,7 @@ from hyperslab.util.documents import parse_yaml, read_text
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read the keys and values of a file; ``what`` it is to be is what errors call it.
-
-    Raises:
-        RecipeError: it cannot be read, or holds something else.
-    """
+    """Read the keys and values of a file, which errors call ``what`` (`RecipeError`)."""
     try:
         values = parse_yaml(read_text(path))
     except OSError as error:

@@ -136,11 +136,7 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
 def check_recipe(
     folder: Path, wanted: Recipe, held: str, but: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a folder whose training is of another recipe; leaves loggers and ``but`` aside.
-
-    Raises:
-        RecipeError: it "``held`` another recipe"; names the keys.
-    """
+    """Refuses a folder that "``held`` another recipe"; loggers and ``but`` are left aside."""
     but |= {"loggers"}  # those that were used are not known where the folder has been moved
     there = settings_of(load_recipe(folder / "recipe.yaml"), but=but)
     if others := differences(there, settings_of(wanted, but=but)):

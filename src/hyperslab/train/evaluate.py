@@ -83,11 +83,7 @@ SampleSurfaces = dict[str, dict[str, SurfaceScores]]
 
 @dataclass(frozen=True, slots=True)
 class SurfacePolicy:
-    """Says whether surfaces are measured, and with which ``tolerance`` [mm].
-
-    Raises:
-        DataError: the tolerance is negative.
-    """
+    """Says whether surfaces are measured, and with which ``tolerance`` [mm], which is >= 0."""
 
     wanted: bool = True
     tolerance: float = SURFACE_TOLERANCE
@@ -608,11 +604,7 @@ def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
-    """Find the folder that "best", "latest", a name or a path means; every rank calls it.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Find the folder of "best", "latest", a name or a path (`DataError`); every rank calls it."""
     if which not in ("latest", "best"):
         return named_checkpoint(run, which)
     found = latest(run) if which == "latest" else best_of(run)

@@ -49,11 +49,7 @@ CHANGES = "changes.jsonl"
 
 
 def record_changes(run: Path, step: int, changes: Mapping[str, list[Any]]) -> None:
-    """Write down the keys that change from this step on, each with its value before and now.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write down the keys that change from this step on, each with its value before and now."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     append_whole(run / CHANGES, json_lines([{"step": step, "date": date, "changes": changes}]))
 

@@ -105,11 +105,7 @@ def input_name(name: str) -> str:
 
 
 def check_file_kind(path: Path, kinds: Sequence[str]) -> None:
-    """Check that a file is there and its name ends as one of the ``kinds`` that a network takes.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Refuse a file that is not there, or ends as none of a network's ``kinds`` (`DataError`)."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     _check_no_records(path)

@@ -48,11 +48,7 @@ PIECE = 32 << 20
 
 
 def check_mask_format(format: str) -> None:
-    """Refuse a format in which no mask is written.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Refuse a format in which no mask is written (`DataError`)."""
     if format not in get_args(MaskFormat):
         raise DataError(f"format {format!r}: a mask is written as {', '.join(MASK_SUFFIXES)}")
 

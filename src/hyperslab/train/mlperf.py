@@ -59,12 +59,7 @@ class MlperfLog(RunEvents):
     """
 
     def __init__(self, recipe: Recipe, grid: Grid) -> None:
-        """Open the log, on the main rank only.
-
-        Raises:
-            HyperslabError: the extra ``mlperf`` is not installed.
-            OSError: the file cannot be written.
-        """
+        """Open the log, on the main rank only."""
         assert recipe.mlperf is not None
         library = import_mllog()
         self.keys = library.constants
@@ -123,11 +118,7 @@ class MlperfLog(RunEvents):
 
 
 def import_mllog() -> Any:
-    """Import MLPerf's module ``mllog`` and configure nothing in it, which would be so for all.
-
-    Raises:
-        HyperslabError: the extra ``mlperf`` is not installed.
-    """
+    """Import MLPerf's module ``mllog`` and configure nothing in it, which would be so for all."""
     try:
         return importlib.import_module("mlperf_logging.mllog.mllog")
     except ImportError as error:

@@ -231,11 +231,7 @@ def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:
 
 
 def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
-    """Compare a network's output with what data of this shape (N, C, D, H, W) need.
-
-    Raises:
-        RecipeError: names the dim that differs.
-    """
+    """Refuse an output that is not what data of this shape (N, C, D, H, W) need (`RecipeError`)."""
     if not isinstance(output, torch.Tensor):
         raise RecipeError(
             f"{name} gives a {type(output).__name__}, not one tensor\n"

@@ -153,10 +153,6 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_profiles(run: Path) -> list[Profile]:
-    """Read the profiles of all ranks of a run, by rank; none where nothing was profiled.
-
-    Raises:
-        DataError: one of them is broken.
-    """
+    """Read a run's profiles by rank, none where there are none; raises as `read_profile`."""
     found = [read_profile(path) for path in profile_folder(run).glob("rank-*.json")]
     return sorted(found, key=lambda profile: profile.rank)

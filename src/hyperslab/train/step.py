@@ -40,11 +40,7 @@ _CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 
 @contextmanager
 def autocast(device: torch.device, precision: str) -> Iterator[None]:
-    """Compute in the recipe's precision: autocast, and `float32_products` as it says.
-
-    Raises:
-        RecipeError: `PRECISIONS` has no such name.
-    """
+    """Compute in the recipe's precision: autocast, and `float32_products` as it says."""
     dtype = choose(PRECISIONS, precision, "precision")
     cast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
     with float32_products(precision), cast:

@@ -212,11 +212,7 @@ class Progress:
         return verdict.signal
 
     def _check_weights(self) -> None:
-        """Refuse to write weights that are not numbers: a gradient is one where its loss may be.
-
-        Raises:
-            DivergedError: any rank has such weights.
-        """
+        """Refuse to write weights that are not numbers: a gradient is one where its loss may be."""
         if any_rank(not weights_are_finite(self.state.model)):
             raise self._diverged("a weight is", self.at.step, self.at.epoch)
 

@@ -145,12 +145,7 @@ def open_plain(path: Path, *, links: bool = True) -> io.BufferedReader:
 
 
 def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
-    """Return a file's text, of a longer one little more than ``most`` characters.
-
-    Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is no text.
-    """
+    """Return a file's text, of a longer one little more than ``most`` characters."""
     with io.TextIOWrapper(open_plain(path), encoding="utf-8") as file:
         return file.read(most + 1)
 
@@ -242,12 +237,7 @@ def _no_constant(word: str) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_JSON_BYTES) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it has more than ``most`` bytes.
-    """
+    """Return what a file holds; raises ValueError for more than ``most`` bytes."""
     size = path.stat().st_size
     if size > most:
         raise ValueError(f"it has {size} bytes; {most} are read at most")
@@ -266,11 +256,7 @@ def read_json(path: Path) -> Any:
 
 
 def lines_of(file: IO[bytes], most: int = MOST_JSON_BYTES) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its end.
-
-    Raises:
-        ValueError: a line has more than ``most`` bytes.
-    """
+    """Yield the lines of a file, each with its end; a ValueError for longer ones than ``most``."""
     while line := file.readline(most + 1):
         if len(line) > most:
             raise ValueError(f"a line has more than {most} bytes")

@@ -197,9 +197,6 @@ def write_figures(
     """Writes each figure in each format, called by its name.
 
     The figures are changed: they are drawn anew, smaller and with smaller letters.
-
-    Raises:
-        DataError: the folder cannot be written.
     """
     if not formats:
         return

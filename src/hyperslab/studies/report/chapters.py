@@ -374,11 +374,7 @@ def _minute(date: object) -> str:
 
 
 def _changes(run: Run) -> Iterator[Block]:
-    """Shows how the recipe changed when the run was resumed.
-
-    Raises:
-        DataError: the file of changes is no such file.
-    """
+    """Shows how the recipe changed when the run was resumed."""
     path = run.path / CHANGES
     if not path.exists():
         return

@@ -156,10 +156,6 @@ def grown_points(
     """Makes points of the recipe's grid with more and more ranks along ``axis``.
 
     In weak scaling that is "data": more replicas, each with as many samples.
-
-    Raises:
-        LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
-            multiple of the data axis.
     """
     return own_points(kind, recipe, [_grown(recipe.grid, axis, count) for count in ranks])
 
@@ -309,11 +305,7 @@ class Predictor:
         return search.machine_bounds(self.machine, self.process)
 
     def predict(self, job: GridJob) -> PredictedStep:
-        """Predicts a step of the job on the grid of its recipe.
-
-        Raises:
-            UnsupportedOp: the network has an operator that cannot be traced or cut.
-        """
+        """Predicts a step of the job on the grid of its recipe."""
         found = search.trace_one(job, job.recipe.grid, self.machine, self.bounds)
         doubts = tuple(_prediction_doubts(found, self.machine))
         return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
@@ -322,9 +314,6 @@ class Predictor:
         """Makes points of the grid that the plan likes best for each number of ranks.
 
         Where none fits into memory, on that which needs least of it.
-
-        Raises:
-            LayoutError: no grid of so many ranks can be.
         """
         job = _described_job(recipe)
         points = []
@@ -359,9 +348,6 @@ def jobs_of(
 
     Those are the ones whose grid is none for such volumes, or whose mini-batch is more than there
     are samples.
-
-    Raises:
-        DataError: there are no data.
     """
     described = _described_job(base)
     jobs = {}
@@ -441,11 +427,7 @@ def measure_step(
 def earlier_measurement(
     point: ScalingPoint, base: Recipe, study: Path, *, epochs: int, alone: bool = True
 ) -> MeasuredStep | None:
-    """Reads what was measured before, if it was; ``alone``: on this machine alone.
-
-    Raises:
-        RecipeError: the folder holds the training of another recipe; names the keys.
-    """
+    """Reads what was measured before, if it was; ``alone``: on this machine alone."""
     folder = study / point.name
     if not folder.exists():
         return None

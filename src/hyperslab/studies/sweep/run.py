@@ -86,11 +86,7 @@ _RESULT = TypeAdapter(RunResult)
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """Reads what was kept of a run that is done; None where it is not.
-
-    Raises:
-        DataError: the file is broken.
-    """
+    """Reads what was kept of a run that is done (`DataError`); None where it is not."""
     path = folder / RESULT_FILE
     try:
         return _RESULT.validate_python(read_json(path))
@@ -107,11 +103,7 @@ def read_result(folder: Path) -> RunResult | None:
 
 
 def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
-    """Collects what came of a run that has just ended, and writes it down.
-
-    Raises:
-        DataError: a file of the run is broken or shorter than it should be.
-    """
+    """Collects what came of a run that has just ended, and writes it down (`DataError`)."""
     table = read_table(folder / "epochs.csv", NEEDED_OF_EPOCHS)
     losses = table.get("validation_loss", np.array([]))
     if len(losses) != epochs or not np.isfinite(losses).any():
@@ -148,12 +140,7 @@ ASK_AGAIN = 0.5
 
 
 def finished_result(run: SweepRun) -> RunResult | None:
-    """Returns what came of a run, if it is done.
-
-    Raises:
-        RecipeError: the folder holds another run; names the keys.
-        DataError: what was kept of it is broken.
-    """
+    """Returns what came of a run, if it is done; raises as `check_recipe` and `read_result`."""
     if not (run.folder / RECIPE).exists():
         return None
     check_recipe(run.folder, run.recipe, "holds a run of", but=IRRELEVANT_SECTIONS)
@@ -355,11 +342,7 @@ def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
 
 
 def write_table(sweep: Sweep, rows: Sequence[SweepRow], failures: Mapping[str, str]) -> None:
-    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all.
-
-    Raises:
-        OSError: they cannot be written.
-    """
+    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all."""
     content: dict[str, Any] = {
         "variants": [asdict(row) for row in rows],
         "failures": dict(failures),
@@ -611,11 +594,7 @@ def run_sweep(
 
 
 def check_data(variant: SweepVariant) -> None:
-    """Refuses a variant of other volumes than its data hold; its table would not say which.
-
-    Raises:
-        RecipeError: the volumes have another shape than ``data.shape``, or cannot be cut.
-    """
+    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
     data = variant.recipe.data
     if not data.is_here:
         return  # its runs will say so
@@ -634,11 +613,7 @@ def check_data(variant: SweepVariant) -> None:
 
 
 def _claim(sweep: Sweep) -> None:
-    """Writes down what is swept, or compares it with what was.
-
-    Raises:
-        RecipeError: it is another sweep; names the keys with both values.
-    """
+    """Writes down what is swept; refuses the folder of another sweep (`RecipeError`)."""
     path = sweep.output / SWEEP_SETTINGS
     settings = yaml.safe_load(yaml.safe_dump(sweep.settings()))
     if not path.exists():
