@@ -147,7 +147,6 @@ def _seconds_of_message(grid: Grid) -> float | None:
 
 
 def _seconds_of_sum(grid: Grid) -> float | None:
-    """Times the sum of `SUM` bytes over all ranks."""
     from hyperslab.planner.timing import Clock
 
     return None if grid.size == 1 else Clock(grid, budget=0.0).sum_seconds(grid.gradients, SUM)

@@ -18,7 +18,6 @@ NOTE = "done.json"
 
 
 def note_done(output: Path, epochs: int) -> None:
-    """Note that all epochs of a run have been trained."""
     write_json(output / NOTE, _note(output, epochs))
 
 
@@ -30,7 +29,6 @@ def is_known_done(output: Path, epochs: int) -> bool:
 
 
 def nothing_left(output: Path, epochs: int) -> str:
-    """Say that a run is done."""
     return f"all {epochs} epochs of {output} are done: nothing is left to resume"
 
 

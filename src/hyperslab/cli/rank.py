@@ -44,7 +44,6 @@ def adopt_rank() -> None:
 
 
 def is_started() -> bool:
-    """Say whether this process is one of several ranks that something has started."""
     return "RANK" in os.environ
 
 

@@ -111,7 +111,6 @@ class FreeAddress:
     port: int
 
     def __call__(self) -> tuple[str, int]:
-        """Return both."""
         with socket.socket(type=socket.SOCK_DGRAM) as towards:
             towards.connect((self.main, self.port))
             address = str(towards.getsockname()[0])
@@ -167,12 +166,10 @@ class Mail:
         return cls(store, key)
 
     def post(self, name: str, value: object) -> None:
-        """Leave something under a name."""
         words = pickle.dumps(value)
         self.store.set(name, self._signature(name, words).hex() + words.hex())
 
     def is_there(self, name: str) -> bool:
-        """Tell whether something is."""
         return self.store.check([name])
 
     def fetch(self, name: str) -> Any:
@@ -324,7 +321,6 @@ class Crew:
         return found
 
     def dismiss(self) -> None:
-        """Let all ranks end."""
         for rank in range(self.size):
             self.give(rank, None)
 

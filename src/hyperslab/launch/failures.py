@@ -51,7 +51,6 @@ class RankEnd:
 
     @property
     def kind(self) -> str:
-        """Return the name of the error."""
         return self.said.partition(": ")[0]
 
     @property
@@ -60,7 +59,6 @@ class RankEnd:
 
     @property
     def explained(self) -> bool:
-        """Tell whether it raised an error of this package."""
         return self.kind in RAISED_ERRORS
 
     @property

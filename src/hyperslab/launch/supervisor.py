@@ -52,7 +52,6 @@ class MemoryFile:
         self.descriptor: int = self._file.fileno()
 
     def read(self) -> bytes:
-        """Return all that has been written into it."""
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     @property

@@ -51,11 +51,9 @@ class _Parts(Generic[Number]):
 
     @property
     def total(self) -> Number:
-        """Sums up all parts."""
         return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[str, Number]:
-        """Returns the parts by name."""
         return dict(vars(self))
 
 

@@ -52,12 +52,10 @@ class GridJob:
 
     @property
     def batch(self) -> int:
-        """Returns the number of samples of a mini-batch, on all ranks."""
         return min(self.recipe.data.batch_size, self.samples)
 
     @property
     def accumulated(self) -> int:
-        """Returns the number of mini-batches of a step."""
         return self.recipe.optimizer.accumulate
 
     @property

@@ -107,7 +107,6 @@ class Journal:
         return self.layers.current, "forward" if graph_task() == -1 else "backward"
 
     def add(self, event: Event) -> None:
-        """Records an event."""
         if self.trace is not None:
             self.trace.events.append(event)
 
@@ -164,7 +163,6 @@ def bytes_in(forms: Any) -> int:
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> str:
-    """Writes the shapes of tensors, for errors."""
     return ", ".join(str(spec_of(tensor).shape) for tensor in tensors)
 
 

@@ -400,7 +400,6 @@ class Candidate:
 
     @property
     def throughput(self) -> float:
-        """Returns the samples a second."""
         return self.samples / self.seconds.total
 
     def fits(self, limit: int) -> bool:

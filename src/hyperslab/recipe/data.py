@@ -447,7 +447,6 @@ class DataSection(TargetSection):
 
     @property
     def allowed(self) -> AccessPolicy:
-        """Return what files may do."""
         return AccessPolicy(self.outside_files, self.missing_chunks)
 
     @property
@@ -457,7 +456,6 @@ class DataSection(TargetSection):
 
     @property
     def lists(self) -> Lists:
-        """Read the lists."""
         return Lists(self.path, {key: getattr(self, key) for key in self.listed})
 
     @property

@@ -76,7 +76,7 @@ def check_argument_names(
 
 
 def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any:
-    """The value as its annotation has it; itself where there is none, or none that says anything."""
+    """Return the value as its annotation has it; itself where that says nothing."""
     import torch  # what has this annotation has imported it
 
     if value is NOT_YET or (value is None and default is None):

@@ -170,7 +170,6 @@ class StopSection(Section):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
     def reached(self, measured: Mapping[str, float | None]) -> bool:
-        """Say whether a validation is as good as that."""
         found = [(measured.get(name), most) for name, most in self.wanted.items()]
         return all(value is not None and value <= most for value, most in found)
 

@@ -76,7 +76,6 @@ class GridSection(Section):
 
     @property
     def size(self) -> int:
-        """Return how many ranks it takes."""
         return self.data * self.depth * self.height * self.width
 
 

@@ -411,7 +411,6 @@ def remember(values: Mapping[str, Any], trust: Trust) -> None:
 
 
 def _memory() -> Path:
-    """Return the folder of what was trained here."""
     return user_folder("XDG_STATE_HOME", "trained")
 
 

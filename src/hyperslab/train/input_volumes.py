@@ -63,7 +63,6 @@ class InputFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Return the paths of all channels."""
         return self.path, *self.channels
 
 
@@ -343,7 +342,6 @@ class NiftiVolume:
         image.write_mask(path, read, self.files[0])
 
     def close(self) -> None:
-        """Remove what was unpacked."""
         for place in self.unpacked:
             place.unlink(missing_ok=True)
 

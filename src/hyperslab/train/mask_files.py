@@ -95,7 +95,6 @@ class MaskBytes:
         os.fdatasync(self._file)
 
     def read(self, box: Box) -> Mask:
-        """Read the classes (d, h, w) of a box."""
         return read_strided(self._file, 0, self.shape, UINT8, box)
 
     def close(self) -> None:

@@ -90,7 +90,6 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
 
 
 def class_name(kind: type) -> str:
-    """Return the dotted name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -36,7 +36,6 @@ class RateSchedule:
             group.setdefault("initial_lr", group["lr"])
 
     def step(self) -> None:
-        """A step of the optimizer is done."""
         if self.scheduler is not None and self.every == "step":
             self.scheduler.step()
 

@@ -59,7 +59,6 @@ class LayerTime(_Strict):
 
     @property
     def seconds(self) -> float:
-        """Return the time of computation and communication together [s]."""
         return self.compute + self.communication
 
 
@@ -109,22 +108,18 @@ class Profile(_Strict):
 
 
 def profile_folder(run: Path) -> Path:
-    """Return the folder of a run's profiles."""
     return run / "profile"
 
 
 def profile_path(run: Path, rank: int) -> Path:
-    """Return the file of one rank."""
     return profile_folder(run) / f"rank-{rank}.json"
 
 
 def predicted_path(run: Path) -> Path:
-    """Return the file of what was predicted."""
     return profile_folder(run) / "predicted.json"
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, profile.model_dump())
 

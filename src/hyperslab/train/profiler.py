@@ -465,7 +465,6 @@ class StepRecorder:
 
     @property
     def recording(self) -> bool:
-        """Say whether operators are recorded now."""
         return self._profiler is not None
 
     def begin_step(self) -> None:

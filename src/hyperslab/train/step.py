@@ -109,7 +109,6 @@ class LossScaler:
         self.scaler = torch.amp.GradScaler(grid.device.type, init_scale=first, enabled=self.on)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of the scaled loss."""
         self.scaler.scale(loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
@@ -286,7 +285,6 @@ class StepClock:
         self.restart()
 
     def restart(self) -> None:
-        """A step begins now."""
         self.began = time.perf_counter()
         self.waited = self.data.wait_seconds
 

@@ -77,7 +77,6 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Return the learning rate of the next step."""
         rate: float = self.state.optimizer.param_groups[0]["lr"]
         return rate
 
@@ -89,7 +88,6 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Say whether there is nothing left to do."""
         return self.at.epoch >= self.recipe.epochs or (self.at.batch == 0 and self.reached)
 
     def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
@@ -188,7 +186,6 @@ class Progress:
         )
 
     def _settle(self) -> int:
-        """Read the vote that is under way."""
         done = self.pending
         self.pending = None
         return self._finish(done)
@@ -270,7 +267,6 @@ class Trainer:
 
     @property
     def at(self) -> Position:
-        """Return how far the run is."""
         return self.progress.at
 
     def fit(self) -> None:
@@ -372,7 +368,6 @@ class Trainer:
         return min((done + count) * size, len(self.data)) - done * size
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the autocast of the recipe's precision."""
         return autocast(self.grid.device, self.recipe.precision)
 
     def validate(self) -> dict[str, float | None]:

@@ -44,7 +44,6 @@ class SplitPredictions:
 
     @property
     def of_parts(self) -> bool:
-        """Tells if volumes have several samples."""
         return len(set(self.volumes)) < len(self.volumes)
 
     @property
@@ -83,7 +82,6 @@ class Scored:
         return ratio_interval(self.error(parameter), self._of(self.of_mean[None], parameter))
 
     def ratio_to(self, other: Scored, parameter: str) -> ConfidenceInterval:
-        """Computes the error over that of another."""
         return ratio_interval(self.error(parameter), other.error(parameter))
 
     def ratios(self, parameter: str) -> FloatArray:

@@ -59,7 +59,6 @@ class ScalingPoint:
 
     @property
     def name(self) -> str:
-        """Names the point's folder."""
         extents = "x".join(map(str, self.grid.model_dump().values()))
         return f"{self.ranks:04}-ranks-{extents}-batch-{self.batch_size}"
 
@@ -104,7 +103,6 @@ class RefusedPoint:
 
     @property
     def reason(self) -> str:
-        """Gives the reason in one line."""
         return "; ".join(line.strip() for line in str(self.error).splitlines())
 
 
@@ -215,7 +213,6 @@ class PredictedStep:
 
     @property
     def seconds(self) -> float:
-        """Returns the time of the whole step [s]."""
         return self.parts.total
 
     @property
@@ -288,7 +285,6 @@ class Study:
         return speeds
 
     def rows_with_speeds(self) -> Iterator[tuple[StudyRow, Speed | None, Speed | None]]:
-        """Lists each row with its measured and its predicted speed."""
         return zip(self.rows, self.speeds("measured"), self.speeds("predicted"), strict=True)
 
 

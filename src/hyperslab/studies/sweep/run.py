@@ -77,7 +77,6 @@ class RunResult:
 
     @property
     def words(self) -> str:
-        """Tells in a line how the training went."""
         loss = f"validation loss {self.validation_loss:.4g}"
         return f"{loss} in epoch {self.best_epoch} of {self.epochs}, {self.seconds:.0f} s"
 
@@ -449,7 +448,6 @@ class SweepProgress(Progress):
         self.update(self.task, total=total + sum(run.recipe.epochs for run in runs))
 
     def begin(self, run: SweepRun) -> None:
-        """Begins to show the next run."""
         self.numbers[run] = len(self.numbers) + 1
         self.under_way = run
 
@@ -510,7 +508,6 @@ class SweepState:
         ]
 
     def write(self) -> None:
-        """Writes the table's files."""
         write_table(self.sweep, self.rows(), self.failures)
 
 

@@ -56,7 +56,6 @@ class VariantSection(Section):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Returns the keys of the recipe."""
         return dict(self.model_extra or {})
 
 
@@ -110,13 +109,11 @@ class SweepRun:
 
     @property
     def name(self) -> str:
-        """Names the run in words."""
         of = f"{self.variant}, rate {self.rate:g}, seed {self.seed}"
         return f"{of} (choosing the rate)" if self.chooses else of
 
     @property
     def folder(self) -> Path:
-        """Returns the folder of this run."""
         return self.recipe.output
 
 
