@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hyperslab.errors import RecipeError
 from hyperslab.models.larc import scale_by_norms
-from hyperslab.recipe.optimizer import LarcSection, OptimizerSection, Weights, check_optimizer_class
+from hyperslab.recipe.optimizer import OptimizerSection, Weights, check_optimizer_class
 from hyperslab.recipe.schedule import SCHEDULES_BY_STEP, Every
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.network import UserObjects
@@ -130,19 +130,16 @@ def _given_schedule(scheduler: LRScheduler, optimizer: Optimizer, steps: int) ->
 def build_optimizer(config: OptimizerSection, weights: Weights) -> Optimizer:
     """Make the recipe's optimizer; with LARC, every step begins by it. Raises as its section."""
     optimizer = config.build(weights)
-    if config.larc is not None:
-        _control_rates(optimizer, config.larc)
+    larc = config.larc
+    if larc is not None:
+
+        def scale(optimizer: Optimizer, *_: Any) -> None:
+            weights = (p for group in optimizer.param_groups for p in group["params"])
+            scale_by_norms(weights, trust=larc.trust, otherwise=larc.otherwise)
+
+        # A hook and no optimizer of our own: checkpoints are those of torch's.
+        optimizer.register_step_pre_hook(scale)
     return optimizer
-
-
-def _control_rates(optimizer: Optimizer, config: LarcSection) -> None:
-    """A hook and no optimizer of our own: checkpoints are those of torch's."""
-
-    def scale(optimizer: Optimizer, *_: Any) -> None:
-        weights = (p for group in optimizer.param_groups for p in group["params"])
-        scale_by_norms(weights, trust=config.trust, otherwise=config.otherwise)
-
-    optimizer.register_step_pre_hook(scale)
 
 
 def build_schedule(

@@ -16,8 +16,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -209,7 +209,10 @@ class Journal:
             DataError: the folder cannot be written.
         """
         self.path = folder / JOURNAL
-        first, *rows = _journal_lines(self.path) or [{}]
+        lines: list[JournalRow] = []
+        with suppress(OSError, ValueError):  # a foreign file has none
+            lines = read_json_lines(self.path)[0]
+        first, *rows = lines or [{}]
         known = [row for row in rows if first == by and _is_row(row)]
         self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
         with system_errors_as(DataError, f"cannot write into {folder}", named=False):
@@ -269,14 +272,6 @@ def _bytes_and_change(path: Path) -> tuple[int, int]:
     return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
-def _journal_lines(path: Path) -> list[JournalRow]:
-    """Return the whole lines; a foreign file has none."""
-    try:
-        return read_json_lines(path)[0]
-    except (OSError, ValueError):
-        return []
-
-
 PARAMETERS_FILE = "parameters.csv"
 
 
@@ -289,36 +284,30 @@ class InputOutcome:
     reason: str = ""
 
 
+@dataclass(eq=False)
 class ResultFolder:
-    """One run's network and the folder that it fills."""
+    """Fills a folder with what one run's network predicts; every rank makes one.
 
-    def __init__(
-        self,
-        network: TrainedNetwork,
-        folder: Path,
-        *,
-        native: bool,
-        windows: WindowPolicy | None = None,
-        format: MaskFormat = "nifti",
-    ) -> None:
-        """Every rank makes one; only the main rank keeps the journal.
+    With ``windows`` volumes are predicted in parts, see `predict_mask`. Masks are written in the
+    ``format``.
 
-        With ``windows`` volumes are predicted in parts, see `predict_mask`. Masks are written in
-        the ``format``.
+    Raises:
+        DataError: the folder cannot be written.
+    """
 
-        Raises:
-            DataError: the folder cannot be written.
-        """
-        self.network = network
-        self.folder = folder
-        self.native = native
-        self.windows = windows
-        self.format = format
-        self.fill = fill_as(network.transform.lowest, np.dtype(network.about.dtype))
-        self.grid = network.grid
-        self.about = network.about
-        self.journal: Journal | None = None
-        broadcast_from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
+    network: TrainedNetwork
+    folder: Path
+    native: bool
+    windows: WindowPolicy | None = None
+    format: MaskFormat = "nifti"
+    journal: Journal = field(init=False)  # on the main rank alone
+
+    def __post_init__(self) -> None:
+        self.about = self.network.about
+        self.grid = self.network.grid
+        self.fill = fill_as(self.network.transform.lowest, np.dtype(self.about.dtype))
+        words = f"cannot write into {self.folder}"
+        broadcast_from_main(self._open, failing=words, error=DataError)
 
     def _open(self) -> None:
         of = self.network
@@ -354,7 +343,6 @@ class ResultFolder:
         return InputOutcome(entry, "predicted")
 
     def _is_done(self, entry: InputFile) -> bool:
-        assert self.journal is not None
         if not self.journal.done(entry):
             return False
         if self.about.classes:
@@ -376,7 +364,7 @@ class ResultFolder:
         )
         with closing(volume):
             depth = volume.shape[1]
-            begun = broadcast_from_main(lambda: self._noted(entry))
+            begun = broadcast_from_main(lambda: self.journal.layers(entry))
             under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
             mask = MaskBytes(under_way, volume.shape[1:], begun)
             with closing(mask):
@@ -387,7 +375,7 @@ class ResultFolder:
                 except (DataError, LayoutError):
                     broadcast_from_main(mask.remove)
                     raise
-                broadcast_from_main(lambda: self._note(entry))
+                broadcast_from_main(lambda: self.journal.add(entry))
                 broadcast_from_main(mask.remove)
 
     def _fill(
@@ -406,14 +394,10 @@ class ResultFolder:
             )
             done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
             broadcast_from_main(
-                partial(self._note, entry, **{UNDER_WAY: done}),
+                lambda done=done: self.journal.add(entry, **{UNDER_WAY: done}),
                 failing=f"cannot write into {self.folder}",
                 error=DataError,
             )
-
-    def _noted(self, entry: InputFile) -> int:
-        assert self.journal is not None
-        return self.journal.layers(entry)
 
     def _mask_path(self, entry: InputFile) -> Path:
         return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
@@ -431,14 +415,10 @@ class ResultFolder:
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
         broadcast_from_main(
-            lambda: self._note(entry, samples=rows),
+            lambda: self.journal.add(entry, samples=rows),
             failing=f"cannot write {self.folder}",
             error=DataError,
         )
-
-    def _note(self, entry: InputFile, **result: Any) -> None:
-        assert self.journal is not None
-        self.journal.add(entry, **result)
 
     def finish(self, entries: Sequence[InputFile]) -> None:
         """Write the table of parameters, where that is the result."""
@@ -451,7 +431,6 @@ class ResultFolder:
 
         Files are relative to this folder; samples of one name have that of their file before it.
         """
-        assert self.journal is not None
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
         done = [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
