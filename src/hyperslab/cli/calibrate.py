@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from hyperslab.planner.records import LocalOperator
     from hyperslab.planner.trace import Device
 
-TIMEOUT = 600.0
-"""A rank waits at most so long [s] for the others."""
+TIMEOUT = 600.0  # [s] that a rank waits for the others
 
 
 def calibrate_command(

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from hyperslab.formats.convert.scans import ScanOutcome
     from hyperslab.launch.crew import Crew
 
-FOLDER = "folder"
-"""Names the command of `DefaultCommandGroup` that has no name."""
+FOLDER = "folder"  # the command of `DefaultCommandGroup` that has no name
 
 
 class DefaultCommandGroup(TyperGroup):

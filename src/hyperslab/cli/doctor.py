@@ -25,15 +25,13 @@ from hyperslab.util.optional_libraries import current_versions
 if TYPE_CHECKING:
     from hyperslab.comm import Grid
 
-TIMEOUT = 60.0
-"""A rank waits at most so long [s] for the others."""
+TIMEOUT = 60.0  # [s] that a rank waits for the others
 
 MESSAGE = 4 << 20  # [B]
 SUM = 32 << 20  # [B], about what CosmoFlow's gradients are
 FILE = 32 << 20  # [B] that one rank of a node writes and reads
 
-SLOW = 4.0
-"""A rank whose messages take so many times the median is named."""
+SLOW = 4.0  # times the median: ranks whose messages take longer are named
 
 CLOCKS = 1.0
 """Clocks of nodes may differ by so much [s]: logs and time stamps of files are compared."""

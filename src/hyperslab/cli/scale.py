@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from hyperslab.launch.crew import Crew, Team
     from hyperslab.studies.scaling import study as scaling
 
-AUTO = "auto"
-"""This axis means that the plan chooses the grids."""
+AUTO = "auto"  # this axis means that the plan chooses the grids
 
 
 def scale_command(

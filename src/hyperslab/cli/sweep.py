@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hyperslab.launch.crew import Crew
     from hyperslab.studies.sweep.run import DoRun, SweepState
 
-_WIDTH = 140
-"""Columns where the output is no terminal."""
+_WIDTH = 140  # columns where the output is no terminal
 
 
 def sweep_command(

@@ -52,17 +52,10 @@ from hyperslab.util.optional_libraries import current_versions
 
 T = TypeVar("T")
 
-MEET_LIMIT = 600.0
-"""Limits how long [s] ranks wait for each other at the start."""
-
-LOOK = 0.1
-"""Pause [s] between two looks for a task or an answer."""
-
-BEAT = 5.0
-"""Pause [s] between two signs of life of a rank."""
-
-SILENCE = 60.0
-"""Limits how long [s] a rank may give none."""
+MEET_LIMIT = 600.0  # [s] that ranks wait for each other at the start
+LOOK = 0.1  # pause [s] between two looks for a task or an answer
+BEAT = 5.0  # pause [s] between two signs of life of a rank
+SILENCE = 60.0  # [s] that a rank may give none
 
 FAREWELL = 10.0
 """Limits how long [s] the main rank, which keeps the store, waits for the others to leave."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from hyperslab import errors
 from hyperslab.util.signals import STOP_SIGNALS
 
-LINES_QUOTED = 12
-"""Lines of a rank's error output that an error quotes."""
+LINES_QUOTED = 12  # lines of a rank's error output that an error quotes
 
 STOPPED_EXIT_CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""

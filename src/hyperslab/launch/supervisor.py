@@ -219,11 +219,8 @@ class RankProcess:
         return failures.RankEnd(self.rank, self._process.pid, exitcode, said, when, self.overdue)
 
 
-SETTLE = 2.0
-"""Limits how long [s] the others have to end, and say what they saw, after one failed."""
-
-AFTER_TERM = 5.0
-"""Limits how long [s] they have after SIGTERM."""
+SETTLE = 2.0  # [s] that the others have to end, and say what they saw, after one failed
+AFTER_TERM = 5.0  # [s] that they have after SIGTERM
 
 
 class Supervisor:
@@ -357,8 +354,7 @@ class Supervisor:
                 signal.signal(number, action)
 
 
-PATIENCE = 60.0
-"""Limits how long [s] ranks that write no checkpoint have to end after a signal."""
+PATIENCE = 60.0  # [s] that ranks that write no checkpoint have to end after a signal
 
 
 def launch(

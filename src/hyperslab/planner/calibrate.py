@@ -234,8 +234,7 @@ def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[Loca
             continue
 
 
-BEST_GRIDS = 3
-"""Grids of a plan whose operators are measured where there is no time for all."""
+BEST_GRIDS = 3  # grids of a plan whose operators are measured where there is no time for all
 
 
 def operators_of_plan(

@@ -39,8 +39,7 @@ from hyperslab.planner.records import (
     Wait,
 )
 
-PhaseName = Pass | str
-"""Names a pass of Oyama et al. 2020, or is "optimizer"."""
+PhaseName = Pass | str  # a pass of Oyama et al. 2020, or "optimizer"
 
 
 Number = TypeVar("Number", int, float)
@@ -138,8 +137,7 @@ class Lane:
         return waited + (1 - self.hidden) * max(0.0, seconds - waited)
 
 
-MOST_UNKNOWN = 0.5
-"""Is the share of a step from which on nobody knows its time."""
+MOST_UNKNOWN = 0.5  # the share of a step from which on nobody knows its time
 
 
 @dataclass(frozen=True, slots=True)

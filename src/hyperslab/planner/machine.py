@@ -360,8 +360,7 @@ def entry_of(operator: LocalOperator, seconds: float) -> Measured:
     )
 
 
-FORMAT = 1
-"""Numbers the format of machine files; a later one may give keys another meaning."""
+FORMAT = 1  # the format of machine files; a later one may give keys another meaning
 
 
 class Reference(MachineSection):

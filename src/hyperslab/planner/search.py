@@ -86,8 +86,7 @@ def words_of(grid: GridSection) -> str:
 
 _RankNumbers = NDArray[np.int64]
 
-_NODE_FARNESS = 10
-"""Weighs a neighbour on another node as so many on another socket."""
+_NODE_FARNESS = 10  # a neighbour on another node counts as so many on another socket
 
 
 def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machine) -> int:
@@ -537,8 +536,7 @@ def _accumulated(seconds: costs.Breakdown, count: int) -> costs.Breakdown:
     return costs.Breakdown(**{name: part if name in once else count * part for name, part in parts})
 
 
-TRACED = 8
-"""Counts the grids that are traced unless all are asked for, the roughly fastest ones."""
+TRACED = 8  # the grids that are traced unless all are asked for, the roughly fastest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,11 +661,8 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
     return len(traced) >= 2 * TRACED or any(one.fits(bounds.nbytes) for one in traced)
 
 
-MOST_RANKS = 4096
-"""Limits the search for the least number of ranks."""
-
-_MOST_TRACED = 12
-"""Limits the grids that are traced in that search."""
+MOST_RANKS = 4096  # where the search for the least number of ranks ends
+_MOST_TRACED = 12  # the most grids that are traced in that search
 
 MEMORY_TOLERANCE = 1.03
 """Admits grids to that search whose rough memory is up to so many times the limit."""

@@ -86,8 +86,7 @@ def _candidate_values(plan: search.GridPlan, one: search.Candidate) -> dict[str,
 
 
 _COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
-GRIDS_SHOWN = 12
-"""Limits the grids that the table has."""
+GRIDS_SHOWN = 12  # the most grids that the table has
 
 
 def ranking_table(plan: search.GridPlan) -> Table:

@@ -103,8 +103,7 @@ class SyntheticSection(Section):
 LIST_SUFFIX = ".txt"
 """A file that lists samples, one a line, ends so; comments (#) and empty lines say nothing."""
 
-MOST_LIST = 64 << 20
-"""A list of samples is at most as large [B]."""
+MOST_LIST = 64 << 20  # [B] of a list of samples
 
 _POSITIONS = re.compile(r"\d*:\d*")
 

@@ -27,11 +27,8 @@ from hyperslab.errors import RecipeError, reason
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located
 
-FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""YAML 1.1 takes 1e-3 for a text."""
-
-NOT_YET = object()
-"""In place of a value that is not known before the data are."""
+FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 takes 1e-3 for a text
+NOT_YET = object()  # in place of a value that is not known before the data are
 
 
 def positional_names(made: Callable[..., Any]) -> list[str]:

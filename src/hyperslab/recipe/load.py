@@ -56,8 +56,7 @@ from hyperslab.util.atomic_files import write_text
 
 log = logging.getLogger("hyperslab")
 
-A_TARGET = "target"
-"""The name of a section that has a target."""
+A_TARGET = "target"  # the name of a section that has a target
 
 DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
 """Sections with alternatives, and the one that goes without saying."""

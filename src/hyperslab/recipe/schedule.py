@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-Every = Literal["step", "epoch"]
-"""A scheduler moves on after each of these."""
+Every = Literal["step", "epoch"]  # a scheduler moves on after each of these
 
 SCHEDULES_BY_STEP = ("OneCycleLR", "CyclicLR")
 """Schedules of torch's that are meant to move on after every step."""

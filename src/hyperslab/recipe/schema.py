@@ -137,8 +137,7 @@ AnyLogger = Annotated[
 ]
 
 
-COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
-"""Matches what may head a column of ``epochs.csv``."""
+COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")  # what may head a column of ``epochs.csv``
 
 
 def _newer_word(memory: object) -> object:

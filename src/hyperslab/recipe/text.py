@@ -104,8 +104,7 @@ def _related_words(a: str, b: str) -> bool:
     return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
 
 
-UNWRITTEN = ("handed_in", "python_class")
-"""Keys that `hyperslab.fit` writes and nobody else."""
+UNWRITTEN = ("handed_in", "python_class")  # keys that `hyperslab.fit` writes and nobody else
 
 UNNAMED = ("target", "python")
 """Names of sections for what has none: somebody's class, and what a program has handed in."""

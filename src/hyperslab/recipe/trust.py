@@ -50,8 +50,7 @@ from hyperslab.formats.registry import load_plugins, look_in_current_folder
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.private_folders import check_private, make_private, user_folder
 
-RUN_RECIPE = "recipe.yaml"
-"""Names the recipe in a run's folder."""
+RUN_RECIPE = "recipe.yaml"  # the recipe in a run's folder
 
 RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
 """Names what a training leaves beside the recipe in its folder."""

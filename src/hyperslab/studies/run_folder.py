@@ -26,8 +26,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
 
-Columns = dict[str, NDArray[np.float64]]
-"""Maps the columns of a CSV file by name, all equally long."""
+Columns = dict[str, NDArray[np.float64]]  # the columns of a CSV file by name, all equally long
 
 Measures = dict[str, float | None]
 """Maps what an evaluation measured of a parameter or class; None where it is not defined."""
@@ -278,17 +277,13 @@ def read_words(path: Path, column: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-MOST_CELLS = 1 << 25
-"""The most numbers of a run's table that are read, 256 MiB of them."""
+MOST_CELLS = 1 << 25  # the most numbers of a run's table that are read, 256 MiB of them
 
 MOST_THIN_CELLS = 1 << 19
 """The most numbers of the steps' table that a report keeps, of some 50,000 rows."""
 
-MOST_WORDS = 256 << 20
-"""The most that a column of text of a run's table may take [B]."""
-
-MOST_ROW = 1 << 20
-"""The longest line of a run's table [B]."""
+MOST_WORDS = 256 << 20  # the most that a column of text of a run's table may take [B]
+MOST_ROW = 1 << 20  # the longest line of a run's table [B]
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:

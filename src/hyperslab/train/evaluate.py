@@ -168,8 +168,7 @@ Masks = dict[str, NDArray[np.uint8]]
 
 NO_SURFACES = SurfacePolicy(wanted=False)
 
-MASKS_SHOWN = 3
-"""Samples whose masks are kept for the report."""
+MASKS_SHOWN = 3  # samples whose masks are kept for the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +319,7 @@ def evaluate_segmentation(
     return ClassEvaluation(data.classes, tuple(names), confusions, shown, facts, found)
 
 
-VALIDATION_FILE = "validation.csv"
-"""In an evaluation's folder: predictions of the validation split."""
+VALIDATION_FILE = "validation.csv"  # in an evaluation's folder: predictions of the validation split
 
 
 @dataclass(frozen=True, slots=True)

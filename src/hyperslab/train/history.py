@@ -40,8 +40,7 @@ STEP_COLUMNS = (
 OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
 """These columns are missing in files of earlier versions; their cells are empty."""
 
-MOST_ROW = 1 << 20
-"""The longest line of a history that is gone on with [B]."""
+MOST_ROW = 1 << 20  # the longest line of a history that is gone on with [B]
 
 
 CHANGES = "changes.jsonl"
@@ -107,8 +106,7 @@ class HistoryFile:
 
 log = logging.getLogger("hyperslab")
 
-LOG_EVERY = 30.0
-"""Seconds between two log lines within an epoch where there is no terminal."""
+LOG_EVERY = 30.0  # [s] between two log lines within an epoch where there is no terminal
 
 
 class Reporter:

@@ -103,8 +103,7 @@ class GuardedLog:
         self._off = True  # last: who sees it need not wait for the words
 
 
-CLOSING = 20.0
-"""The end of a run waits this long [s] for what has not been sent yet."""
+CLOSING = 20.0  # [s] that the end of a run waits for what has not been sent yet
 
 LONGEST_QUEUE = 100_000
 """At most this many steps wait to be sent; more only come together where one hangs."""
@@ -189,8 +188,7 @@ class TensorboardLog:
         self.board.close()
 
 
-WANDB_PROJECT = "hyperslab"
-"""This project is taken where WANDB_PROJECT names none."""
+WANDB_PROJECT = "hyperslab"  # where WANDB_PROJECT names none
 
 
 class WandbLog:
@@ -222,14 +220,9 @@ class WandbLog:
         self._run.finish()
 
 
-MLFLOW_EXPERIMENT = "hyperslab"
-"""This experiment is taken where MLFLOW_EXPERIMENT_NAME names none."""
-
-MLFLOW_BATCH = 500
-"""MLflow gets so many numbers at once; it takes a thousand."""
-
-MLFLOW_LONGEST_SETTING = 500
-"""Characters of a setting."""
+MLFLOW_EXPERIMENT = "hyperslab"  # where MLFLOW_EXPERIMENT_NAME names none
+MLFLOW_BATCH = 500  # MLflow gets so many numbers at once; it takes a thousand
+MLFLOW_LONGEST_SETTING = 500  # characters of a setting
 
 
 class MlflowLog:
@@ -292,8 +285,7 @@ A_LOGGER = RightKind(
 )
 """Is called with the run's folder, its settings and the steps done, and the recipe's arguments."""
 
-Loggers = Sequence[str | TargetSection]
-"""Names and targets, as a recipe has them."""
+Loggers = Sequence[str | TargetSection]  # names and targets, as a recipe has them
 
 
 def check_loggers(loggers: Loggers) -> None:

@@ -43,8 +43,7 @@ UINT8 = np.dtype(np.uint8)
 SIDE = 64
 """The side of a chunk in Zarr, and the extent below which no coarser level is made [voxels]."""
 
-PIECE = 32 << 20
-"""The most voxels that a rank copies at a time; one layer at least."""
+PIECE = 32 << 20  # the most voxels that a rank copies at a time; one layer at least
 
 
 def check_mask_format(format: str) -> None:

@@ -332,8 +332,7 @@ def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
 
 Labelled = NDArray[np.uint8]
 
-SURFACE_TOLERANCE = 2.0
-"""Within which the surface Dice takes two surfaces for one [mm]."""
+SURFACE_TOLERANCE = 2.0  # [mm] within which the surface Dice takes two surfaces for one
 
 SURFACE_VOXEL_BYTES = 80
 """A voxel of the box around both masks takes so much host memory [B]: edges, distances, indices."""

@@ -26,8 +26,7 @@ from hyperslab.recipe.schedule import StepSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.util.optional_libraries import how_to_install
 
-Part = Literal["EPOCH", "EVAL"]
-"""Names an epoch, or the validation in it, as MLPerf's keys do."""
+Part = Literal["EPOCH", "EVAL"]  # an epoch, or the validation in it, as MLPerf's keys have it
 
 
 class RunEvents:

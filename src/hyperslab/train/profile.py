@@ -33,8 +33,7 @@ between its operators.
 
 ROWS: tuple[TimelineRow, ...] = get_args(TimelineRow)
 
-UNDER_WAY = "under way"
-"""Added to a row's name: messages that travel while the rank works on."""
+UNDER_WAY = "under way"  # added to a row's name: messages that travel while the rank works on
 
 TimelineSpan = tuple[float, float, int]
 """Begin and end [s] after the step's begin; the index of its words in ``Profile.labels``."""

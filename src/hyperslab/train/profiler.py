@@ -63,8 +63,7 @@ BACKWARD_NODE = "autograd::engine::evaluate_function: "
 OPTIMIZER_STEP = "Optimizer.step#"
 OPERATOR_NAME = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
 
-Method = Callable[..., Any]
-"""Types a method as its class has it."""
+Method = Callable[..., Any]  # a method as its class has it
 
 
 @contextmanager
@@ -361,8 +360,7 @@ def step_times(
     return StepTimes(step=number, seconds=step.end - step.begin, rows=rows, spans=spans)
 
 
-LayerPlace = tuple[str, Stage]
-"""A layer's name, and the stage of the step."""
+LayerPlace = tuple[str, Stage]  # a layer's name, and the stage of the step
 
 
 def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:

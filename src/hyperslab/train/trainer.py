@@ -223,12 +223,10 @@ class Progress:
             raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
 
 
-MiniBatch = tuple[Sharded, Sharded]
-"""Values and target."""
+MiniBatch = tuple[Sharded, Sharded]  # values and target
 
 
-TEST_LOSS = "test_loss"
-"""Its column in ``epochs.csv``."""
+TEST_LOSS = "test_loss"  # its column in ``epochs.csv``
 
 
 @dataclass(eq=False)

@@ -29,8 +29,7 @@ MOST_LONG_YAML_CHARACTERS = 32 << 20
 MOST_NODES = 200_000
 """Limits the nodes of a document that a person wrote, aliases counted as what they stand for."""
 
-MOST_JSON_BYTES = 64 << 20
-"""Limits the size of a JSON file, and of a line of a journal [B]."""
+MOST_JSON_BYTES = 64 << 20  # [B] of a JSON file, and of a line of a journal
 
 MOST_JSON_MEMORY = 192 << 20
 """Limits what the values of a JSON document take as objects of Python [B], roughly counted."""
@@ -38,11 +37,8 @@ MOST_JSON_MEMORY = 192 << 20
 LINES_RATIO = 8
 """How many times its bytes the values of a long journal may take; honest ones take 3 or 4."""
 
-MOST_DEPTH = 64
-"""Limits how deep brackets, lists and mappings nest."""
-
-MOST_DIGITS = 100
-"""Limits the digits of an integer in YAML."""
+MOST_DEPTH = 64  # of brackets, lists and mappings in each other
+MOST_DIGITS = 100  # the most digits of an integer in YAML
 
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

@@ -43,17 +43,14 @@ FIRST, SECOND, THIRD = SERIES[:3]
 INK = "#000000"  # on a page that of its letters: style.css
 MUTED = "#6b727b"  # axes, and what others are compared with
 
-FEW_POINTS = 20
-"""Marks the points of shorter curves: a single one has no line."""
+FEW_POINTS = 20  # shorter curves have their points marked: a single one has no line
 
 LETTERS = 12.0
 PAPER_LETTERS = 8.0
-LEGEND_SHARE = 11.5 / 12
-"""Scales the letters of legends."""
+LEGEND_SHARE = 11.5 / 12  # scale of the letters of legends
 
 COLUMN_PIXELS = 440
-COLUMN_INCHES = 3.5
-"""Gives the width [in] of a figure that is COLUMN_PIXELS wide on the page."""
+COLUMN_INCHES = 3.5  # the width [in] of a figure that is COLUMN_PIXELS wide on the page
 
 DOTS_PER_INCH = 300
 

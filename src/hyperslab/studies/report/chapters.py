@@ -55,8 +55,7 @@ LOSS_NAMES = {
 }
 """Names the losses of a recipe in words."""
 
-DICE_COLUMN = "validation_dice_"
-"""Precedes a class's name in the history's columns."""
+DICE_COLUMN = "validation_dice_"  # before a class's name in the history's columns
 
 
 def losses(run: Run) -> Chapter:

@@ -287,11 +287,8 @@ def _predictions(comparison: configurations.Comparison) -> list[Block]:
     return [*blocks, Heading("Residuals"), Figures(residuals)]
 
 
-SCATTER_POINTS = 200
-"""Limits the points of each scatter plot, as in the paper."""
-
-SCATTER_REACH = 1.4
-"""Ends its axes either side of zero."""
+SCATTER_POINTS = 200  # the most points of each scatter plot, as in the paper
+SCATTER_REACH = 1.4  # the ends of its axes either side of zero
 
 
 def _scatter(row: configurations.Scored, at: int, place: int) -> Picture:
@@ -417,8 +414,7 @@ def _seed_spread(values: FloatArray) -> str:
     return f"{middle} ({number(float(values.min()))} to {number(float(values.max()))})"
 
 
-UNCOMPARED_KEYS = ("output",)
-"""Lists keys of recipes that always differ."""
+UNCOMPARED_KEYS = ("output",)  # keys of recipes that always differ
 
 
 def two_runs(run: Run, other: Run, problem: str = "") -> Chapter:

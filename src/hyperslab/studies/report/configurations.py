@@ -27,11 +27,8 @@ from hyperslab.train.metrics import (
 )
 from hyperslab.util.documents import read_json
 
-MEAN_CONTROL = "mean"
-"""Stands in for a parameter's name: the mean of the errors of all of them."""
-
-FEWEST_VOLUMES = 5
-"""Asks for so many volumes: with fewer a bootstrap says nothing."""
+MEAN_CONTROL = "mean"  # in place of a parameter's name: the mean of the errors of all of them
+FEWEST_VOLUMES = 5  # with fewer a bootstrap says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +208,8 @@ def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 """Lists keys of a recipe by which runs of one configuration may differ."""
 
-SAME_TRUTH = 1e-3
-"""Tolerates such differences between true values, of -1 to 1, that are the same."""
-
-LARGEST_MEAN = 1e6
-"""Bounds means of normalised targets, most of which are between -1 and 1."""
+SAME_TRUTH = 1e-3  # how far true values, of -1 to 1, that are the same may be apart
+LARGEST_MEAN = 1e6  # of normalised targets, most of which are between -1 and 1
 
 LONGEST_NAME = 48
 """Limits a name that says what differs [letters]; longer ones fit into no figure."""

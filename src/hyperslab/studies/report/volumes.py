@@ -231,8 +231,7 @@ def scans(run: Run) -> list[Scan]:
         return [_read_scan(run, sample, _MaskFile(file, samples)) for sample in samples]
 
 
-MOST_NAMES = 1 << 20
-"""The names of all samples with masks take at most so much [B]."""
+MOST_NAMES = 1 << 20  # the names of all samples with masks take at most so much [B]
 
 
 @contextmanager
@@ -317,14 +316,9 @@ LETTER_COLOUR = "#ffffff"
 # Not quite black, so that it stays as it is on a dark page.
 LETTER_OUTLINE = (effects.withStroke(linewidth=3, foreground="#010101"),)
 
-MASK_ALPHA = 0.4
-"""Makes the predicted mask transparent, so that the scan below stays visible."""
-
-LONGER_SIDE = 190
-"""Gives the longer side of a plane [px]."""
-
-THINNEST = 8
-"""Draws a plane that is thinner than its length over this thicker than it is."""
+MASK_ALPHA = 0.4  # of the predicted mask, so that the scan below stays visible
+LONGER_SIDE = 190  # the longer side of a plane [px]
+THINNEST = 8  # a plane that is thinner than its length over this is drawn thicker
 
 LEFT = 64
 BELOW = 48
@@ -332,8 +326,7 @@ BESIDE = 88  # for the colour bar
 ABOVE = 8
 BETWEEN_TICKS = 45  # at least
 
-ENLARGED_VOXELS = 12
-"""Counts the voxels either side of a cut in the enlarged picture."""
+ENLARGED_VOXELS = 12  # the voxels either side of a cut in the enlarged picture
 
 ValueRange = tuple[float, float]
 

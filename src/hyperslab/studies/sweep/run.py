@@ -134,8 +134,7 @@ def _test_scores(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: row["ratio"] for name, row in found.get("parameters", {}).items()}
 
 
-ASK_AGAIN = 0.5
-"""Waits so long [s] before it tries a run's folder again."""
+ASK_AGAIN = 0.5  # [s] before it tries a run's folder again
 
 
 def finished_result(run: SweepRun) -> RunResult | None:
@@ -206,8 +205,7 @@ def _await_lock(folder: Path) -> None:
             time.sleep(ASK_AGAIN)
 
 
-Outcomes = Mapping[SweepRun, RunResult]
-"""Maps runs that are done to what came of them."""
+Outcomes = Mapping[SweepRun, RunResult]  # what came of the runs that are done
 
 
 @dataclass(frozen=True, slots=True)
