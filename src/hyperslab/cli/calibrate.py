@@ -94,8 +94,10 @@ def calibrate_command(
         options += [] if limit is None else ["--limit", str(limit)]
         options += Trust(modules=tuple(trust or ())).options
         import_module("hyperslab.planner.calibrate")  # for the ranks, which are forks
-        for count in ranks or [1]:
-            _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
+        words = ["calibrate", *options, "--", *map(str, recipes), *overrides]
+        for count in ranks or [1]:  # which share the cores
+            with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
+                launch(count, ["-m", "hyperslab", *words], Path(logs), limit=TIMEOUT)
 
 
 @as_rank
@@ -155,12 +157,6 @@ def calibrate_as_rank(
     if is_main:
         save_machine(result.machine, out)
         print(_summary(result, grid.size, out), flush=True)
-
-
-def _launch(count: int, arguments: Sequence[str]) -> None:
-    """Start so many ranks, which share the cores, and wait for them."""
-    with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
-        launch(count, ["-m", "hyperslab", *arguments], Path(logs), limit=TIMEOUT)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -106,16 +106,13 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    _drop_traceback(Path(os.environ[supervisor.ERROR_FILE_VARIABLE]))
+                    file = Path(os.environ[supervisor.ERROR_FILE_VARIABLE])
+                    said = json.loads(file.read_text())
+                    del said["message"]["extraInfo"]["py_callstack"]
+                    file.write_text(json.dumps(said))
             raise
 
     return run
-
-
-def _drop_traceback(file: Path) -> None:
-    said = json.loads(file.read_text())
-    del said["message"]["extraInfo"]["py_callstack"]
-    file.write_text(json.dumps(said))
 
 
 @contextmanager

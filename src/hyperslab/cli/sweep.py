@@ -58,8 +58,10 @@ def sweep_command(
     adopt_rank()
     check_machine(machine)
     words = overrides or []
-    # The user's own words come last, and so win.
-    words = [*_uncut(words, ranks), *words]
+    if ranks is not None and not any(word.startswith("grid") for word in words):
+        # They share the mini-batch; the user's own words come last, and so win.
+        uncut = [f"grid.{axis}=1" for axis in AXES if axis != "data"]
+        words = [*uncut, f"grid.data={ranks}", *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     for variant in wanted.variants:
@@ -102,13 +104,6 @@ def sweep_command(
             line = printable(f"failed: {name}: {reason}")
             console.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1)
-
-
-def _uncut(overrides: list[str], ranks: int | None) -> list[str]:
-    """Return overrides for given ranks to share the mini-batch; none where a grid is given."""
-    if ranks is None or any(word.startswith("grid") for word in overrides):
-        return []
-    return [*(f"grid.{axis}=1" for axis in AXES if axis != "data"), f"grid.data={ranks}"]
 
 
 def _ranks(recipes: list[Recipe], ranks: int | None) -> int:

@@ -313,10 +313,6 @@ class Crew:
             found.append((variables, tuple(self._local[one] for one in here)))
         return found
 
-    def dismiss(self) -> None:
-        for rank in range(self.size):
-            self.give(rank, None)
-
     def _ask(self, rank: int, task: Callable[[], T]) -> T:
         self.give(rank, task)
         answer: T = self.answer(rank)
@@ -382,7 +378,8 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         except BaseException as error:
             outcome.set_exception(error)
         finally:
-            crew.dismiss()
+            for rank in range(crew.size):
+                crew.give(rank, None)  # dismissed
 
     threading.Thread(target=run, daemon=True).start()
     serve(mail, 0)

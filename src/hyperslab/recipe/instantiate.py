@@ -199,8 +199,13 @@ class Maker:
         if isinstance(found, type) and issubclass(found, self.kind.classes):
             return found, False
         if isinstance(found, type) or not callable(found):
-            raise RecipeError(f"{key} {name} is {_kind_in_words(found)}, not {self.kind.words}")
-        returned = _return_type(found)
+            what = f"a {type(found).__name__}"
+            if isinstance(found, type):
+                what = f"a class of another kind ({found.__mro__[1].__name__})"
+            raise RecipeError(f"{key} {name} is {what}, not {self.kind.words}")
+        returned = type_hints(found).get("return")
+        if not isinstance(returned, type):
+            returned = object
         if issubclass(returned, self.kind.classes):
             return found, False
         answered = trust.answers_for(name)
@@ -319,10 +324,13 @@ def _text_of(file: str) -> str:
 
 def _why_not(name: str, error: BaseException) -> str:
     module = name.rpartition(".")[0]
-    if module not in sys.modules:
-        remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
-        return f"{_root(error) if module else 'write package.Class'}\n    {remedy}"
-    return _has_no(name, dir(sys.modules[module]))
+    if module in sys.modules:
+        return _has_no(name, dir(sys.modules[module]))
+    words = _one_line(error) if module else "write package.Class"
+    if module and isinstance(error, ValidationError):
+        words = str(error.errors()[0]["msg"]).removeprefix("Invalid python path: ")
+    remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
+    return f"{words}\n    {remedy}"
 
 
 def _has_no(name: str, there: Sequence[str]) -> str:
@@ -332,26 +340,6 @@ def _has_no(name: str, there: Sequence[str]) -> str:
     return f"{module} has no {last!r}{nearest}"
 
 
-def _root(error: BaseException) -> str:
-    if isinstance(error, ValidationError):
-        return str(error.errors()[0]["msg"]).removeprefix("Invalid python path: ")
-    return _one_line(error)
-
-
 def _one_line(error: BaseException) -> str:
     """Its type and its words, as far as one line goes."""
     return " ".join(reason(error).split())[:400]
-
-
-def _kind_in_words(found: Any) -> str:
-    return (
-        f"a class of another kind ({found.__mro__[1].__name__})"
-        if isinstance(found, type)
-        else f"a {type(found).__name__}"
-    )
-
-
-def _return_type(function: Callable[..., Any]) -> type:
-    """Return the class that a function says it returns; `object` where it says nothing."""
-    found = type_hints(function).get("return")
-    return found if isinstance(found, type) else object

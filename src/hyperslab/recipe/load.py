@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from hyperslab.comm import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.errors import RecipeError, no_run, reason
-from hyperslab.recipe.compare import value_at
+from hyperslab.recipe.compare import plain_values, value_at
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
@@ -297,13 +297,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
     It is there whole, or what was there before still is.
     """
-    write_text(path, yaml.safe_dump(_values(recipe), sort_keys=False))
-
-
-def _values(recipe: Recipe) -> dict[str, Any]:
-    values = recipe.model_dump(mode="json")
-    values["data"] |= recipe.data.absolute_paths()
-    return values
+    write_text(path, yaml.safe_dump(plain_values(recipe), sort_keys=False))
 
 
 def options_of_trust(recipe: Recipe) -> list[str]:
@@ -322,7 +316,7 @@ def remember_code(recipe: Recipe) -> None:
     Where it cannot be noted, a log line says so: commands on the run will ask.
     """
     try:
-        remember(_values(recipe), recipe.trust)
+        remember(plain_values(recipe), recipe.trust)
     except OSError as error:
         log.warning(
             "cannot note that you trained this run, so commands on it will ask whose code it "

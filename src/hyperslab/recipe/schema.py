@@ -140,10 +140,6 @@ AnyLogger = Annotated[
 COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")  # what may head a column of ``epochs.csv``
 
 
-def _newer_word(memory: object) -> object:
-    return "none" if memory == "keep" else memory
-
-
 class Recipe(CodeSection):
     """One training run."""
 
@@ -168,7 +164,8 @@ class Recipe(CodeSection):
     # how to save memory at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses
     # the fastest that fits. "keep" is an older name for none
     memory: Annotated[
-        Literal["auto", "none", "tile", "recompute", "offload"], BeforeValidator(_newer_word)
+        Literal["auto", "none", "tile", "recompute", "offload"],
+        BeforeValidator(lambda memory: "none" if memory == "keep" else memory),
     ] = "none"
     # cuda: one rank per device, by NCCL; cuda-shared: several ranks per device, by gloo, for tests
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"

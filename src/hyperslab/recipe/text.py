@@ -97,11 +97,10 @@ def siblings(key: str, known: Sequence[str]) -> str:
 
 def origin_of(key: str, file: str, sources: Mapping[str, str]) -> str:
     """Name the override that a key came from, or else the file."""
-    return next((s for k, s in sources.items() if _related_words(k, key)), file)
-
-
-def _related_words(a: str, b: str) -> bool:
-    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
+    for said, source in sources.items():
+        if f"{key}.".startswith(f"{said}.") or f"{said}.".startswith(f"{key}."):
+            return source
+    return file
 
 
 UNWRITTEN = ("handed_in", "python_class")  # keys that `hyperslab.fit` writes and nobody else

@@ -235,7 +235,8 @@ class Trust:
                 f"{words}a program defines it: pass it there, as in "
                 "hs.TrainedRun(RUN, model=...), or train with one from a module of its own"
             )
-        if _may_be_own(Path(self.file)):
+        path = Path(self.file)
+        if path.name == RUN_RECIPE and not any(map(_is_of_run, path.absolute().parents)):
             words += f"if this file is yours, call it something else than {RUN_RECIPE}\n    "
         if places and not outside:
             return f"{words}if you trust this package, add --trust {module}"
@@ -269,24 +270,15 @@ def trust_of(path: Path, modules: Sequence[str] = (), *, begins: bool = False) -
     user's own unless a training has left something beside it.
     """
     paths = {os.path.abspath(path), os.path.realpath(path)}
-    own = not any(_lies_in_run(Path(one), begins=begins) for one in paths)
+    named = not begins and any(os.path.basename(one) == RUN_RECIPE for one in paths)
+    own = not named and not any(_is_of_run(folder) for one in paths for folder in Path(one).parents)
     return Trust(own=own, modules=tuple(modules), file=str(path))
-
-
-def _lies_in_run(path: Path, *, begins: bool) -> bool:
-    """Say whether a file is the recipe of a run, or lies in the folder of one."""
-    return (path.name == RUN_RECIPE and not begins) or any(map(_is_of_run, path.parents))
 
 
 def _is_of_run(folder: Path) -> bool:
     return os.path.lexists(folder / RUN_RECIPE) and any(
         os.path.lexists(folder / mark) for mark in RUN_MARKS
     )
-
-
-def _may_be_own(path: Path) -> bool:
-    """Say whether a recipe is taken for a run's by its name alone."""
-    return path.name == RUN_RECIPE and not any(map(_is_of_run, path.absolute().parents))
 
 
 def output_of_run(path: Path) -> Path:

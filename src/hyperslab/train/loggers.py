@@ -240,7 +240,9 @@ class MlflowLog:
         self._waiting: list[Any] = []
 
         def begin() -> str:
-            experiment = self._experiment()
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", MLFLOW_EXPERIMENT)
+            found = self._client.get_experiment_by_name(name)
+            experiment = found.experiment_id if found else self._client.create_experiment(name)
             begun: str = self._client.create_run(experiment, run_name=run.name).info.run_id
             for name, value in _flat_settings(settings).items():
                 self._client.log_param(begun, name, value[:MLFLOW_LONGEST_SETTING])
@@ -248,12 +250,6 @@ class MlflowLog:
 
         self.id = run_identity(run, "mlflow", new=step == 0, make=begin)
         self._client.update_run(self.id, status="RUNNING")
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", MLFLOW_EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        made: str = found.experiment_id if found else self._client.create_experiment(name)
-        return made
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())

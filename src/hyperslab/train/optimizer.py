@@ -116,17 +116,6 @@ class RateSchedule:
         return {n: state[n] for n in names if n in state and n not in ("optimizer", "last_epoch")}
 
 
-def _given_schedule(scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> RateSchedule:
-    every: Every = "step" if type(scheduler).__name__ in SCHEDULES_BY_STEP else "epoch"
-    end = getattr(scheduler, "total_steps", None)
-    if every == "step" and end is not None and end < steps:
-        raise RecipeError(
-            f"schedule: {type(scheduler).__name__} moves on after each step and ends after {end}, "
-            f"but the training has {steps}\n    make it with total_steps={steps}"
-        )
-    return RateSchedule(optimizer, scheduler, every)
-
-
 def build_optimizer(config: OptimizerSection, weights: Weights) -> Optimizer:
     """Make the recipe's optimizer; with LARC, every step begins by it. Raises as its section."""
     optimizer = config.build(weights)
@@ -158,18 +147,21 @@ def build_schedule(
         RecipeError: the one that is given ends before the training; or as the schedule's section.
     """
     if given is not None:
-        return _given_schedule(given, optimizer, epochs * steps_per_epoch)
+        moves_on: Every = "step" if type(given).__name__ in SCHEDULES_BY_STEP else "epoch"
+        end = getattr(given, "total_steps", None)
+        steps = epochs * steps_per_epoch
+        if moves_on == "step" and end is not None and end < steps:
+            raise RecipeError(
+                f"schedule: {type(given).__name__} moves on after each step and ends after {end}, "
+                f"but the training has {steps}\n    make it with total_steps={steps}"
+            )
+        return RateSchedule(optimizer, given, moves_on)
     if config.schedule is None:
         return RateSchedule(optimizer, None, "epoch")
     scheduler, every = config.schedule.build(
         optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch
     )
     return RateSchedule(optimizer, scheduler, every)
-
-
-def settings_of_optimizer(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Its learning rate, betas and the like, of every group of parameters."""
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def optimizer_and_schedule(

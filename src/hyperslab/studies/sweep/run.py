@@ -39,18 +39,18 @@ from hyperslab.formats.views import selected
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of, source_of
-from hyperslab.planner.machine import Machine
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
+from hyperslab.recipe.text import read_yaml
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
-from hyperslab.util.documents import parse_yaml, read_json, read_text
+from hyperslab.util.documents import read_json
 
 log = logging.getLogger("hyperslab")
 
@@ -338,21 +338,6 @@ def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
     return {name: _spread(score.get(name) for score in scores) for name in names}
 
 
-def write_table(sweep: Sweep, rows: Sequence[SweepRow], failures: Mapping[str, str]) -> None:
-    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all."""
-    content: dict[str, Any] = {
-        "variants": [asdict(row) for row in rows],
-        "failures": dict(failures),
-    }
-    write_json(sweep.output / "sweep.json", content)
-    names = list(dict.fromkeys(name for row in rows for name in row.test))
-    spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
-    head = ["variant", "rate", "runs", "wanted", "epochs"]
-    head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
-    head += ["total_seconds"]
-    write_csv(sweep.output / "sweep.csv", head, [_csv_cells(row, spreads) for row in rows])
-
-
 def _csv_cells(row: SweepRow, spreads: Sequence[str]) -> list[object]:
     cells: list[object] = [row.name, row.rate, len(row.seeds), row.wanted, row.epochs]
     for name in spreads:
@@ -506,7 +491,17 @@ class SweepState:
         ]
 
     def write(self) -> None:
-        write_table(self.sweep, self.rows(), self.failures)
+        """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all."""
+        rows = self.rows()
+        content = {"variants": [asdict(row) for row in rows], "failures": self.failures}
+        write_json(self.sweep.output / "sweep.json", content)
+        names = list(dict.fromkeys(name for row in rows for name in row.test))
+        spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
+        head = ["variant", "rate", "runs", "wanted", "epochs"]
+        head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
+        head += ["total_seconds"]
+        cells = [_csv_cells(row, spreads) for row in rows]
+        write_csv(self.sweep.output / "sweep.csv", head, cells)
 
 
 def run_sweep(
@@ -614,12 +609,8 @@ def _claim(sweep: Sweep) -> None:
     if not path.exists():
         write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         return
-    try:
-        before = parse_yaml(read_text(path))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {error}") from None
-    others = differences(before, settings)
-    if others:
+    before = read_yaml(path, "sweep")
+    if others := differences(before, settings):
         lines = "".join(
             f"\n    {key}: {_said(before, key)} there, {_said(settings, key)} now" for key in others
         )
@@ -653,7 +644,9 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     for variant in sweep.variants:
         check_data(variant)
         try:
-            steps, step = _predicted_step(variant.recipe, chosen)
+            job = job_of(variant.recipe)
+            steps = -(-job.samples // (job.batch * job.accumulated))  # of an epoch
+            step = Predictor(chosen).predict(job).seconds
             words = time_text(step)
         except HyperslabError as error:
             steps, step = 0, 0.0
@@ -683,13 +676,6 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     rows.append([words, *[""] * 6, f"{'' if known else 'more than '}{time_text(total)}"])
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "all")
     return Table("", head, rows)
-
-
-def _predicted_step(recipe: Recipe, machine: Machine) -> tuple[int, float]:
-    """Counts the steps of an epoch, and predicts one of them [s]."""
-    job = job_of(recipe)
-    steps = -(-job.samples // (job.batch * job.accumulated))
-    return steps, Predictor(machine).predict(job).seconds
 
 
 def _values_text(values: tuple[float, ...]) -> str:
