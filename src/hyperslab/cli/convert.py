@@ -15,15 +15,8 @@ from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, t
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
 from hyperslab.errors import DataError
+from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy, check_folder, walk_folder
-from hyperslab.formats.registry import (
-    check_source,
-    check_written,
-    choices,
-    compressions,
-    load_plugins,
-    names,
-)
 
 if TYPE_CHECKING:
     from hyperslab.formats.convert import Outcome
@@ -96,7 +89,9 @@ def folder(
         Path, typer.Argument(metavar="SRC", help="The source: a folder that hyperslab.open takes.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; created if missing.")],
-    format: Annotated[str, typer.Option(help=f"Format to write: {choices(names())}.")] = "hdf5",
+    format: Annotated[
+        str, typer.Option(help=f"Format to write: {registry.choices(registry.names())}.")
+    ] = "hdf5",
     cut: Annotated[
         str | None, typer.Option(help="Choose chunks for a grid of D,H,W parts, such as 2,2,2.")
     ] = None,
@@ -111,7 +106,10 @@ def folder(
         str | None, typer.Option(help="Parameters to copy, separated by commas. Default: all.")
     ] = None,
     compression: Annotated[
-        str, typer.Option(help=f"Compression, if the format has it: {choices(compressions())}.")
+        str,
+        typer.Option(
+            help=f"Compression, if the format has it: {registry.choices(registry.compressions())}."
+        ),
     ] = "none",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     source_format: Annotated[
@@ -128,14 +126,14 @@ def folder(
     ] = False,
     missing_chunks: MissingChunksOption = False,
 ) -> None:
-    load_plugins(plugin or [])
+    registry.load_plugins(plugin or [])
     parts = None if cut is None else three("--cut", cut, int)
     numbers = None if redshifts is None else _numbers("--redshifts", redshifts)
     chosen = None if targets is None else tuple(name.strip() for name in targets.split(","))
-    check_written(format, compression)
+    registry.check_written(format, compression)
     adopt_rank()
     if not is_started():
-        check_source(src, source_format)
+        registry.check_source(src, source_format)
     from hyperslab.formats.convert import Request, convert
     from hyperslab.launch.crew import with_crew
 

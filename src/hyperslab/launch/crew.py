@@ -36,14 +36,7 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hyperslab.comm.launchers import (
-    JOB_PORTS,
-    RUN_VARIABLE,
-    STORE_VARIABLE,
-    RankVariables,
-    forget_launcher,
-    read_variables,
-)
+from hyperslab.comm import launchers
 from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
@@ -81,7 +74,7 @@ class RankTask:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("TORCHELASTIC_") and name != STORE_VARIABLE
+            if not name.startswith("TORCHELASTIC_") and name != launchers.STORE_VARIABLE
         }
         environment |= {**self.environment, LAUNCHER_VARIABLE: str(os.getpid())}
         count = torch.cuda.device_count()
@@ -108,7 +101,7 @@ class FreeAddress:
             towards.connect((self.main, self.port))
             address = str(towards.getsockname()[0])
         while True:
-            port = secrets.choice(JOB_PORTS)  # none that the system gives by itself
+            port = secrets.choice(launchers.JOB_PORTS)  # none that the system gives by itself
             with suppress(OSError), socket.create_server((address, port)):
                 return address, port
 
@@ -126,7 +119,9 @@ class Mail:
         self._key = key
 
     @classmethod
-    def among(cls, store: Store, place: RankVariables, folder: Path, deadline: Deadline) -> Mail:
+    def among(
+        cls, store: Store, place: launchers.RankVariables, folder: Path, deadline: Deadline
+    ) -> Mail:
         """Agree on a key by a file in ``folder``, which does not stay.
 
         Raises:
@@ -224,7 +219,7 @@ def _keeping_store(rank: int) -> Iterator[None]:
 class Crew:
     """Hands tasks to ranks; each has its address, its node and its number on that."""
 
-    def __init__(self, mail: Mail, place: RankVariables) -> None:
+    def __init__(self, mail: Mail, place: launchers.RankVariables) -> None:
         self.size = place.size
         self._free_address = FreeAddress(place.address, place.port)
         self._mail = mail
@@ -308,7 +303,7 @@ class Crew:
                 "LOCAL_WORLD_SIZE": str(len(here)),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                RUN_VARIABLE: f"training {self._given[members[0]]} of rank {members[0]}",
+                launchers.RUN_VARIABLE: f"training {self._given[members[0]]} of rank {members[0]}",
             }
             found.append((variables, tuple(self._local[one] for one in here)))
         return found
@@ -355,14 +350,14 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         CommError: a rank did not come, or the main one has ended.
         Exception: what ``study`` raised, on the main rank.
     """
-    place = read_variables(os.environ)
+    place = launchers.read_variables(os.environ)
     assert place is not None
     deadline = Deadline(MEET_LIMIT)
     facts = {"command": sys.argv[1:], "versions": current_versions()}
     met, _ = answer_roll_call(meet(place, deadline), place, facts, deadline)
     store = PrefixStore("crew", met)
     node = f"{socket.gethostname()} {FreeAddress(place.address, place.port)()[0]}"
-    forget_launcher(os.environ)  # what a study looks at it does alone
+    launchers.forget_launcher(os.environ)  # what a study looks at it does alone
     store.set(f"node {place.rank}", node)
     mail = Mail.among(store, place, folder.absolute(), deadline)
     if place.rank > 0:

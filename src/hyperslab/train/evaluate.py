@@ -37,14 +37,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
-from hyperslab.train.builders import (
-    build_model,
-    data_card,
-    numbering_of,
-    open_data,
-    samples_of_split,
-    training_digest,
-)
+from hyperslab.train import builders
 from hyperslab.train.metrics import (
     SURFACE_TOLERANCE,
     Counts,
@@ -440,7 +433,7 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
-    chosen = samples_of_split(recipe, source, "train")
+    chosen = builders.samples_of_split(recipe, source, "train")
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
@@ -530,7 +523,7 @@ def evaluate(
         path = find_checkpoint(run, checkpoint)
 
         def opened(recipe: Recipe, split: str) -> Dataset:
-            found = open_data(recipe, grid, split=split, shuffle=False, given=given)
+            found = builders.open_data(recipe, grid, split=split, shuffle=False, given=given)
             return stack.enter_context(found)
 
         data = opened(recipe, split)
@@ -543,11 +536,14 @@ def evaluate(
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         if windows is not None and not data.classes:
             raise DataError(WINDOWS_NEED_CLASSES)
-        about = data_card(data)
-        model = build_model(recipe, about, grid, given)
+        about = builders.data_card(data)
+        model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)
         use_averages(model, state.get("ema"), path)
-        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+        if grid.is_main and state.get("samples") not in (
+            None,
+            builders.training_digest(recipe, data),
+        ):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
                 "samples that it has seen",
@@ -592,7 +588,7 @@ def evaluate(
 @contextmanager
 def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
     """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
-    started = start_alike(recipe.device, recipe.timeout, facts, numbering_of(recipe))
+    started = start_alike(recipe.device, recipe.timeout, facts, builders.numbering_of(recipe))
     try:
         with failure_broadcast():
             yield

@@ -42,6 +42,7 @@ from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
+from hyperslab.train import mask_files
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, started_ranks
 from hyperslab.train.input_volumes import (
@@ -51,15 +52,6 @@ from hyperslab.train.input_volumes import (
     block_of_sample,
     list_inputs,
     open_volume,
-)
-from hyperslab.train.mask_files import (
-    MASK_SUFFIXES,
-    FinishedMask,
-    MaskBytes,
-    MaskFormat,
-    check_mask_format,
-    publish,
-    strips,
 )
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
@@ -176,7 +168,7 @@ def predict_mask(
         wanted = Box((0, *box.lo), (channels, *box.hi))
         return network(volume.block(grid, wanted), wanted.shape, where)
 
-    owners = strips(extents, grid.size)
+    owners = mask_files.strips(extents, grid.size)
     layers = blended_layers(tuple(extents), windows, predict_window, owners, grid, first)
     for box, scores in layers:
         classes = np.empty(box.shape, np.uint8)
@@ -299,7 +291,7 @@ class ResultFolder:
     folder: Path
     native: bool
     windows: WindowPolicy | None = None
-    format: MaskFormat = "nifti"
+    format: mask_files.MaskFormat = "nifti"
     journal: Journal = field(init=False)  # on the main rank alone
 
     def __post_init__(self) -> None:
@@ -366,12 +358,14 @@ class ResultFolder:
             depth = volume.shape[1]
             begun = broadcast_from_main(lambda: self.journal.layers(entry))
             under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
-            mask = MaskBytes(under_way, volume.shape[1:], begun)
+            mask = mask_files.MaskBytes(under_way, volume.shape[1:], begun)
             with closing(mask):
                 try:
                     self._fill(mask, entry, volume, depth)
-                    found = FinishedMask(mask, volume.extents, self.about.classes, volume.affine)
-                    publish(found, path, self.format, self.grid, volume.write)
+                    found = mask_files.FinishedMask(
+                        mask, volume.extents, self.about.classes, volume.affine
+                    )
+                    mask_files.publish(found, path, self.format, self.grid, volume.write)
                 except (DataError, LayoutError):
                     broadcast_from_main(mask.remove)
                     raise
@@ -379,7 +373,11 @@ class ResultFolder:
                 broadcast_from_main(mask.remove)
 
     def _fill(
-        self, mask: MaskBytes, entry: InputFile, volume: NiftiVolume | ArrayVolume, depth: int
+        self,
+        mask: mask_files.MaskBytes,
+        entry: InputFile,
+        volume: NiftiVolume | ArrayVolume,
+        depth: int,
     ) -> None:
         """Predict what is not yet written of a mask; what is, is noted for a run after a stop."""
         if mask.kept == depth:
@@ -400,7 +398,7 @@ class ResultFolder:
             )
 
     def _mask_path(self, entry: InputFile) -> Path:
-        return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
+        return self.folder / f"{entry.name}{mask_files.MASK_SUFFIXES[self.format]}"
 
     def _numbers(self, entry: InputFile) -> None:
         data = self.network.recipe.data
@@ -454,7 +452,7 @@ def predict(
     checkpoint: str = "best",
     native: bool = False,
     windows: WindowPolicy | None = None,
-    format: MaskFormat = "nifti",
+    format: mask_files.MaskFormat = "nifti",
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
     given: UserObjects = NO_USER_OBJECTS,
@@ -485,7 +483,7 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    check_mask_format(format)
+    mask_files.check_mask_format(format)
     recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {

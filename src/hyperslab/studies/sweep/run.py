@@ -25,16 +25,8 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from hyperslab import errors
 from hyperslab.checkpoint import folder_of
-from hyperslab.errors import (
-    DataError,
-    HyperslabError,
-    LayoutError,
-    RecipeError,
-    Stopped,
-    printable,
-    system_errors_as,
-)
 from hyperslab.formats.views import selected
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner.auto import machine_for
@@ -94,11 +86,11 @@ def read_result(folder: Path) -> RunResult | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
+        raise errors.DataError(
             f"{path} is not a result of a run: {where}: {first['msg']}; remove it"
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
+        raise errors.DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
 
 
 def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
@@ -106,7 +98,7 @@ def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
     table = read_table(folder / "epochs.csv", NEEDED_OF_EPOCHS)
     losses = table.get("validation_loss", np.array([]))
     if len(losses) != epochs or not np.isfinite(losses).any():
-        raise DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
+        raise errors.DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
     best = int(np.nanargmin(losses))
     # A run that chooses a rate must not look at the test split.
     found = read_evaluation(folder / "evaluation" / "metrics.json") if evaluated else {}
@@ -159,7 +151,7 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> Run
     folder = run.folder
     file = folder / RECIPE
     finished_result(run)  # is it this run's?
-    with system_errors_as(RecipeError, f"cannot write into {folder}"):
+    with errors.system_errors_as(errors.RecipeError, f"cannot write into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
         # The recipe is written only when nobody reads it any more.
@@ -198,7 +190,7 @@ def _await_lock(folder: Path) -> None:
         try:
             with lock_run(folder):
                 return
-        except RecipeError:
+        except errors.RecipeError:
             if not told:
                 log.info("waiting: ranks of an earlier start still work in %s", folder)
             told = True
@@ -441,7 +433,9 @@ class SweepProgress(Progress):
         self.update(self.task, completed=self.done)
         line = f"{self._words(run)}: {words}"
         if self.console.is_terminal:
-            self.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(
+                errors.printable(line), highlight=False, markup=False, soft_wrap=True
+            )
         else:
             log.info("%s", line)
 
@@ -462,7 +456,7 @@ def _last_epoch(path: Path) -> tuple[int, str]:
     """Counts the epochs that a run has done, with its validation loss in words."""
     try:
         table = read_table(path, NEEDED_OF_EPOCHS)
-    except DataError:  # it is being written
+    except errors.DataError:  # it is being written
         table = {}
     if not len(table.get("epoch", ())):
         return 0, ""
@@ -542,8 +536,8 @@ def run_sweep(
             failure = ""
             try:
                 result = before or way(run, ranks)
-            except HyperslabError as error:
-                if isinstance(error, Stopped):
+            except errors.HyperslabError as error:
+                if isinstance(error, errors.Stopped):
                     log.info("run the same command to continue with %s", run.name)
                     todo.clear()
                     raise
@@ -561,7 +555,7 @@ def run_sweep(
 
     for variant in sweep.variants:
         check_data(variant)
-    with system_errors_as(RecipeError, f"cannot write into output {sweep.output}"):
+    with errors.system_errors_as(errors.RecipeError, f"cannot write into output {sweep.output}"):
         sweep.output.mkdir(parents=True, exist_ok=True)
         with lock_run(sweep.output):
             _claim(sweep)
@@ -591,15 +585,15 @@ def check_data(variant: SweepVariant) -> None:
     source = source_of(variant.recipe)
     if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
         said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
-        raise RecipeError(
+        raise errors.RecipeError(
             f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
             f"of {data.where} have {found}\n    give such volumes, or set "
             f"data.shape=[{','.join(map(str, source.shape))}]"
         )
     try:
         selected(source, None, None, data.subvolume)
-    except LayoutError as error:
-        raise RecipeError(f"variant {variant.name!r}: {error}") from None
+    except errors.LayoutError as error:
+        raise errors.RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def _claim(sweep: Sweep) -> None:
@@ -614,7 +608,7 @@ def _claim(sweep: Sweep) -> None:
         lines = "".join(
             f"\n    {key}: {_said(before, key)} there, {_said(settings, key)} now" for key in others
         )
-        raise RecipeError(
+        raise errors.RecipeError(
             f"{sweep.output} holds another sweep:{lines}\n"
             f"    choose another --output; or remove {path}: runs that are wanted by both stay, "
             "and one of another recipe is refused"
@@ -648,7 +642,7 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
             steps = -(-job.samples // (job.batch * job.accumulated))  # of an epoch
             step = Predictor(chosen).predict(job).seconds
             words = time_text(step)
-        except HyperslabError as error:
+        except errors.HyperslabError as error:
             steps, step = 0, 0.0
             words = str(error).splitlines()[0]
             known = False
