@@ -348,17 +348,6 @@ def exposed_input(
     return max(Lane(hidden).exposed(step, spent, spent) for hidden, spent in lanes)
 
 
-def least_bandwidth(nbytes: float, step: float) -> float:
-    """Computes BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
-
-    8 MB each 0.129 s are the paper's 62 MB/s of a node:
-
-    >>> round(least_bandwidth(8e6, 0.129) / 1e6)
-    62
-    """
-    return nbytes / step
-
-
 @dataclass(frozen=True)
 class RankMemory(_Parts[int]):
     """Divides a rank's peak memory [B] by use; on a GPU, that of the device.

@@ -13,7 +13,7 @@ from rich.table import Table
 from hyperslab.comm.placement import axes_in_nodes, places
 from hyperslab.planner import search
 from hyperslab.planner.calibrate import instruction_set, processor_name
-from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
+from hyperslab.planner.cost import Breakdown, RankMemory
 
 PLAN_FORMAT = 1
 
@@ -226,12 +226,12 @@ def _parts_text(
 
 
 def _input(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
-    """Gives BW_min of Mathuriya et al. 2018, equation 1, and what reading takes here."""
+    """Gives BW_min = b S / t of Mathuriya et al. 2018, equation 1, and what reading takes here."""
     job = plan.job
     if job.recipe.data.synthetic is not None:
         return
     nbytes = job.read_bytes(best.grid)
-    needed = least_bandwidth(nbytes, best.seconds.total)
+    needed = nbytes / best.seconds.total
     took = f", which take {time_text(best.reading)} here" if best.reading else ""
     whose = "of whole samples on the busiest rank" if job.whole_each(best.grid) else "a rank"
     yield (

@@ -23,7 +23,6 @@ from hyperslab.util.documents import finished_lines, open_plain
 
 if TYPE_CHECKING:  # the ranks that show nothing need not import it
     from rich.console import Console
-    from rich.progress import Progress
 
 STEP_COLUMNS = (
     "step",
@@ -136,6 +135,7 @@ class Reporter:
         Raises:
             RecipeError: the library of a logger is not installed.
         """
+        from rich import progress
         from rich.console import Console
 
         check_loggers(loggers)
@@ -148,7 +148,14 @@ class Reporter:
             raise
         console = console or Console()
         self.live = console.is_terminal
-        self.bar = _progress_bar(console, disable=not self.live)
+        self.bar = progress.Progress(
+            progress.BarColumn(bar_width=10),  # all of it fits into 80 columns
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not self.live,
+        )
         self.task = self.bar.add_task("train", total=total_steps, completed=step, note="")
         self.bar.start()
         self.logged = time.monotonic()
@@ -195,19 +202,6 @@ class Reporter:
         self.epochs.close()
         for logger in self.loggers:
             logger.close()
-
-
-def _progress_bar(console: Console, *, disable: bool) -> Progress:
-    from rich import progress
-
-    return progress.Progress(
-        progress.BarColumn(bar_width=10),  # all of it fits into 80 columns
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-        console=console,
-        disable=disable,
-    )
 
 
 def _step_note(row: dict[str, float]) -> str:
