@@ -92,11 +92,8 @@ def siblings(key: str, known: Sequence[str]) -> str:
     """List the keys of the section that a key is in, where it has some."""
     section = key.rpartition(".")[0]
     names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    return (
-        f"\n    valid {f'in {section}' if section else 'there'}: {', '.join(names)}"
-        if names
-        else ""
-    )
+    where = f"in {section}" if section else "there"
+    return f"\n    valid {where}: {', '.join(names)}" if names else ""
 
 
 def origin_of(key: str, file: str, sources: Mapping[str, str]) -> str:
