@@ -33,8 +33,7 @@ FILE = 32 << 20  # [B] that one rank of a node writes and reads
 
 SLOW = 4.0  # times the median: ranks whose messages take longer are named
 
-CLOCKS = 1.0
-"""Clocks of nodes may differ by so much [s]: logs and time stamps of files are compared."""
+CLOCKS = 1.0  # [s] that clocks of nodes may differ: logs and time stamps of files are compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,7 @@ LOOK = 0.1  # pause [s] between two looks for a task or an answer
 BEAT = 5.0  # pause [s] between two signs of life of a rank
 SILENCE = 60.0  # [s] that a rank may give none
 
-FAREWELL = 10.0
-"""Limits how long [s] the main rank, which keeps the store, waits for the others to leave."""
+FAREWELL = 10.0  # [s] that the main rank, which keeps the store, waits for the others to leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,7 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
     return recipe.model_copy(update={"memory": best.saving})
 
 
-MARGIN = 0.9
-"""Is the share of the tensors that may be left, where a plan that should have fitted did not."""
+MARGIN = 0.9  # of the tensors may be left, where a plan that should have fitted did not
 
 
 def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:

@@ -28,8 +28,7 @@ from hyperslab.train.step import PRECISIONS
 
 VolumeShape = tuple[int, ...]
 
-ASSUMED_SAMPLES = 128
-"""Counts the samples assumed where there are no data: Oyama et al. 2020, section V-B."""
+ASSUMED_SAMPLES = 128  # where there are no data: Oyama et al. 2020, section V-B
 
 
 @dataclass(frozen=True, slots=True)

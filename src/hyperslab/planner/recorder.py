@@ -247,11 +247,9 @@ def flops_of(
     return (("forward" if stage == "forward" else "backward-data", count),)
 
 
-MOST_WITH_VALUES = 4096
-"""Limits the elements of tensors with values that are computed: counters, seeds."""
+MOST_WITH_VALUES = 4096  # elements of tensors with values that are computed: counters, seeds
 
-LARGEST_ZEROS = 1 << 28
-"""Limits the operands [B] of an operator without a meta form, which runs on zeros."""
+LARGEST_ZEROS = 1 << 28  # [B] of operands of an operator without a meta form, which runs on zeros
 
 ALLOCATING_OPERATORS = {
     _aten.empty,

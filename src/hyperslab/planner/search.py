@@ -141,8 +141,7 @@ def _as_the_first(parts: int, extent: int, *, inside: bool) -> NDArray[np.bool_]
 
 PROCESS_STATUS = Path("/proc/self/status")
 
-HOLES = 0.05
-"""Allows for holes between blocks, as a share of a GPU's memory; nobody has measured it."""
+HOLES = 0.05  # of a GPU's memory, between blocks; nobody has measured it
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,8 +663,7 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
 MOST_RANKS = 4096  # where the search for the least number of ranks ends
 _MOST_TRACED = 12  # the most grids that are traced in that search
 
-MEMORY_TOLERANCE = 1.03
-"""Admits grids to that search whose rough memory is up to so many times the limit."""
+MEMORY_TOLERANCE = 1.03  # times the limit: rough memory of grids that are tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,8 +240,7 @@ def _fill(tensor: torch.Tensor) -> None:
         tensor.zero_()  # also a valid index, and a valid class
 
 
-ProgressCallback = Callable[[int, int], None]
-"""Receives the number of operators done and the number of all."""
+ProgressCallback = Callable[[int, int], None]  # gets the numbers of operators done and of all
 
 TO_LIBRARY = "aten.to_mkldnn.default"
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Every = Literal["step", "epoch"]  # a scheduler moves on after each of these
 
-SCHEDULES_BY_STEP = ("OneCycleLR", "CyclicLR")
-"""Schedules of torch's that are meant to move on after every step."""
+SCHEDULES_BY_STEP = ("OneCycleLR", "CyclicLR")  # torch's that move on after every step
 
 SCHEDULES_OF_FUNCTIONS = ("LambdaLR", "MultiplicativeLR")
 

@@ -78,8 +78,7 @@ class GridSection(Section):
         return self.data * self.depth * self.height * self.width
 
 
-OF_A_STEP = ("model", "data", "loss", "optimizer")
-"""Sections that decide what a plan says of a step."""
+OF_A_STEP = ("model", "data", "loss", "optimizer")  # what a plan says of a step depends on
 
 
 class CheckpointSection(Section):

@@ -52,8 +52,7 @@ from hyperslab.util.private_folders import check_private, make_private, user_fol
 
 RUN_RECIPE = "recipe.yaml"  # the recipe in a run's folder
 
-RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
-"""Names what a training leaves beside the recipe in its folder."""
+RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")  # what a training leaves
 
 
 def _within(name: str, root: str) -> bool:

@@ -70,8 +70,7 @@ from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
 
-SampleSurfaces = dict[str, dict[str, SurfaceScores]]
-"""Holds the scores by sample and class; the background has none."""
+SampleSurfaces = dict[str, dict[str, SurfaceScores]]  # by sample and class, not the background
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ MASK_SUFFIXES = {"nifti": "-mask.nii.gz", "hdf5": "-mask.hdf5", "zarr": "-mask.z
 
 UINT8 = np.dtype(np.uint8)
 
-SIDE = 64
-"""The side of a chunk in Zarr, and the extent below which no coarser level is made [voxels]."""
+SIDE = 64  # [voxels] of a chunk in Zarr; below that no coarser level is made
 
 PIECE = 32 << 20  # the most voxels that a rank copies at a time; one layer at least
 

@@ -166,8 +166,7 @@ def mismatch_message(recipe: Recipe, about: DataCard) -> str:
     )
 
 
-MULTIPLES = (2, 4, 8, 16, 32, 64)
-"""A network may ask for multiples of these, as it halves extents once, twice, ..."""
+MULTIPLES = (2, 4, 8, 16, 32, 64)  # as a network halves extents once, twice, ...
 
 
 def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:

@@ -422,8 +422,7 @@ class ProfilePolicy:
     steps: int = 3
 
 
-MOST_PROFILES = 32
-"""Ranks that write their profile, the first ones: 2,048 files would be read by nobody."""
+MOST_PROFILES = 32  # ranks that write theirs: 2,048 files would be read by nobody
 
 
 class StepRecorder:

@@ -49,8 +49,7 @@ from hyperslab.train.step import (
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
-LOST_AFTER = datetime.timedelta(seconds=2)
-"""Without an answer [s]: in a run that failed a vote may never arrive."""
+LOST_AFTER = datetime.timedelta(seconds=2)  # in a run that failed a vote may never arrive
 
 
 @dataclass(eq=False)

@@ -36,8 +36,7 @@ from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Gives each configuration a line style: figures are to be read without colours, too."""
 
-POWERS = {"mse": 2, "l1": 1}
-"""Gives the power of differences whose mean a loss is; controls, too, have such a loss."""
+POWERS = {"mse": 2, "l1": 1}  # of differences whose mean a loss is; controls, too, have such a loss
 
 HOUR = 3600.0
 MINUTE = 60.0

@@ -165,8 +165,7 @@ STEP_PARTS = {
 }
 """Groups a predicted step's parts: a colour, and fields of its `Breakdown`."""
 
-COMPARABLE = 40
-"""Limits the ratio of bars: a shorter one could not be seen, and lines take its place."""
+COMPARABLE = 40  # ratio of bars: a shorter one could not be seen, and lines take its place
 
 STUDY_STYLE = {
     **FIGURE_STYLE,

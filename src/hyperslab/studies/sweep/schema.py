@@ -29,8 +29,7 @@ from hyperslab.recipe.text import read_yaml
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
-SWEPT = ("optimizer.learning_rate", "seed", "output")
-"""Lists the keys of a recipe that a sweep sets itself."""
+SWEPT = ("optimizer.learning_rate", "seed", "output")  # keys that a sweep sets itself
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
