@@ -26,13 +26,10 @@ if TYPE_CHECKING:
     from hyperslab.comm import Grid
 
 TIMEOUT = 60.0  # [s] that a rank waits for the others
-
 MESSAGE = 4 << 20  # [B]
 SUM = 32 << 20  # [B], about what CosmoFlow's gradients are
 FILE = 32 << 20  # [B] that one rank of a node writes and reads
-
 SLOW = 4.0  # times the median: ranks whose messages take longer are named
-
 CLOCKS = 1.0  # [s] that clocks of nodes may differ: logs and time stamps of files are compared
 
 

@@ -49,7 +49,6 @@ MEET_LIMIT = 600.0  # [s] that ranks wait for each other at the start
 LOOK = 0.1  # pause [s] between two looks for a task or an answer
 BEAT = 5.0  # pause [s] between two signs of life of a rank
 SILENCE = 60.0  # [s] that a rank may give none
-
 FAREWELL = 10.0  # [s] that the main rank, which keeps the store, waits for the others to leave
 
 

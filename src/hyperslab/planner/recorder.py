@@ -248,7 +248,6 @@ def flops_of(
 
 
 MOST_WITH_VALUES = 4096  # elements of tensors with values that are computed: counters, seeds
-
 LARGEST_ZEROS = 1 << 28  # [B] of operands of an operator without a meta form, which runs on zeros
 
 ALLOCATING_OPERATORS = {

@@ -662,7 +662,6 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
 
 MOST_RANKS = 4096  # where the search for the least number of ranks ends
 _MOST_TRACED = 12  # the most grids that are traced in that search
-
 MEMORY_TOLERANCE = 1.03  # times the limit: rough memory of grids that are tried
 
 

@@ -51,7 +51,6 @@ from hyperslab.util.atomic_files import write_text
 from hyperslab.util.private_folders import check_private, make_private, user_folder
 
 RUN_RECIPE = "recipe.yaml"  # the recipe in a run's folder
-
 RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")  # what a training leaves
 
 

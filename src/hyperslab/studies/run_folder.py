@@ -278,9 +278,7 @@ def read_words(path: Path, column: str) -> tuple[str, ...]:
 
 
 MOST_CELLS = 1 << 25  # the most numbers of a run's table that are read, 256 MiB of them
-
 MOST_THIN_CELLS = 1 << 19  # numbers of the steps' table that a report keeps, of some 50,000 rows
-
 MOST_WORDS = 256 << 20  # the most that a column of text of a run's table may take [B]
 MOST_ROW = 1 << 20  # the longest line of a run's table [B]
 

@@ -89,7 +89,6 @@ class GuardedLog:
 
 
 CLOSING = 20.0  # [s] that the end of a run waits for what has not been sent yet
-
 LONGEST_QUEUE = 100_000  # steps that wait to be sent; more come together only where one hangs
 
 

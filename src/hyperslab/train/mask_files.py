@@ -41,7 +41,6 @@ MASK_SUFFIXES = {"nifti": "-mask.nii.gz", "hdf5": "-mask.hdf5", "zarr": "-mask.z
 UINT8 = np.dtype(np.uint8)
 
 SIDE = 64  # [voxels] of a chunk in Zarr; below that no coarser level is made
-
 PIECE = 32 << 20  # the most voxels that a rank copies at a time; one layer at least
 
 

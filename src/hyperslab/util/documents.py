@@ -21,18 +21,14 @@ from typing import IO, Any
 import yaml
 
 MOST_YAML_CHARACTERS = 512 << 10  # of a document of somebody's, by PyYAML's slow reader
-
 MOST_LONG_YAML_CHARACTERS = 32 << 20  # of one that a program has written: a machine file
-
 MOST_NODES = 200_000  # of a document of somebody's, aliases counted as what they stand for
-
 MOST_JSON_BYTES = 64 << 20  # [B] of a JSON file, and of a line of a journal
 
 MOST_JSON_MEMORY = 192 << 20
 """Limits what the values of a JSON document take as objects of Python [B], roughly counted."""
 
 LINES_RATIO = 8  # times its bytes for the values of a long journal; honest ones take 3 or 4
-
 MOST_DEPTH = 64  # of brackets, lists and mappings in each other
 MOST_DIGITS = 100  # the most digits of an integer in YAML
 

@@ -42,7 +42,6 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#8c5a3a")
 FIRST, SECOND, THIRD = SERIES[:3]
 INK = "#000000"  # on a page that of its letters: style.css
 MUTED = "#6b727b"  # axes, and what others are compared with
-
 FEW_POINTS = 20  # shorter curves have their points marked: a single one has no line
 
 LETTERS = 12.0

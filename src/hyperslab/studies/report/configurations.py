@@ -210,7 +210,6 @@ UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 
 SAME_TRUTH = 1e-3  # how far true values, of -1 to 1, that are the same may be apart
 LARGEST_MEAN = 1e6  # of normalised targets, most of which are between -1 and 1
-
 LONGEST_NAME = 48  # [letters] of a name that says what differs; longer ones fit into no figure
 
 

@@ -325,7 +325,6 @@ BELOW = 48
 BESIDE = 88  # for the colour bar
 ABOVE = 8
 BETWEEN_TICKS = 45  # at least
-
 ENLARGED_VOXELS = 12  # the voxels either side of a cut in the enlarged picture
 
 ValueRange = tuple[float, float]
