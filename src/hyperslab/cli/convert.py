@@ -42,9 +42,7 @@ WORKERS = "Processes, each with one volume at a time. Default: one per core, up 
 
 
 convert_command = typer.Typer(
-    cls=DefaultCommandGroup,
-    help="Convert a folder to another format.",
-    rich_markup_mode=None,
+    cls=DefaultCommandGroup, help="Convert a folder to another format.", rich_markup_mode=None
 )
 
 CONVERT_HELP = """Convert a folder that hyperslab.open takes to another format, byte for byte.
@@ -192,10 +190,7 @@ def lits(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the phantoms.")] = 0,
-    workers: Annotated[
-        int | None,
-        typer.Option(help=WORKERS),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 1 if a volume with labels was skipped.")
     ] = False,

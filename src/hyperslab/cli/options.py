@@ -77,8 +77,7 @@ def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
 MissingChunksOption = Annotated[
     bool,
     typer.Option(
-        "--missing-chunks",
-        help="Take a file's fill value for chunks that it does not store.",
+        "--missing-chunks", help="Take a file's fill value for chunks that it does not store."
     ),
 ]
 TrustOption = Annotated[

@@ -151,7 +151,6 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
 
     Raises:
         DataError: there are no data, and neither shape nor width.
-        RecipeError: the shape is none of a volume.
     """
     data = recipe.data
     assumed = said = ""
@@ -205,8 +204,6 @@ def source_of(recipe: Recipe) -> Source:
 
 
 def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
-    if len(shape) != 4 or min(shape) < 1:
-        raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
     classes = _classes(recipe)
     samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
     targets = 4 if recipe.data.targets is None else len(recipe.data.targets)

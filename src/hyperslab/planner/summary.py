@@ -328,11 +328,9 @@ def draw_plan(plan: search.GridPlan, path: Path) -> None:
     """Draws the first grids of the table as a PNG."""
     shown = plan.traced[:GRIDS_SHOWN]
     # A second of imports that training, which plans too, does without.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 1.6 + 0.36 * len(shown)), layout="constrained")
-    FigureCanvasAgg(figure)
     times, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     places = np.arange(len(shown))
     left = np.zeros(len(shown))

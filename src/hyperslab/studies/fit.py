@@ -265,9 +265,7 @@ class _Arguments:
         return self._handed_in(loss, key)
 
     def of_optimizer(
-        self,
-        optimizer: str | Keys | torch.optim.Optimizer,
-        schedule: Keys | LRScheduler | None,
+        self, optimizer: str | Keys | torch.optim.Optimizer, schedule: Keys | LRScheduler | None
     ) -> dict[str, Any]:
         if isinstance(optimizer, torch.optim.Optimizer):
             if "model" not in self.objects:

@@ -273,11 +273,7 @@ def _network_suits(
     forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
 ) -> bool:
     try:
-        with (
-            _fake_tensor_errors_silenced(),
-            torch.no_grad(),
-            fake_tensor_mode(),
-        ):
+        with _fake_tensor_errors_silenced(), torch.no_grad(), fake_tensor_mode():
             output = forward(torch.empty(shape))
     except Exception:  # whatever is wrong in somebody else's code
         return False

@@ -180,11 +180,7 @@ def optimizer_and_schedule(
         check_optimizer_class(type(optimizer), f"the optimizer ({type(optimizer).__name__})")
         _check_own_parameters(optimizer, model)
     schedule = build_schedule(
-        recipe.optimizer,
-        optimizer,
-        steps_per_epoch,
-        epochs=recipe.epochs,
-        given=given.schedule,
+        recipe.optimizer, optimizer, steps_per_epoch, epochs=recipe.epochs, given=given.schedule
     )
     return optimizer, schedule
 

@@ -120,9 +120,7 @@ class TrainedNetwork:
             LayoutError: the volume is too small for the grid or the network.
         """
         collective_try(
-            lambda: check_values(block, self.transform, where),
-            failing=where,
-            error=DataError,
+            lambda: check_values(block, self.transform, where), failing=where, error=DataError
         )
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)

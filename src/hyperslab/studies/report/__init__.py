@@ -44,10 +44,7 @@ __all__ = ["FigureFormat", "figures_beside", "write_comparison", "write_report"]
 
 
 def write_report(
-    path: str | Path,
-    beside: str | Path | None = None,
-    *,
-    figures: Sequence[FigureFormat] = (),
+    path: str | Path, beside: str | Path | None = None, *, figures: Sequence[FigureFormat] = ()
 ) -> Path:
     """Writes ``report.html`` into a run's folder and returns its path.
 

@@ -164,8 +164,7 @@ def _score(
 
 def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> SplitPredictions:
     lines = fit_calibration(
-        means_of_volumes(validation.predicted, validation.volumes),
-        validation.truths,
+        means_of_volumes(validation.predicted, validation.volumes), validation.truths
     )
     names, _ = volume_indices(test.volumes)
     predicted = lines(means_of_volumes(test.predicted, test.volumes))

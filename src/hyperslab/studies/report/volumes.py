@@ -505,11 +505,7 @@ def _first_window(run: Run, shape: Sequence[int]) -> Window | None:
 
 
 def _universe_plane(
-    planes: Planes,
-    across: str,
-    cuts: Mapping[str, Cut],
-    window: Window | None,
-    limits: ValueRange,
+    planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None, limits: ValueRange
 ) -> Picture:
     """Draws a middle plane with the cuts that cross it."""
     name = f"slice-{across}"
