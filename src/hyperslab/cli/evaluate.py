@@ -103,7 +103,7 @@ def evaluate_command(
             recipe.data.check_path()
     from rich.console import Console
 
-    from hyperslab.train.evaluate import SurfacePolicy, evaluate
+    from hyperslab.train.evaluate import evaluate
 
     with rank.exit_when_stopped():
         if not rank.is_rank(recipe):
@@ -118,7 +118,7 @@ def evaluate_command(
             split=split,
             overrides=overrides or [],
             calibrate=calibrate,
-            surfaces=SurfacePolicy(surfaces, tolerance),
+            surfaces=tolerance if surfaces else None,
             windows=windows,
             trust=trusted,
         )

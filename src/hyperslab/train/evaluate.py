@@ -73,32 +73,23 @@ log = logging.getLogger("hyperslab")
 SampleSurfaces = dict[str, dict[str, SurfaceScores]]  # by sample and class, not the background
 
 
-@dataclass(frozen=True, slots=True)
-class SurfacePolicy:
-    """Says whether surfaces are measured, and with which ``tolerance`` [mm], which is >= 0."""
-
-    wanted: bool = True
-    tolerance: float = SURFACE_TOLERANCE
-
-    def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
-
-
 @dataclass
 class Surfaces:
     """Measures surfaces sample by sample on the main rank, which then holds both masks of one.
 
-    ``left_out``: why some or all were not measured.
+    ``tolerance`` [mm]: of the surface Dice, None to measure nothing. ``left_out``: why some or all
+    were not measured.
     """
 
     data: Dataset
-    policy: SurfacePolicy
+    tolerance: float | None
     found: SampleSurfaces = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.wanted = self.policy.wanted
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
+        self.wanted = self.tolerance is not None
         if self.wanted and (why := broadcast_from_main(self._why_not)):
             self.left_out.append(why)
             self.wanted = False
@@ -141,8 +132,9 @@ class Surfaces:
                 f"{name}: measuring it takes {needed / gib:.1f} GiB, and {free / gib:.1f} are free"
             )
             return
+        assert self.tolerance is not None
         self.found[name] = {
-            of: surface_scores(true, predicted, label, voxel, self.policy.tolerance)
+            of: surface_scores(true, predicted, label, voxel, self.tolerance)
             for label, of in enumerate(self.data.classes)
             if label
         }
@@ -150,15 +142,13 @@ class Surfaces:
     def result(self) -> tuple[SampleSurfaces, list[str]]:
         """Return the scores and why some are missing; all ranks call it and get the same."""
         found, left_out = broadcast_from_main(lambda: (self.found, self.left_out))
-        if self.data.grid.is_main and self.policy.wanted:
+        if self.data.grid.is_main and self.tolerance is not None:
             for words in left_out:
                 log.warning("surface distances are left out: %s", words)
         return found, left_out
 
 
 Masks = dict[str, NDArray[np.uint8]]
-
-NO_SURFACES = SurfacePolicy(wanted=False)
 
 MASKS_SHOWN = 3  # samples whose masks are kept for the report
 
@@ -254,13 +244,13 @@ def evaluate_segmentation(
     model: torch.nn.Module,
     data: Dataset,
     recipe: Recipe,
-    policy: SurfacePolicy = NO_SURFACES,
+    tolerance: float | None = None,
     metrics: MeansOfMetrics | None = None,
     windows: WindowPolicy | None = None,
 ) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
 
-    With ``windows`` in windows that overlap.
+    With ``windows`` in windows that overlap; with a ``tolerance`` `Surfaces` are measured.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
@@ -268,7 +258,7 @@ def evaluate_segmentation(
     """
     model.eval()
     predicting = model if windows is None else WindowedModel(model, windows, len(data.classes))
-    surfaces = Surfaces(data, policy)
+    surfaces = Surfaces(data, tolerance)
     grid = data.grid
     size = len(data.classes)
     names: list[str] = []
@@ -298,9 +288,9 @@ def evaluate_segmentation(
     shown = dict(zip(names, masks[:MASKS_SHOWN], strict=False))
     found, left_out = surfaces.result()
     facts: dict[str, Any] = {}
-    if policy.wanted:
+    if tolerance is not None:
         facts["surfaces"] = {
-            "tolerance_mm": policy.tolerance,
+            "tolerance_mm": tolerance,
             "samples": len(found),
             "left_out": left_out,
         }
@@ -462,9 +452,6 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
     return recipe.model_copy(update={"data": section})
 
 
-ALL_SURFACES = SurfacePolicy()
-
-
 def evaluate(
     run: str | Path,
     *,
@@ -472,7 +459,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
     calibrate: bool = False,
-    surfaces: SurfacePolicy = ALL_SURFACES,
+    surfaces: float | None = SURFACE_TOLERANCE,
     windows: WindowPolicy | None = None,
     given: UserObjects = NO_USER_OBJECTS,
     trust: Trust | None = None,
@@ -490,8 +477,9 @@ def evaluate(
         overrides: see `recipe_for`.
         calibrate: predict the validation split, too, and recalibrate the predictions for whole
             volumes by lines that are fitted to it; see `evaluate_regression`.
-        surfaces: of classes, whether their distances are measured where the files say how large a
-            voxel is, on one rank that then holds the masks of a sample.
+        surfaces: of classes, the tolerance [mm] with which their distances are measured where the
+            files say how large a voxel is, on one rank that then holds the masks of a sample; None:
+            they are not.
         windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
         trust: see `load_recipe`.
