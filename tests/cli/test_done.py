@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hyperslab.cli import app, load_command
-from hyperslab.cli.done import done_words as done_words_of
+from hyperslab.cli import app
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.run import is_done, train
 from tests.forked import forked_commands
@@ -41,11 +40,19 @@ def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
     assert files(tmp_path / "run") == before
 
 
-def done_words(words: list[str]) -> str | None:
-    """What is said of a command line."""
-    given = load_command("train").make_context("train", words[1:]).params
-    kept = {key: given[key] for key in ("recipe", "ranks", "output", "resume")}
-    return done_words_of(overrides=given["overrides"] or (), **kept)
+class GoesOn(Exception):
+    """Raised where a command begins what it does after a look at its words."""
+
+
+def said_early(words: list[str]) -> bool:
+    """Whether a command line is answered before anything is imported for it."""
+
+    def goes_on() -> None:
+        raise GoesOn
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hyperslab.cli.train.rank.exit_when_stopped", goes_on)
+        return "nothing is left" in CliRunner().invoke(app, words).output
 
 
 SAID_EARLY = """
@@ -68,7 +75,7 @@ def test_the_same_command_says_so_before_torch_is_imported(
         "epochs: 1\ndevice: cpu\noutput: run\n"
     )
     again = ["train", "r.yaml", "--resume"]
-    assert done_words(again) is None
+    assert not said_early(again)
     with forked_commands():
         subprocess.run([sys.executable, "-m", "hyperslab", "train", "r.yaml"], check=True)
     done = subprocess.run([sys.executable, "-c", SAID_EARLY], capture_output=True, text=True)
@@ -84,22 +91,22 @@ def test_the_same_command_says_so_before_torch_is_imported(
         ["train", "run/recipe.yaml", "epochs=1", "--resume", "--ranks", "1", "--restarts", "3"],
         ["train", "run/recipe.yaml", "grid.width=3", "--ranks", "3", "--resume"],
     ):
-        assert done_words(same), same
-        assert not done_words([word for word in same if word != "--resume"])
+        assert said_early(same), same
+        assert not said_early([word for word in same if word != "--resume"])
     # What could make another training of it, or an error, is left to the command.
-    assert done_words([*again, "epochs=2"]) is None
-    assert done_words([*again, "--output", "elsewhere"]) is None
-    assert done_words([*again, "--ranks", "2"]) is None
-    assert done_words([*again, "grid=auto", "--ranks", "1"]) is None
-    assert done_words(["train", "run/recipe.yaml", "epochs=3", "--resume"]) is None
-    assert done_words(["train", "run/recipe.yaml", "--ranks", "3", "--resume"]) is None
+    assert not said_early([*again, "epochs=2"])
+    assert not said_early([*again, "--output", "elsewhere"])
+    assert not said_early([*again, "--ranks", "2"])
+    assert not said_early([*again, "grid=auto", "--ranks", "1"])
+    assert not said_early(["train", "run/recipe.yaml", "epochs=3", "--resume"])
+    assert not said_early(["train", "run/recipe.yaml", "--ranks", "3", "--resume"])
     for changed in ("r.yaml", "run/recipe.yaml"):
         before = Path(changed).read_text()
         Path(changed).write_text(before.replace("epochs: 1", "epochs: 3"))
-        assert done_words(again) is None
+        assert not said_early(again)
         Path(changed).write_text(before)
     os.utime("run/recipe.yaml")  # as after a copy: the command looks closer
-    assert done_words(again) is None
+    assert not said_early(again)
 
 
 def test_a_run_that_torchrun_trained_is_known_as_well(
@@ -118,23 +125,21 @@ def test_a_run_that_torchrun_trained_is_known_as_well(
             for r in "01"
         ]
         assert [rank.wait() for rank in ranks] == [0, 0]
-    assert done_words(["train", "r.yaml", "--ranks", "2", "--resume"])
-    assert done_words(["train", "run/recipe.yaml", "--resume"])
-    assert done_words(["train", "r.yaml", "epochs=2", "--resume"]) is None
+    assert said_early(["train", "r.yaml", "--ranks", "2", "--resume"])
+    assert said_early(["train", "run/recipe.yaml", "--resume"])
+    assert not said_early(["train", "r.yaml", "epochs=2", "--resume"])
 
 
 def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("hyperslab.cli.train.done_words", lambda *words, **more: asked.append(more))
-    monkeypatch.setattr("hyperslab.comm.bootstrap.tell_ranks", lambda error: None)
-    words = ["train", str(tmp_path / "nowhere.yaml"), "--resume"]
-    assert CliRunner().invoke(app, words).exit_code == 1
-    assert len(asked) == 1
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9"}.items():
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("data: {synthetic: {width: 16}, batch_size: 1}\ngrid: {depth: 2}\n")
+    monkeypatch.setattr("hyperslab.cli.train._is_same_training", lambda recipe: True)
+    monkeypatch.setattr("hyperslab.cli.train.is_known_done", lambda output, epochs: True)
+    assert said_early(["train", str(recipe), "--resume"])
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9", "MASTER_ADDR": "localhost"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    assert CliRunner().invoke(app, words).exit_code == 1
-    assert len(asked) == 1
+    assert not said_early(["train", str(recipe), "--resume"])
 
 
 def test_a_pipe_is_read_once() -> None:

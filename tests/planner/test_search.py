@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyperslab.comm.placement import axes_in_nodes, places
-from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.errors import DataError, LayoutError
 from hyperslab.planner import search, summary
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import ReadSpeed, load_machine
@@ -196,8 +196,6 @@ def test_data_that_are_not_here(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--shape"):
         job_of(load_recipe(path, ["model.width=null"]))
     assert job_of(load_recipe(path), (4, 32, 32, 32)).inputs == (4, 4, 32, 32, 32)
-    with pytest.raises(RecipeError, match="give channels, depth"):
-        job_of(load_recipe(path), (4, 32))
 
 
 def test_accumulated_mini_batches_make_one_step(tmp_path: Path) -> None:

@@ -18,22 +18,22 @@ from hyperslab.cli.options import TrustOption
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import MachineError
-from hyperslab.launch.supervisor import launch
+from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, launch
 from hyperslab.planner import check_machine_file
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP
-from hyperslab.recipe.trust import Trust, trust_of
+from hyperslab.recipe.trust import trust_of
 
 if TYPE_CHECKING:
     from hyperslab.planner.calibrate import Calibration
     from hyperslab.planner.records import LocalOperator
     from hyperslab.planner.trace import Device
 
-TIMEOUT = 600.0
-"""A rank waits at most so long [s] for the others."""
+TIMEOUT = 600.0  # [s] that a rank waits for the others
 
 
 def calibrate_command(
+    context: typer.Context,
     out: Annotated[
         Path, typer.Option(help="The machine file to write; an existing one is completed.")
     ],
@@ -60,8 +60,7 @@ def calibrate_command(
         ),
     ] = None,
     limit: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds for all; the longest operators come first."),
+        float | None, typer.Option(min=1, help="Seconds for all; the longest operators come first.")
     ] = None,
     trust: TrustOption = None,
 ) -> None:
@@ -76,7 +75,7 @@ def calibrate_command(
     recipes, overrides = _split(arguments or [])
     with exit_when_stopped():
         if is_started():
-            if ranks:
+            if ranks and LAUNCHER_VARIABLE not in os.environ:
                 raise MachineError("--ranks starts ranks, but these were started already: omit it")
             calibrate_as_rank(
                 recipes,
@@ -90,13 +89,10 @@ def calibrate_command(
             return
         # Before minutes of measuring, and once, not on every rank.
         _check(recipes, overrides, out, trust or ())
-        options = ["--out", str(out), "--budget", str(budget)]
-        options += [] if planned is None else ["--planned", str(planned)]
-        options += [] if limit is None else ["--limit", str(limit)]
-        options += Trust(modules=tuple(trust or ())).options
         import_module("hyperslab.planner.calibrate")  # for the ranks, which are forks
-        for count in ranks or [1]:
-            _launch(count, ["calibrate", *options, "--", *map(str, recipes), *overrides])
+        for count in ranks or [1]:  # which share the cores, and run this very command line
+            with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
+                launch(count, ["-m", "hyperslab", *context.obj], Path(logs), limit=TIMEOUT)
 
 
 @as_rank
@@ -156,12 +152,6 @@ def calibrate_as_rank(
     if is_main:
         save_machine(result.machine, out)
         print(_summary(result, grid.size, out), flush=True)
-
-
-def _launch(count: int, arguments: Sequence[str]) -> None:
-    """Start so many ranks, which share the cores, and wait for them."""
-    with tempfile.TemporaryDirectory(prefix="hyperslab-calibrate-") as logs:
-        launch(count, ["-m", "hyperslab", *arguments], Path(logs), limit=TIMEOUT)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:

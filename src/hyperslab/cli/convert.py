@@ -15,23 +15,15 @@ from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, t
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
 from hyperslab.errors import DataError
+from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy, check_folder, walk_folder
-from hyperslab.formats.registry import (
-    check_source,
-    check_written,
-    choices,
-    compressions,
-    load_plugins,
-    names,
-)
 
 if TYPE_CHECKING:
     from hyperslab.formats.convert import Outcome
     from hyperslab.formats.convert.scans import ScanOutcome
     from hyperslab.launch.crew import Crew
 
-FOLDER = "folder"
-"""Names the command of `DefaultCommandGroup` that has no name."""
+FOLDER = "folder"  # the command of `DefaultCommandGroup` that has no name
 
 
 class DefaultCommandGroup(TyperGroup):
@@ -50,9 +42,7 @@ WORKERS = "Processes, each with one volume at a time. Default: one per core, up 
 
 
 convert_command = typer.Typer(
-    cls=DefaultCommandGroup,
-    help="Convert a folder to another format.",
-    rich_markup_mode=None,
+    cls=DefaultCommandGroup, help="Convert a folder to another format.", rich_markup_mode=None
 )
 
 CONVERT_HELP = """Convert a folder that hyperslab.open takes to another format, byte for byte.
@@ -97,7 +87,9 @@ def folder(
         Path, typer.Argument(metavar="SRC", help="The source: a folder that hyperslab.open takes.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to fill; created if missing.")],
-    format: Annotated[str, typer.Option(help=f"Format to write: {choices(names())}.")] = "hdf5",
+    format: Annotated[
+        str, typer.Option(help=f"Format to write: {registry.choices(registry.names())}.")
+    ] = "hdf5",
     cut: Annotated[
         str | None, typer.Option(help="Choose chunks for a grid of D,H,W parts, such as 2,2,2.")
     ] = None,
@@ -112,7 +104,10 @@ def folder(
         str | None, typer.Option(help="Parameters to copy, separated by commas. Default: all.")
     ] = None,
     compression: Annotated[
-        str, typer.Option(help=f"Compression, if the format has it: {choices(compressions())}.")
+        str,
+        typer.Option(
+            help=f"Compression, if the format has it: {registry.choices(registry.compressions())}."
+        ),
     ] = "none",
     workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     source_format: Annotated[
@@ -129,14 +124,14 @@ def folder(
     ] = False,
     missing_chunks: MissingChunksOption = False,
 ) -> None:
-    load_plugins(plugin or [])
+    registry.load_plugins(plugin or [])
     parts = None if cut is None else three("--cut", cut, int)
     numbers = None if redshifts is None else _numbers("--redshifts", redshifts)
     chosen = None if targets is None else tuple(name.strip() for name in targets.split(","))
-    check_written(format, compression)
+    registry.check_written(format, compression)
     adopt_rank()
     if not is_started():
-        check_source(src, source_format)
+        registry.check_source(src, source_format)
     from hyperslab.formats.convert import Request, convert
     from hyperslab.launch.crew import with_crew
 
@@ -195,10 +190,7 @@ def lits(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the phantoms.")] = 0,
-    workers: Annotated[
-        int | None,
-        typer.Option(help=WORKERS),
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help=WORKERS)] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with code 1 if a volume with labels was skipped.")
     ] = False,

@@ -25,18 +25,12 @@ from hyperslab.util.optional_libraries import current_versions
 if TYPE_CHECKING:
     from hyperslab.comm import Grid
 
-TIMEOUT = 60.0
-"""A rank waits at most so long [s] for the others."""
-
+TIMEOUT = 60.0  # [s] that a rank waits for the others
 MESSAGE = 4 << 20  # [B]
 SUM = 32 << 20  # [B], about what CosmoFlow's gradients are
 FILE = 32 << 20  # [B] that one rank of a node writes and reads
-
-SLOW = 4.0
-"""A rank whose messages take so many times the median is named."""
-
-CLOCKS = 1.0
-"""Clocks of nodes may differ by so much [s]: logs and time stamps of files are compared."""
+SLOW = 4.0  # times the median: ranks whose messages take longer are named
+CLOCKS = 1.0  # [s] that clocks of nodes may differ: logs and time stamps of files are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +141,13 @@ def _seconds_of_message(grid: Grid) -> float | None:
 
 
 def _seconds_of_sum(grid: Grid) -> float | None:
-    """Times the sum of `SUM` bytes over all ranks."""
     from hyperslab.planner.timing import Clock
 
     return None if grid.size == 1 else Clock(grid, budget=0.0).sum_seconds(grid.gradients, SUM)
 
 
 def _try_folder(folder: Path) -> tuple[float, float]:
-    """Times writing `FILE` bytes to the disk and reading them back [s].
-
-    Raises:
-        HyperslabError: the folder cannot be written.
-    """
+    """Times writing `FILE` bytes to the disk and reading them back [s]."""
     with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         begin = time.perf_counter()
         file.write(os.urandom(1 << 20) * (FILE >> 20))
@@ -175,11 +164,7 @@ def _try_folder(folder: Path) -> tuple[float, float]:
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Name the folder and the node in an error of the system.
-
-    Raises:
-        HyperslabError: in place of it.
-    """
+    """Name the folder and the node in an error of the system."""
     try:
         yield
     except OSError as error:

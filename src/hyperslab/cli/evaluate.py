@@ -103,7 +103,7 @@ def evaluate_command(
             recipe.data.check_path()
     from rich.console import Console
 
-    from hyperslab.train.evaluate import SurfacePolicy, evaluate
+    from hyperslab.train.evaluate import evaluate
 
     with rank.exit_when_stopped():
         if not rank.is_rank(recipe):
@@ -118,7 +118,7 @@ def evaluate_command(
             split=split,
             overrides=overrides or [],
             calibrate=calibrate,
-            surfaces=SurfacePolicy(surfaces, tolerance),
+            surfaces=tolerance if surfaces else None,
             windows=windows,
             trust=trusted,
         )
@@ -144,7 +144,12 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
     else:
         tables = list(_tables_of_parameters(result))
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
-        words += f"\n{relative_errors(result.errors)}"
+        # Of Mathuriya et al. 2018, section VII-A, and those of predicting the mean.
+        found = [
+            f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
+            for name, row in result.errors.items()
+        ]
+        words += f"\nrelative errors by SC18's formula (of the mean): {', '.join(found)}"
     console.print(*(table.for_terminal(wrap_heads=True) for table in tables), sep="")
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
@@ -166,15 +171,6 @@ def _tables_of_parameters(result: Evaluation) -> Iterator[Table]:
         of = [result.facts[kind]["parameters"] for kind in found]
         rows = [[name, *(f"{one[name]['ratio']:.3g}" for one in of)] for name in result.errors]
         yield Table("", ["ratio of volumes", *found.values()], rows)
-
-
-def relative_errors(errors: dict[str, dict[str, float]]) -> str:
-    """Print the relative errors of Mathuriya et al. 2018, section VII-A, and those of the mean."""
-    found = [
-        f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
-        for name, row in errors.items()
-    ]
-    return f"relative errors by SC18's formula (of the mean): {', '.join(found)}"
 
 
 def _tables_of_classes(result: ClassEvaluation) -> Iterator[Table]:

@@ -13,16 +13,8 @@ import typer
 from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES
+from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy
-from hyperslab.formats.registry import (
-    MAPPED,
-    check_source,
-    choices,
-    find_format,
-    load_plugins,
-    names,
-    sources_of,
-)
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
@@ -43,7 +35,8 @@ def inspect_command(
         typer.Argument(help="A grid, such as grid.depth=2; for a recipe, any override."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help=f"Format of the folder: {choices(names())}.")
+        str | None,
+        typer.Option(help=f"Format of the folder: {registry.choices(registry.names())}."),
     ] = None,
     channels: Annotated[Channels | None, typer.Option(help="Place of the channels.")] = None,
     plugin: PluginOption = None,
@@ -58,7 +51,7 @@ def inspect_command(
 
     Given a recipe, the command inspects the recipe's data.
     """
-    load_plugins(plugin or [])
+    registry.load_plugins(plugin or [])
     says = {"format": format, "channels": channels}
     words = places or []
     if outside_files:
@@ -73,7 +66,7 @@ def inspect_command(
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)
-        check_source(path, format)
+        registry.check_source(path, format)
         from hyperslab.formats.source import ScanOptions
 
         source, found = _opened([path], ScanOptions(channels, format, allowed=allowed))
@@ -109,12 +102,13 @@ def _verify(source: Source, folder: Path | None) -> None:
 def _opened(folders: Sequence[Path], options: ScanOptions) -> tuple[Source, str]:
     """Open the samples of folders as one source, and find the names of their formats."""
     found = [
-        options.format or (MAPPED if options.mapping else find_format(folder)[0].name)
+        options.format
+        or (registry.MAPPED if options.mapping else registry.find_format(folder)[0].name)
         for folder in folders
     ]
     from hyperslab.comm import Grid
 
-    return sources_of(folders, Grid(), options), " and ".join(dict.fromkeys(found))
+    return registry.sources_of(folders, Grid(), options), " and ".join(dict.fromkeys(found))
 
 
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:

@@ -46,11 +46,7 @@ BlendOption = Annotated[
 def windows_of_options(
     window: str | None, overlap: float | None, blend: Literal["gaussian", "constant"] | None
 ) -> WindowPolicy | None:
-    """Read the options of windows; None where they say nothing.
-
-    Raises:
-        BadParameter: they are no window, or there is none for an overlap.
-    """
+    """Read the options of windows, None where they say nothing; raises BadParameter."""
     if window is None:
         if overlap is not None or blend is not None:
             raise typer.BadParameter("--overlap and --blend need windows: give --window D,H,W")
@@ -65,11 +61,7 @@ def windows_of_options(
 
 
 def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
-    """Read three numbers above 0 with commas between, D,H,W; one stands for all of them.
-
-    Raises:
-        BadParameter: they are not.
-    """
+    """Read three numbers above 0, D,H,W; one stands for all of them; raises BadParameter."""
     try:
         numbers = [kind(number) for number in text.split(",")]
         depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
@@ -85,8 +77,7 @@ def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
 MissingChunksOption = Annotated[
     bool,
     typer.Option(
-        "--missing-chunks",
-        help="Take a file's fill value for chunks that it does not store.",
+        "--missing-chunks", help="Take a file's fill value for chunks that it does not store."
     ),
 ]
 TrustOption = Annotated[

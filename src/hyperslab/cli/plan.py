@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from hyperslab.planner.machine import Machine
     from hyperslab.planner.search import PlanBounds
 
-_WIDTH = 120
-"""The output has so many columns where it is no terminal."""
+_WIDTH = 120  # columns where it is no terminal
 
 
 def plan_command(
@@ -130,11 +129,8 @@ def plan_command(
         raise typer.Exit(1)
 
 
-CALIBRATION_SECONDS = 120.0
-"""Limits the time of a calibration for one plan."""
-
-CALIBRATION_BUDGET = 0.1
-"""Gives the seconds of each of its measurements."""
+CALIBRATION_SECONDS = 120.0  # [s] of a calibration for one plan
+CALIBRATION_BUDGET = 0.1  # [s] of each of its measurements
 
 
 def _calibrate(

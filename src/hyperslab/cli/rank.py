@@ -44,7 +44,6 @@ def adopt_rank() -> None:
 
 
 def is_started() -> bool:
-    """Say whether this process is one of several ranks that something has started."""
     return "RANK" in os.environ
 
 
@@ -107,16 +106,13 @@ def as_rank(work: Callable[P, T]) -> Callable[P, T]:
         except HyperslabError:
             if not os.environ.get(DEBUG):
                 with suppress(OSError, ValueError, KeyError, TypeError):
-                    _drop_traceback(Path(os.environ[supervisor.ERROR_FILE_VARIABLE]))
+                    file = Path(os.environ[supervisor.ERROR_FILE_VARIABLE])
+                    said = json.loads(file.read_text())
+                    del said["message"]["extraInfo"]["py_callstack"]
+                    file.write_text(json.dumps(said))
             raise
 
     return run
-
-
-def _drop_traceback(file: Path) -> None:
-    said = json.loads(file.read_text())
-    del said["message"]["extraInfo"]["py_callstack"]
-    file.write_text(json.dumps(said))
 
 
 @contextmanager
@@ -131,11 +127,7 @@ def exit_when_stopped() -> Iterator[None]:
 
 
 def check_ranks(recipe: Recipe, ranks: int | None) -> None:
-    """Compare the grid with the ranks that there are or shall be, before any work is done.
-
-    Raises:
-        LayoutError: with both numbers; torch was built for no device that is asked for.
-    """
+    """Refuse a grid of other ranks than there are or shall be, before any work (`LayoutError`)."""
     if recipe.device.startswith("cuda") and not torch_knows_cuda():
         raise LayoutError(
             f"device={recipe.device}: there is no CUDA device for this torch, which was built "
@@ -153,9 +145,6 @@ def check_count(name: str, count: int, grid: Mapping[str, int]) -> None:
     """Compare a number of ranks with the extents of a grid.
 
     ``name``: the option, or the variable of the launcher, that has the number.
-
-    Raises:
-        LayoutError: with both numbers.
     """
     size = math.prod(grid.values())
     if count == size:

@@ -13,8 +13,7 @@ import typer
 from hyperslab.cli.terminal import say
 from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 
-LONGEST_LINE = 500
-"""A line is at most as long where it is no terminal that shows it."""
+LONGEST_LINE = 500  # [letters] where it is no terminal that shows it
 
 recipes_command = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 

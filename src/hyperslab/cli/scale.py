@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from hyperslab.launch.crew import Crew, Team
     from hyperslab.studies.scaling import study as scaling
 
-AUTO = "auto"
-"""This axis means that the plan chooses the grids."""
+AUTO = "auto"  # this axis means that the plan chooses the grids
 
 
 def scale_command(
@@ -128,11 +127,7 @@ def scale_command(
 
 
 def _team_of_all(crew: Crew, points: list[scaling.ScalingPoint]) -> Team:
-    """Return all ranks as a team.
-
-    Raises:
-        LayoutError: a point needs more.
-    """
+    """Return all ranks as a team; refuse a point that needs more (`LayoutError`)."""
     most = max(point.ranks for point in points)
     if most > crew.size:
         raise LayoutError(

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hyperslab.launch.crew import Crew
     from hyperslab.studies.sweep.run import DoRun, SweepState
 
-_WIDTH = 140
-"""Columns where the output is no terminal."""
+_WIDTH = 140  # columns where the output is no terminal
 
 
 def sweep_command(
@@ -59,8 +58,10 @@ def sweep_command(
     adopt_rank()
     check_machine(machine)
     words = overrides or []
-    # The user's own words come last, and so win.
-    words = [*_uncut(words, ranks), *words]
+    if ranks is not None and not any(word.startswith("grid") for word in words):
+        # They share the mini-batch; the user's own words come last, and so win.
+        uncut = [f"grid.{axis}=1" for axis in AXES if axis != "data"]
+        words = [*uncut, f"grid.data={ranks}", *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     for variant in wanted.variants:
@@ -105,19 +106,8 @@ def sweep_command(
         raise typer.Exit(1)
 
 
-def _uncut(overrides: list[str], ranks: int | None) -> list[str]:
-    """Return overrides for given ranks to share the mini-batch; none where a grid is given."""
-    if ranks is None or any(word.startswith("grid") for word in overrides):
-        return []
-    return [*(f"grid.{axis}=1" for axis in AXES if axis != "data"), f"grid.data={ranks}"]
-
-
 def _ranks(recipes: list[Recipe], ranks: int | None) -> int:
-    """How many each run takes.
-
-    Raises:
-        LayoutError, RecipeError: the grid has another number of places, or there is none.
-    """
+    """Count the ranks that each run takes (`LayoutError`, `RecipeError`)."""
     if all(recipe.grid.auto for recipe in recipes):
         if ranks is None:
             raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")

@@ -14,7 +14,7 @@ import typer
 
 from hyperslab.checkpoint import check_unused, folder_of
 from hyperslab.cli import rank
-from hyperslab.cli.done import done_words, note_done, nothing_left, training_digest
+from hyperslab.cli.done import is_known_done, note_done, nothing_left
 from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
@@ -72,24 +72,17 @@ def train_command(
     """
     words = list(overrides or [])
     rank.adopt_rank()
-    if not rank.is_started():
-        said = done_words(recipe, words, ranks, output, resume=resume)
-        if said is not None:
-            say(said)
-            return
     if restarts and rank.is_started():
         raise RecipeError(
             "--restarts can restart only ranks that hyperslab has started: omit it here\n"
             "    torchrun has --max-restarts"
         )
     choose = partial(_choose_grid, machine)
-    notes = rank.is_main_of_command() and recipe.is_file()  # a pipe is read once
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
         if rank.is_main_of_command():
             check_machine(machine)
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
-        as_asked = training_digest(recipe, words, ranks) if notes else None
         if output is not None:
             asked = asked.model_copy(update={"output": output})
         count = ranks if asked.grid.auto else asked.grid.size
@@ -100,7 +93,10 @@ def train_command(
         if not rank.is_started():
             asked.check_targets_exist()
             if resume:
-                _check_resumed(asked)
+                same = _is_same_training(asked)
+                if same and not asked.undecided and is_known_done(asked.output, asked.epochs):
+                    say(nothing_left(asked.output, asked.epochs))
+                    return
             else:
                 check_unused(asked.output)
                 asked.data.check_path()
@@ -130,7 +126,7 @@ def train_command(
                 raise ended
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config, machine)
-            _note_end(as_asked, config)
+            _note_end(config)
             return
         show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
@@ -141,18 +137,19 @@ def train_command(
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)
         training.until_done(config, restarts=restarts, resume=resume)
-        _note_end(as_asked, config)
+        _note_end(config)
 
 
-def _check_resumed(recipe: Recipe) -> None:
-    """Refuse keys that a resumed run may not change; what cannot be read is logged later."""
+def _is_same_training(recipe: Recipe) -> bool:
+    """Say whether the run in the output is that of the recipe; raises as `changed_keys`."""
     there = recipe.output / RUN_RECIPE
-    if there.is_file() and any(folder_of(recipe.output).glob("*step-*")):
-        try:
-            before = load_recipe(there)
-        except RecipeError:
-            return
-        changed_keys(before, recipe)
+    if not there.is_file() or not any(folder_of(recipe.output).glob("*step-*")):
+        return False
+    try:
+        before = load_recipe(there)
+    except RecipeError:  # the log will say so
+        return False
+    return all(key.startswith("grid.") for key in changed_keys(before, recipe))
 
 
 def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
@@ -162,15 +159,15 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
     return choose_grid_here(recipe, ranks, machine)
 
 
-def _note_end(as_asked: str | None, config: Recipe) -> None:
-    """Note what was asked for, where this process does so and all epochs of the run are done."""
+def _note_end(config: Recipe) -> None:
+    """Note that all epochs of the run are done, if they are and this process answers for it."""
     from hyperslab.checkpoint.retention import epochs_done, steps_in
 
     newest = next(iter(steps_in(folder_of(config.output))), None)
-    if as_asked is None or newest is None or epochs_done(newest) != config.epochs:
+    if not rank.is_main_of_command() or newest is None or epochs_done(newest) != config.epochs:
         return
     with suppress(OSError):  # `--resume` then takes the seconds that its imports take
-        note_done(as_asked, config.output, config.epochs)
+        note_done(config.output, config.epochs)
 
 
 @contextmanager

@@ -36,14 +36,7 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from hyperslab.comm.launchers import (
-    JOB_PORTS,
-    RUN_VARIABLE,
-    STORE_VARIABLE,
-    RankVariables,
-    forget_launcher,
-    read_variables,
-)
+from hyperslab.comm import launchers
 from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
@@ -52,20 +45,11 @@ from hyperslab.util.optional_libraries import current_versions
 
 T = TypeVar("T")
 
-MEET_LIMIT = 600.0
-"""Limits how long [s] ranks wait for each other at the start."""
-
-LOOK = 0.1
-"""Pause [s] between two looks for a task or an answer."""
-
-BEAT = 5.0
-"""Pause [s] between two signs of life of a rank."""
-
-SILENCE = 60.0
-"""Limits how long [s] a rank may give none."""
-
-FAREWELL = 10.0
-"""Limits how long [s] the main rank, which keeps the store, waits for the others to leave."""
+MEET_LIMIT = 600.0  # [s] that ranks wait for each other at the start
+LOOK = 0.1  # pause [s] between two looks for a task or an answer
+BEAT = 5.0  # pause [s] between two signs of life of a rank
+SILENCE = 60.0  # [s] that a rank may give none
+FAREWELL = 10.0  # [s] that the main rank, which keeps the store, waits for the others to leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +72,7 @@ class RankTask:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("TORCHELASTIC_") and name != STORE_VARIABLE
+            if not name.startswith("TORCHELASTIC_") and name != launchers.STORE_VARIABLE
         }
         environment |= {**self.environment, LAUNCHER_VARIABLE: str(os.getpid())}
         count = torch.cuda.device_count()
@@ -111,12 +95,11 @@ class FreeAddress:
     port: int
 
     def __call__(self) -> tuple[str, int]:
-        """Return both."""
         with socket.socket(type=socket.SOCK_DGRAM) as towards:
             towards.connect((self.main, self.port))
             address = str(towards.getsockname()[0])
         while True:
-            port = secrets.choice(JOB_PORTS)  # none that the system gives by itself
+            port = secrets.choice(launchers.JOB_PORTS)  # none that the system gives by itself
             with suppress(OSError), socket.create_server((address, port)):
                 return address, port
 
@@ -134,7 +117,9 @@ class Mail:
         self._key = key
 
     @classmethod
-    def among(cls, store: Store, place: RankVariables, folder: Path, deadline: Deadline) -> Mail:
+    def among(
+        cls, store: Store, place: launchers.RankVariables, folder: Path, deadline: Deadline
+    ) -> Mail:
         """Agree on a key by a file in ``folder``, which does not stay.
 
         Raises:
@@ -167,20 +152,14 @@ class Mail:
         return cls(store, key)
 
     def post(self, name: str, value: object) -> None:
-        """Leave something under a name."""
         words = pickle.dumps(value)
         self.store.set(name, self._signature(name, words).hex() + words.hex())
 
     def is_there(self, name: str) -> bool:
-        """Tell whether something is."""
         return self.store.check([name])
 
     def fetch(self, name: str) -> Any:
-        """Read it.
-
-        Raises:
-            CommError: it is none of this run's.
-        """
+        """Read it; raises CommError where it is none of this run's."""
         text = bytes.fromhex(self.store.get(name).decode())
         size = hashlib.sha256().digest_size
         if not hmac.compare_digest(text[:size], self._signature(name, text[size:])):
@@ -238,7 +217,7 @@ def _keeping_store(rank: int) -> Iterator[None]:
 class Crew:
     """Hands tasks to ranks; each has its address, its node and its number on that."""
 
-    def __init__(self, mail: Mail, place: RankVariables) -> None:
+    def __init__(self, mail: Mail, place: launchers.RankVariables) -> None:
         self.size = place.size
         self._free_address = FreeAddress(place.address, place.port)
         self._mail = mail
@@ -322,15 +301,10 @@ class Crew:
                 "LOCAL_WORLD_SIZE": str(len(here)),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                RUN_VARIABLE: f"training {self._given[members[0]]} of rank {members[0]}",
+                launchers.RUN_VARIABLE: f"training {self._given[members[0]]} of rank {members[0]}",
             }
             found.append((variables, tuple(self._local[one] for one in here)))
         return found
-
-    def dismiss(self) -> None:
-        """Let all ranks end."""
-        for rank in range(self.size):
-            self.give(rank, None)
 
     def _ask(self, rank: int, task: Callable[[], T]) -> T:
         self.give(rank, task)
@@ -374,14 +348,14 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         CommError: a rank did not come, or the main one has ended.
         Exception: what ``study`` raised, on the main rank.
     """
-    place = read_variables(os.environ)
+    place = launchers.read_variables(os.environ)
     assert place is not None
     deadline = Deadline(MEET_LIMIT)
     facts = {"command": sys.argv[1:], "versions": current_versions()}
     met, _ = answer_roll_call(meet(place, deadline), place, facts, deadline)
     store = PrefixStore("crew", met)
     node = f"{socket.gethostname()} {FreeAddress(place.address, place.port)()[0]}"
-    forget_launcher(os.environ)  # what a study looks at it does alone
+    launchers.forget_launcher(os.environ)  # what a study looks at it does alone
     store.set(f"node {place.rank}", node)
     mail = Mail.among(store, place, folder.absolute(), deadline)
     if place.rank > 0:
@@ -397,7 +371,8 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         except BaseException as error:
             outcome.set_exception(error)
         finally:
-            crew.dismiss()
+            for rank in range(crew.size):
+                crew.give(rank, None)  # dismissed
 
     threading.Thread(target=run, daemon=True).start()
     serve(mail, 0)

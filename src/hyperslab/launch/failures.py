@@ -11,8 +11,7 @@ from pathlib import Path
 from hyperslab import errors
 from hyperslab.util.signals import STOP_SIGNALS
 
-LINES_QUOTED = 12
-"""Lines of a rank's error output that an error quotes."""
+LINES_QUOTED = 12  # lines of a rank's error output that an error quotes
 
 STOPPED_EXIT_CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
@@ -51,7 +50,6 @@ class RankEnd:
 
     @property
     def kind(self) -> str:
-        """Return the name of the error."""
         return self.said.partition(": ")[0]
 
     @property
@@ -60,7 +58,6 @@ class RankEnd:
 
     @property
     def explained(self) -> bool:
-        """Tell whether it raised an error of this package."""
         return self.kind in RAISED_ERRORS
 
     @property

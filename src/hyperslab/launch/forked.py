@@ -85,7 +85,6 @@ class ForkedRank:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int:
-        """Wait for the end and return the exit code."""
         code = self._reap(0)
         assert code is not None
         return code

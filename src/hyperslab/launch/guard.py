@@ -14,11 +14,8 @@ import signal
 import sys
 import time
 
-CHECKPOINT_GRACE = 7.0
-"""Limits how long [s] ranks have to end after their launcher was killed."""
-
-PAUSE = 0.1
-"""Between two looks [s] at who is left."""
+CHECKPOINT_GRACE = 7.0  # [s] that ranks have to end after their launcher was killed
+PAUSE = 0.1  # [s] between two looks at who is left
 
 
 def guard(pipe: int) -> None:

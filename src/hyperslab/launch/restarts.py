@@ -169,8 +169,7 @@ def chosen_overrides(recipe: Recipe) -> list[str]:
 REQUEUE_EXIT_CODES = (128 + signal.SIGUSR1, 128 + signal.SIGUSR2)
 """Exit codes of a command that Slurm's ``--signal`` has ended."""
 
-SCONTROL_LIMIT = 60.0
-"""Limits how long [s] `scontrol` may take."""
+SCONTROL_LIMIT = 60.0  # [s] that `scontrol` may take
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +27,7 @@ from hyperslab.errors import HyperslabError, RecipeError, reason, system_errors_
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
-from hyperslab.util.signals import heeded_signals
+from hyperslab.util.signals import handling_signals
 from hyperslab.util.startup import PARENT, tie_to_parent
 
 
@@ -52,7 +52,6 @@ class MemoryFile:
         self.descriptor: int = self._file.fileno()
 
     def read(self) -> bytes:
-        """Return all that has been written into it."""
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
 
     @property
@@ -220,11 +219,8 @@ class RankProcess:
         return failures.RankEnd(self.rank, self._process.pid, exitcode, said, when, self.overdue)
 
 
-SETTLE = 2.0
-"""Limits how long [s] the others have to end, and say what they saw, after one failed."""
-
-AFTER_TERM = 5.0
-"""Limits how long [s] they have after SIGTERM."""
+SETTLE = 2.0  # [s] that the others have to end, and say what they saw, after one failed
+AFTER_TERM = 5.0  # [s] that they have after SIGTERM
 
 
 class Supervisor:
@@ -266,7 +262,7 @@ class Supervisor:
             HyperslabError: a process cannot be started.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._passing_on())
+            stack.enter_context(handling_signals(self._pass_on))
             with system_errors_as(HyperslabError, "cannot start ranks"):
                 group = ProcessGroup()
                 stack.callback(group.close)
@@ -342,24 +338,13 @@ class Supervisor:
                 rank.send(signal.SIGKILL)
                 self.ends[rank.rank] = rank.end()
 
-    @contextmanager
-    def _passing_on(self) -> Iterator[None]:
-        """Inside, signals that end a run go to the ranks; the first one is noted."""
-
-        def handler(number: int, _frame: FrameType | None) -> None:
-            self.signal = self.signal or number
-            self._send(number)
-
-        before = {number: signal.signal(number, handler) for number in heeded_signals()}
-        try:
-            yield
-        finally:
-            for number, action in before.items():
-                signal.signal(number, action)
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        """Send a signal that ends a run to the ranks; the first one is noted."""
+        self.signal = self.signal or number
+        self._send(number)
 
 
-PATIENCE = 60.0
-"""Limits how long [s] ranks that write no checkpoint have to end after a signal."""
+PATIENCE = 60.0  # [s] that ranks that write no checkpoint have to end after a signal
 
 
 def launch(

@@ -33,11 +33,7 @@ def shipped_machines() -> list[str]:
 
 
 def check_machine(name: str | None) -> None:
-    """Refuses what is neither a shipped machine nor a file of one, before torch is imported.
-
-    Raises:
-        MachineError: as `read_machine`, or it holds something else.
-    """
+    """Refuses, without torch, what is no shipped machine and no file of one (`MachineError`)."""
     if name is None or name in shipped_machines():
         return
     with suppress(OSError, UnicodeDecodeError):
@@ -50,11 +46,7 @@ def check_machine(name: str | None) -> None:
 
 
 def check_machine_file(option: str, out: Path) -> None:
-    """Refuses a machine file to write that cannot be written, or is there and is none.
-
-    Raises:
-        MachineError: says why.
-    """
+    """Refuses a machine file that cannot be written, or is there and is none (`MachineError`)."""
     refusal = f"cannot write {option} {out}"
     if out.is_dir():
         raise MachineError(f"{refusal}: it is a folder\n    give a file")
@@ -69,11 +61,7 @@ def check_machine_file(option: str, out: Path) -> None:
 
 
 def read_machine(where: str) -> dict[str, Any]:
-    """Reads the keys and values of a shipped machine, or of a file.
-
-    Raises:
-        MachineError: there is no such file or name, or it is no YAML of keys.
-    """
+    """Reads the keys and values of a shipped machine, or of a file (`MachineError`)."""
     shipped = where in shipped_machines()
     try:
         own = _SHIPPED / f"{where}.yaml"

@@ -69,11 +69,7 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
 
 
 def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe:
-    """Chooses how the recipe's own grid saves memory.
-
-    Raises:
-        LayoutError: nothing fits.
-    """
+    """Chooses how the recipe's own grid saves memory (`LayoutError`)."""
     recipe = job.recipe
     best = trace_one(job, recipe.grid, machine, bounds)
     if not best.fits(bounds.nbytes):
@@ -97,18 +93,11 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
     return recipe.model_copy(update={"memory": best.saving})
 
 
-MARGIN = 0.9
-"""Is the share of the tensors that may be left, where a plan that should have fitted did not."""
+MARGIN = 0.9  # of the tensors may be left, where a plan that should have fitted did not
 
 
 def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:
-    """Says what the plan expected of a run that ran out of memory, and what next would fit.
-
-    Raises:
-        MachineError: there is no such machine.
-        DataError: the data cannot be opened.
-        UnsupportedOp: the network cannot be traced.
-    """
+    """Says what the plan expected of a run that ran out of memory, and what next would fit."""
     job = job_of(recipe)
     chosen = machine_for(machine, planned_device(recipe))
     here = min(recipe.grid.size, int(os.environ.get("LOCAL_WORLD_SIZE", recipe.grid.size)))
@@ -148,13 +137,7 @@ def _nothing_fits_words(plan: GridPlan) -> str:
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
-    """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
-
-    Raises:
-        MachineError: there is no such machine.
-        DataError: the data cannot be opened.
-        UnsupportedOp: the network cannot be traced.
-    """
+    """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written."""
     chosen = machine_for(machine, planned_device(recipe))
     found = trace_one(job_of(recipe), recipe.grid, chosen, search.machine_bounds(chosen))
     write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))

@@ -234,8 +234,7 @@ def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[Loca
             continue
 
 
-BEST_GRIDS = 3
-"""Grids of a plan whose operators are measured where there is no time for all."""
+BEST_GRIDS = 3  # grids of a plan whose operators are measured where there is no time for all
 
 
 def operators_of_plan(
@@ -246,11 +245,7 @@ def operators_of_plan(
     bounds: PlanBounds,
     trusted: Sequence[str] = (),
 ) -> list[LocalOperator]:
-    """Traces the grids that a plan of so many ranks finds best, on the ranks that decide.
-
-    Raises:
-        RecipeError, DataError, LayoutError: as `operators_of_recipes`.
-    """
+    """Traces the grids that a plan of so many ranks finds best, on the ranks that decide."""
     found: list[LocalOperator] = []
     for path in recipes:
         job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
@@ -322,11 +317,7 @@ def calibrate(
 
 
 def _check_same(before: Machine, name: str) -> None:
-    """Refuses to mix the numbers of two machines in one file.
-
-    Raises:
-        MachineError: names what differs.
-    """
+    """Refuses to mix the numbers of two machines in one file (`MachineError`)."""
     here = current_versions() | {"processor": processor_name()}
     was = before.versions | {"processor": before.processor}
     if before.instructions:  # files of before this was written down have none
@@ -344,11 +335,7 @@ def _check_same(before: Machine, name: str) -> None:
 
 
 def _check_threads(setting: Setting, name: str) -> None:
-    """Refuses to mix two numbers of threads in one setting.
-
-    Raises:
-        MachineError: this process has another.
-    """
+    """Refuses to mix two numbers of threads in one setting (`MachineError`)."""
     if setting.threads != torch.get_num_threads():
         raise MachineError(
             f"{name} has {setting.ranks} ranks of {setting.threads} threads, these have "

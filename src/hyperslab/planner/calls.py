@@ -23,7 +23,7 @@ import heapq
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -108,7 +108,9 @@ def _read_argument(node: ast.expr) -> object:
         case ast.Name(id=name) if name in _NUMBERS:
             return _NUMBERS[name]
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-            return _torch_constant(name)
+            constant = getattr(torch, name, None)
+            if isinstance(constant, _TORCH_CONSTANTS):
+                return constant
         case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPES:
             shape = _read_numbers(node.slice)
             return TensorSpec(shape, contiguous_strides(shape), _DTYPES[name])
@@ -129,13 +131,6 @@ def _read_numbers(node: ast.expr) -> tuple[int, ...]:
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{ast.unparse(node)!r} is not a list of whole numbers")
     return numbers
-
-
-def _torch_constant(name: str) -> object:
-    value = getattr(torch, name, None)
-    if not isinstance(value, _TORCH_CONSTANTS):
-        raise ValueError(f"torch.{name} is not an argument of a call")
-    return value
 
 
 BOTH_GRADIENTS = "aten.convolution_backward.default"
@@ -168,7 +163,11 @@ def interpolated_seconds(call: Call, least: float, known: Iterable[TimedCall]) -
     their distance in the logarithms of time and of extents; None if all are too far away.
     """
     here = call_features(call, least)
-    apart = [(_feature_distance(here, features), *times) for features, *times in known]
+    apart = [
+        # Of other numbers of dims the rooflines count.
+        (math.dist(here, there) if len(here) == len(there) else 1 + abs(here[0] - there[0]), *times)
+        for there, *times in known
+    ]
     nearest = heapq.nsmallest(_NEIGHBOURS, apart, key=lambda one: one[0])
     if not nearest or nearest[0][0] > _NEIGHBOURHOOD:
         return None
@@ -221,13 +220,6 @@ def call_features(call: Call, least: float) -> list[float]:
         ]
         features.append(float(spec.channels_last))
     return features
-
-
-def _feature_distance(a: Sequence[float], b: Sequence[float]) -> float:
-    """Computes the distance between two calls; of other numbers of dims, the rooflines count."""
-    if len(a) != len(b):
-        return 1 + abs(a[0] - b[0])
-    return math.dist(a, b)
 
 
 CONVOLUTION_INPUT = {

@@ -39,8 +39,7 @@ from hyperslab.planner.records import (
     Wait,
 )
 
-PhaseName = Pass | str
-"""Names a pass of Oyama et al. 2020, or is "optimizer"."""
+PhaseName = Pass | str  # a pass of Oyama et al. 2020, or "optimizer"
 
 
 Number = TypeVar("Number", int, float)
@@ -51,11 +50,9 @@ class _Parts(Generic[Number]):
 
     @property
     def total(self) -> Number:
-        """Sums up all parts."""
         return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[str, Number]:
-        """Returns the parts by name."""
         return dict(vars(self))
 
 
@@ -140,8 +137,7 @@ class Lane:
         return waited + (1 - self.hidden) * max(0.0, seconds - waited)
 
 
-MOST_UNKNOWN = 0.5
-"""Is the share of a step from which on nobody knows its time."""
+MOST_UNKNOWN = 0.5  # the share of a step from which on nobody knows its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,17 +346,6 @@ def exposed_input(
     copying = nbytes / (machine.copying or math.inf)
     lanes = ((1.0, reading), (machine.hidden.exchange, exchange), (1.0, copying))
     return max(Lane(hidden).exposed(step, spent, spent) for hidden, spent in lanes)
-
-
-def least_bandwidth(nbytes: float, step: float) -> float:
-    """Computes BW_min = b S / t [B/s] (Mathuriya et al. 2018, equation 1).
-
-    8 MB each 0.129 s are the paper's 62 MB/s of a node:
-
-    >>> round(least_bandwidth(8e6, 0.129) / 1e6)
-    62
-    """
-    return nbytes / step
 
 
 @dataclass(frozen=True)

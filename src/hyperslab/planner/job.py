@@ -28,8 +28,7 @@ from hyperslab.train.step import PRECISIONS
 
 VolumeShape = tuple[int, ...]
 
-ASSUMED_SAMPLES = 128
-"""Counts the samples assumed where there are no data: Oyama et al. 2020, section V-B."""
+ASSUMED_SAMPLES = 128  # where there are no data: Oyama et al. 2020, section V-B
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,10 @@ class GridJob:
 
     @property
     def batch(self) -> int:
-        """Returns the number of samples of a mini-batch, on all ranks."""
         return min(self.recipe.data.batch_size, self.samples)
 
     @property
     def accumulated(self) -> int:
-        """Returns the number of mini-batches of a step."""
         return self.recipe.optimizer.accumulate
 
     @property
@@ -154,7 +151,6 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
 
     Raises:
         DataError: there are no data, and neither shape nor width.
-        RecipeError: the shape is none of a volume.
     """
     data = recipe.data
     assumed = said = ""
@@ -208,8 +204,6 @@ def source_of(recipe: Recipe) -> Source:
 
 
 def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
-    if len(shape) != 4 or min(shape) < 1:
-        raise RecipeError(f"--shape {_product(shape)}: give channels, depth, height and width")
     classes = _classes(recipe)
     samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
     targets = 4 if recipe.data.targets is None else len(recipe.data.targets)

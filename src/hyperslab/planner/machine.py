@@ -1,18 +1,5 @@
 """Describes a machine: its YAML file, shipped or measured, and the times that follow from it.
 
-machine = load_machine("laptop-2core")       # shipped, or the path of a YAML file
-setting = machine.setting(ranks=2)           # so many ranks at once share the node's memory
-setting.estimate(operator)                   # -> Estimate(seconds, how), of a LocalOperator
-setting.estimate_pass(operator, "backward-data")    # of a convolution's backward, alone
-machine.link(0, 5)                           # -> "device", "node" or "network"
-machine.message_seconds(nbytes, link)        # SR of Oyama et al. 2020
-machine.send_seconds(nbytes, 0, 5)           # the same, of ranks that share their node's way out
-machine.all_reduce_seconds(nbytes, ranks)    # AR
-machine.sum_seconds(nbytes, (0, 4, 8))       # the same, of these ranks
-machine.read_seconds(nbytes_of_each, ranks)
-machine.hidden.halos                         # the share of a halo's time that work hides
-setting.overhead.operator, .step             # [s] of Python and launch, beside the operators
-
 In reading order: messages, sums and reads, by a few fitted numbers each; the operators of one
 number of ranks on a node; the whole machine; its file.
 """
@@ -360,8 +347,7 @@ def entry_of(operator: LocalOperator, seconds: float) -> Measured:
     )
 
 
-FORMAT = 1
-"""Numbers the format of machine files; a later one may give keys another meaning."""
+FORMAT = 1  # the format of machine files; a later one may give keys another meaning
 
 
 class Reference(MachineSection):

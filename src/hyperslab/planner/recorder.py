@@ -107,7 +107,6 @@ class Journal:
         return self.layers.current, "forward" if graph_task() == -1 else "backward"
 
     def add(self, event: Event) -> None:
-        """Records an event."""
         if self.trace is not None:
             self.trace.events.append(event)
 
@@ -164,7 +163,6 @@ def bytes_in(forms: Any) -> int:
 
 
 def shapes_of(tensors: list[torch.Tensor]) -> str:
-    """Writes the shapes of tensors, for errors."""
     return ", ".join(str(spec_of(tensor).shape) for tensor in tensors)
 
 
@@ -207,11 +205,7 @@ def _convolution_meta(operator: OpOverload, args: Sequence[Any]) -> torch.Tensor
 
 
 def _meta_result(operator: OpOverload, args: Any, kwargs: Any) -> Any:
-    """Runs an operator on the meta device, those that torch has none or a wrong form for in ours.
-
-    Raises:
-        RuntimeError: it has no meta form.
-    """
+    """Runs an operator on the meta device; where torch has no form or a wrong one, by ours."""
     packet = operator.overloadpacket
     options = {**kwargs, "device": torch.device("meta")} if "device" in kwargs else kwargs
     metas, options = map_only(torch.Tensor, meta_of, (args, options))
@@ -253,11 +247,8 @@ def flops_of(
     return (("forward" if stage == "forward" else "backward-data", count),)
 
 
-MOST_WITH_VALUES = 4096
-"""Limits the elements of tensors with values that are computed: counters, seeds."""
-
-LARGEST_ZEROS = 1 << 28
-"""Limits the operands [B] of an operator without a meta form, which runs on zeros."""
+MOST_WITH_VALUES = 4096  # elements of tensors with values that are computed: counters, seeds
+LARGEST_ZEROS = 1 << 28  # [B] of operands of an operator without a meta form, which runs on zeros
 
 ALLOCATING_OPERATORS = {
     _aten.empty,

@@ -34,7 +34,6 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Computes the size of all elements [B]."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -67,7 +66,6 @@ class Call:
 
     @property
     def nbytes(self) -> int:
-        """Sums the sizes of its tensors [B]."""
         return sum(spec.nbytes for spec in self.tensors())
 
     def tensors(self) -> Iterator[TensorSpec]:

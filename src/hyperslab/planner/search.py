@@ -86,8 +86,7 @@ def words_of(grid: GridSection) -> str:
 
 _RankNumbers = NDArray[np.int64]
 
-_NODE_FARNESS = 10
-"""Weighs a neighbour on another node as so many on another socket."""
+_NODE_FARNESS = 10  # a neighbour on another node counts as so many on another socket
 
 
 def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machine) -> int:
@@ -142,8 +141,7 @@ def _as_the_first(parts: int, extent: int, *, inside: bool) -> NDArray[np.bool_]
 
 PROCESS_STATUS = Path("/proc/self/status")
 
-HOLES = 0.05
-"""Allows for holes between blocks, as a share of a GPU's memory; nobody has measured it."""
+HOLES = 0.05  # of a GPU's memory, between blocks; nobody has measured it
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +398,6 @@ class Candidate:
 
     @property
     def throughput(self) -> float:
-        """Returns the samples a second."""
         return self.samples / self.seconds.total
 
     def fits(self, limit: int) -> bool:
@@ -538,8 +535,7 @@ def _accumulated(seconds: costs.Breakdown, count: int) -> costs.Breakdown:
     return costs.Breakdown(**{name: part if name in once else count * part for name, part in parts})
 
 
-TRACED = 8
-"""Counts the grids that are traced unless all are asked for, the roughly fastest ones."""
+TRACED = 8  # the grids that are traced unless all are asked for, the roughly fastest ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,14 +660,9 @@ def _enough(traced: list[Candidate], bounds: PlanBounds) -> bool:
     return len(traced) >= 2 * TRACED or any(one.fits(bounds.nbytes) for one in traced)
 
 
-MOST_RANKS = 4096
-"""Limits the search for the least number of ranks."""
-
-_MOST_TRACED = 12
-"""Limits the grids that are traced in that search."""
-
-MEMORY_TOLERANCE = 1.03
-"""Admits grids to that search whose rough memory is up to so many times the limit."""
+MOST_RANKS = 4096  # where the search for the least number of ranks ends
+_MOST_TRACED = 12  # the most grids that are traced in that search
+MEMORY_TOLERANCE = 1.03  # times the limit: rough memory of grids that are tried
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 from hyperslab.comm.placement import axes_in_nodes, places
 from hyperslab.planner import search
 from hyperslab.planner.calibrate import instruction_set, processor_name
-from hyperslab.planner.cost import Breakdown, RankMemory, least_bandwidth
+from hyperslab.planner.cost import Breakdown, RankMemory
 
 PLAN_FORMAT = 1
 
@@ -86,8 +86,7 @@ def _candidate_values(plan: search.GridPlan, one: search.Candidate) -> dict[str,
 
 
 _COLUMNS = ("grid", "step", "samples/s", "efficiency", "memory", "binds", "")
-GRIDS_SHOWN = 12
-"""Limits the grids that the table has."""
+GRIDS_SHOWN = 12  # the most grids that the table has
 
 
 def ranking_table(plan: search.GridPlan) -> Table:
@@ -227,12 +226,12 @@ def _parts_text(
 
 
 def _input(plan: search.GridPlan, best: search.Candidate) -> Iterator[str]:
-    """Gives BW_min of Mathuriya et al. 2018, equation 1, and what reading takes here."""
+    """Gives BW_min = b S / t of Mathuriya et al. 2018, equation 1, and what reading takes here."""
     job = plan.job
     if job.recipe.data.synthetic is not None:
         return
     nbytes = job.read_bytes(best.grid)
-    needed = least_bandwidth(nbytes, best.seconds.total)
+    needed = nbytes / best.seconds.total
     took = f", which take {time_text(best.reading)} here" if best.reading else ""
     whose = "of whole samples on the busiest rank" if job.whole_each(best.grid) else "a rank"
     yield (
@@ -329,11 +328,9 @@ def draw_plan(plan: search.GridPlan, path: Path) -> None:
     """Draws the first grids of the table as a PNG."""
     shown = plan.traced[:GRIDS_SHOWN]
     # A second of imports that training, which plans too, does without.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 1.6 + 0.36 * len(shown)), layout="constrained")
-    FigureCanvasAgg(figure)
     times, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     places = np.arange(len(shown))
     left = np.zeros(len(shown))

@@ -45,8 +45,7 @@ from hyperslab.tensor import shard
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import OpOverload, tree_leaves
 
-RankedBytes = Sequence[tuple[int, int]]
-"""Pairs ranks with sizes [B] of messages."""
+RankedBytes = Sequence[tuple[int, int]]  # ranks and sizes [B] of messages
 
 REPETITIONS = (5, 100)  # at least and at most
 LONG = 10  # budgets that fewer repetitions may take
@@ -202,11 +201,7 @@ class Replay:
 
 
 def operator_of(name: str) -> OpOverload:
-    """Finds the operator of a name such as ``aten.convolution.default``.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """Finds the operator of a name such as ``aten.convolution.default``, or a LookupError."""
     at: Any = torch.ops
     for part in name.split("."):
         try:
@@ -245,8 +240,7 @@ def _fill(tensor: torch.Tensor) -> None:
         tensor.zero_()  # also a valid index, and a valid class
 
 
-ProgressCallback = Callable[[int, int], None]
-"""Receives the number of operators done and the number of all."""
+ProgressCallback = Callable[[int, int], None]  # gets the numbers of operators done and of all
 
 TO_LIBRARY = "aten.to_mkldnn.default"
 
@@ -285,11 +279,8 @@ def distinct_operators(
     return [replace(one, count=counts[call]) for call, one in found.items()]
 
 
-LOOKS = 2
-"""Counts the measurements of an operator, at different moments, of which the least counts."""
-
-NEXT_LOOK = 16
-"""Counts the operators that are measured before the first of them is measured again."""
+LOOKS = 2  # the measurements of an operator, at different moments, of which the least counts
+NEXT_LOOK = 16  # the operators that are measured before the first of them is measured again
 
 
 def measure_operators(
@@ -358,8 +349,7 @@ def _memory_of_rank(grid: Grid) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (before, most))
 
 
-TimedBytes = tuple[int, float]
-"""Pairs a message's size [B] with its time [s]."""
+TimedBytes = tuple[int, float]  # a message's size [B] and its time [s]
 
 LEAST_SLOPE = 1e-12  # [s/B] of a line that does not rise
 

@@ -91,11 +91,7 @@ class _RecordedExchange:
 
 
 class VirtualGrid(Grid):
-    """Stands in for a grid of which one rank is traced, without process groups.
-
-    Raises:
-        LayoutError: an axis has no ranks.
-    """
+    """Stands in for a grid of which one rank is traced, without process groups."""
 
     has_values = False
 

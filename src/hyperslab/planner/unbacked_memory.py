@@ -126,7 +126,8 @@ def scratch_of(call: Call, result: object, *, to_onednn: bool) -> int:
             return sum(map(bool, mask[:2])) * _im2col_bytes(x, weight, gradient)
         if x.channels_last:
             return 0
-        filled = x.nbytes * _padded_channels(x.shape[1]) // x.shape[1]
+        groups = -(-x.shape[1] // _ONEDNN_GROUP)
+        filled = x.nbytes * groups * _ONEDNN_GROUP // x.shape[1]
         of_data = gradient.nbytes + filled - x.nbytes if mask[0] else 0
         of_weight = 0
         if mask[1] and not _HAS_AVX512:
@@ -157,10 +158,6 @@ def _im2col_bytes(x: TensorSpec, weight: TensorSpec, out: TensorSpec) -> int:
 
 def _reordered_bytes(x: TensorSpec) -> int:
     return x.nbytes if x.shape[1] % _ONEDNN_GROUP == 0 else 0
-
-
-def _padded_channels(channels: int) -> int:
-    return -(-channels // _ONEDNN_GROUP) * _ONEDNN_GROUP
 
 
 MOST_ADDRESSES = 1 << 44  # [B] of addresses; an operating system may give less

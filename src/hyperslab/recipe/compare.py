@@ -5,10 +5,19 @@ Keys that may change are listed; those that are not named may not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.schema import Recipe
+
+
+def plain_values(recipe: Recipe, *, but: Iterable[str] = ()) -> dict[str, Any]:
+    """Return all sections but some as plain values, with paths that hold in any working folder."""
+    values = recipe.model_dump(mode="json", exclude={*but})
+    if "data" in values:
+        values["data"] |= recipe.data.absolute_paths()
+    return values
 
 
 def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
@@ -16,18 +25,14 @@ def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[st
 
     ``but`` names sections that are of no interest either.
     """
-    values = recipe.model_dump(mode="json", exclude={"output", "timeout", *but})
-    if "data" in values:
-        values["data"] |= recipe.data.absolute_paths()
-    return values
+    return plain_values(recipe, but={"output", "timeout", *but})
 
 
 def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
     """All keys of a recipe and a command's ``options``: what all ranks of a run must have alike."""
-    values = recipe.model_dump(mode="json")
+    values = plain_values(recipe)
     values["output"] = str(recipe.output.absolute())
     values["grid"]["auto"] = recipe.grid.auto
-    values["data"] |= recipe.data.absolute_paths()
     values["data"]["staging"] = recipe.data.staging is not None  # each node may have its own
     return {**{f"--{name}": value for name, value in options.items()}, **values}
 
@@ -108,7 +113,8 @@ def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
     old, new = launch_facts(before), launch_facts(now)
     found = {key: [value_at(old, key), value_at(new, key)] for key in differences(old, new)}
     for key, (then, value) in found.items():
-        if not _is_in(key, TAKES_EFFECT + SAME_RESULT + COMPARED):
+        may_change = TAKES_EFFECT + SAME_RESULT + COMPARED
+        if not any(key == name or key.startswith(f"{name}.") for name in may_change):
             raise RecipeError(
                 f"--resume: {key} is {value} but the run in output {now.output} has {then}\n"
                 "    change it back, or start another run; a resumed run may change "
@@ -116,7 +122,3 @@ def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
                 "(docs/reliability.md)"
             )
     return found
-
-
-def _is_in(key: str, names: tuple[str, ...]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)

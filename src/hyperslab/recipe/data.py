@@ -103,8 +103,7 @@ class SyntheticSection(Section):
 LIST_SUFFIX = ".txt"
 """A file that lists samples, one a line, ends so; comments (#) and empty lines say nothing."""
 
-MOST_LIST = 64 << 20
-"""A list of samples is at most as large [B]."""
+MOST_LIST = 64 << 20  # [B] of a list of samples
 
 _POSITIONS = re.compile(r"\d*:\d*")
 
@@ -177,11 +176,7 @@ class Lists:
 
 
 def read_list(path: Path, split: str) -> list[str]:
-    """Read the lines of a file that lists samples.
-
-    Raises:
-        DataError: it cannot be read, is no text, or lists nothing.
-    """
+    """Read the lines of a file that lists samples (`DataError`)."""
     try:
         with open_plain(path) as file:
             data = file.read(MOST_LIST + 1)
@@ -451,7 +446,6 @@ class DataSection(TargetSection):
 
     @property
     def allowed(self) -> AccessPolicy:
-        """Return what files may do."""
         return AccessPolicy(self.outside_files, self.missing_chunks)
 
     @property
@@ -461,7 +455,6 @@ class DataSection(TargetSection):
 
     @property
     def lists(self) -> Lists:
-        """Read the lists."""
         return Lists(self.path, {key: getattr(self, key) for key in self.listed})
 
     @property

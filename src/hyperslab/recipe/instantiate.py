@@ -27,11 +27,8 @@ from hyperslab.errors import RecipeError, reason
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located
 
-FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""YAML 1.1 takes 1e-3 for a text."""
-
-NOT_YET = object()
-"""In place of a value that is not known before the data are."""
+FLOAT_WORDS = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # YAML 1.1 takes 1e-3 for a text
+NOT_YET = object()  # in place of a value that is not known before the data are
 
 
 def positional_names(made: Callable[..., Any]) -> list[str]:
@@ -76,11 +73,7 @@ def check_argument_names(
 
 
 def typed_value(value: Any, hint: Any, default: Any, key: str, name: str) -> Any:
-    """The value as its annotation has it; where there is none, or none that says anything, itself.
-
-    Raises:
-        RecipeError: it is of another type.
-    """
+    """Return the value as its annotation has it; itself where that says nothing."""
     import torch  # what has this annotation has imported it
 
     if value is NOT_YET or (value is None and default is None):
@@ -206,8 +199,13 @@ class Maker:
         if isinstance(found, type) and issubclass(found, self.kind.classes):
             return found, False
         if isinstance(found, type) or not callable(found):
-            raise RecipeError(f"{key} {name} is {_kind_in_words(found)}, not {self.kind.words}")
-        returned = _return_type(found)
+            what = f"a {type(found).__name__}"
+            if isinstance(found, type):
+                what = f"a class of another kind ({found.__mro__[1].__name__})"
+            raise RecipeError(f"{key} {name} is {what}, not {self.kind.words}")
+        returned = type_hints(found).get("return")
+        if not isinstance(returned, type):
+            returned = object
         if issubclass(returned, self.kind.classes):
             return found, False
         answered = trust.answers_for(name)
@@ -283,11 +281,7 @@ def _known_now(value: Any, key: str) -> Any:
 
 
 def imported(name: str, key: str, trust: Trust) -> Any:
-    """Import what a dotted name stands for, if it is allowed.
-
-    Raises:
-        RecipeError: it cannot or must not be imported.
-    """
+    """Import what a dotted name stands for, if it is allowed (`RecipeError`)."""
     try:
         return trust.imported(name, key)
     except RecipeError:
@@ -297,11 +291,7 @@ def imported(name: str, key: str, trust: Trust) -> Any:
 
 
 def check_exists(name: str, key: str, trust: Trust) -> None:
-    """Refuse what `imported` does, as far as it can be known without running its module.
-
-    Raises:
-        RecipeError: as `imported`.
-    """
+    """Refuse what `imported` does, as far as it can be known without running its module."""
     trust.check_allowed(name, key)
     files = located(name)
     if not files:
@@ -334,10 +324,13 @@ def _text_of(file: str) -> str:
 
 def _why_not(name: str, error: BaseException) -> str:
     module = name.rpartition(".")[0]
-    if module not in sys.modules:
-        remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
-        return f"{_root(error) if module else 'write package.Class'}\n    {remedy}"
-    return _has_no(name, dir(sys.modules[module]))
+    if module in sys.modules:
+        return _has_no(name, dir(sys.modules[module]))
+    words = _one_line(error) if module else "write package.Class"
+    if module and isinstance(error, ValidationError):
+        words = str(error.errors()[0]["msg"]).removeprefix("Invalid python path: ")
+    remedy = "install its package, or run where its file lies (in this folder or PYTHONPATH)"
+    return f"{words}\n    {remedy}"
 
 
 def _has_no(name: str, there: Sequence[str]) -> str:
@@ -347,26 +340,6 @@ def _has_no(name: str, there: Sequence[str]) -> str:
     return f"{module} has no {last!r}{nearest}"
 
 
-def _root(error: BaseException) -> str:
-    if isinstance(error, ValidationError):
-        return str(error.errors()[0]["msg"]).removeprefix("Invalid python path: ")
-    return _one_line(error)
-
-
 def _one_line(error: BaseException) -> str:
     """Its type and its words, as far as one line goes."""
     return " ".join(reason(error).split())[:400]
-
-
-def _kind_in_words(found: Any) -> str:
-    return (
-        f"a class of another kind ({found.__mro__[1].__name__})"
-        if isinstance(found, type)
-        else f"a {type(found).__name__}"
-    )
-
-
-def _return_type(function: Callable[..., Any]) -> type:
-    """Return the class that a function says it returns; `object` where it says nothing."""
-    found = type_hints(function).get("return")
-    return found if isinstance(found, type) else object

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from hyperslab.comm import AXES
 from hyperslab.comm.launchers import read_variables
 from hyperslab.errors import RecipeError, no_run, reason
-from hyperslab.recipe.compare import value_at
+from hyperslab.recipe.compare import plain_values, value_at
 from hyperslab.recipe.optimizer import OptimizerSection
 from hyperslab.recipe.schema import BY_NAME, BY_TARGET, Recipe
 from hyperslab.recipe.section import OneOf, declared_names
@@ -56,8 +56,7 @@ from hyperslab.util.atomic_files import write_text
 
 log = logging.getLogger("hyperslab")
 
-A_TARGET = "target"
-"""The name of a section that has a target."""
+A_TARGET = "target"  # the name of a section that has a target
 
 DEFAULT_NAMES = {"model": "cosmoflow", "optimizer": "adam", "optimizer.schedule": "linear"}
 """Sections with alternatives, and the one that goes without saying."""
@@ -82,32 +81,36 @@ _OWN_CLASSES = {"optimizer": declared_names(OptimizerSection)}
 
 
 def explain_errors(
-    error: ValidationError, values: Any, file: str, sources: Mapping[str, str]
+    error: ValidationError,
+    values: Any,
+    file: str,
+    sources: Mapping[str, str],
+    kind: type[BaseModel] = Recipe,
 ) -> str:
     """Return one line or two for each mistake: where it is, what it is, and the nearest valid word.
 
-    ``values`` are those of the recipe; ``sources`` gives the override that a key came from, where
-    it did not come from ``file``.
+    ``values`` are those of the recipe, or of a file of another ``kind``; ``sources`` gives the
+    override that a key came from, where it did not come from ``file``.
     """
     lines = []
     for problem in error.errors(include_url=False):
         key = _dotted(problem["loc"], values)
         where = origin_of(key, file, sources)
-        lines.append(f"{where}: {_sentence(key, dict(problem))}")
+        lines.append(f"{where}: {_sentence(key, dict(problem), _fields(kind))}")
     return "\n".join(lines)
 
 
-def _sentence(key: str, problem: dict[str, Any]) -> str:
+def _sentence(key: str, problem: dict[str, Any], fields: Mapping[str, Any]) -> str:
     kind = problem["type"]
     value = problem["input"]
-    known = list(_fields())
-    if kind == "extra_forbidden" and key in _fields():
+    known = list(fields)
+    if kind == "extra_forbidden" and key in fields:
         return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":
         nearest = nearest_key(key, known)
         return f"unknown key {key!r}\n    nearest: {nearest!r}{siblings(key, known)}"
     if kind == "missing":
-        return f"{key!r} is missing"
+        return f"{key!r} is missing{siblings(key, known)}"
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
@@ -115,7 +118,7 @@ def _sentence(key: str, problem: dict[str, Any]) -> str:
         return f"bad value {value!r} for {key!r}: it is a section of keys{below}"
     if kind == "union_tag_invalid":
         value = value["name"]
-    return bad_value(key, value, problem["msg"], _choices(key))
+    return bad_value(key, value, problem["msg"], _choices(key, fields))
 
 
 def _dotted(loc: Sequence[int | str], values: Any) -> str:
@@ -134,10 +137,10 @@ def _dotted(loc: Sequence[int | str], values: Any) -> str:
 
 
 @functools.cache
-def _fields() -> dict[str, Any]:
-    """Return every key of a recipe, dotted, with its type; sections too."""
+def _fields(kind: type[BaseModel] = Recipe) -> dict[str, Any]:
+    """Return every key of a recipe, or another file, dotted, with its type; sections too."""
     fields: dict[str, Any] = {}
-    for key, annotation in _walk_fields(Recipe, ""):
+    for key, annotation in _walk_fields(kind, ""):
         fields[key] = fields[key] | annotation if key in fields else annotation
     return fields
 
@@ -164,12 +167,12 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _choices(key: str) -> list[str]:
+def _choices(key: str, fields: Mapping[str, Any]) -> list[str]:
     """Return the words that a key takes, if it takes words."""
     choices: list[str] = []
     section, _, last = key.rpartition(".")
-    annotation = _fields().get(key)
-    if annotation is None and (of_all := typing.get_args(_fields().get(section))):
+    annotation = fields.get(key)
+    if annotation is None and (of_all := typing.get_args(fields.get(section))):
         annotation = of_all[0 if last.isdecimal() else -1]  # an element of a list, or of a section
     for kind in _alternatives(annotation):
         if typing.get_origin(kind) is typing.Literal:
@@ -281,13 +284,10 @@ def recipe_of_values(
     sources: Mapping[str, str] | None = None,
     trust: Trust = NO_TRUST,
 ) -> Recipe:
-    """Return the recipe that such values make, which are written out on the way.
+    """Return the recipe of such values, written out on the way; raises as `load_recipe`.
 
     ``file`` is how errors call where they are from; ``sources`` is as in `explain_errors`;
     ``trust`` is the one in their author.
-
-    Raises:
-        RecipeError: as `load_recipe`.
     """
     write_out_short_forms(values)
     try:
@@ -301,13 +301,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
     It is there whole, or what was there before still is.
     """
-    write_text(path, yaml.safe_dump(_values(recipe), sort_keys=False))
-
-
-def _values(recipe: Recipe) -> dict[str, Any]:
-    values = recipe.model_dump(mode="json")
-    values["data"] |= recipe.data.absolute_paths()
-    return values
+    write_text(path, yaml.safe_dump(plain_values(recipe), sort_keys=False))
 
 
 def options_of_trust(recipe: Recipe) -> list[str]:
@@ -326,7 +320,7 @@ def remember_code(recipe: Recipe) -> None:
     Where it cannot be noted, a log line says so: commands on the run will ask.
     """
     try:
-        remember(_values(recipe), recipe.trust)
+        remember(plain_values(recipe), recipe.trust)
     except OSError as error:
         log.warning(
             "cannot note that you trained this run, so commands on it will ask whose code it "

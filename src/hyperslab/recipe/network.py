@@ -137,8 +137,4 @@ class PythonModel(CodeSection, NetworkSection):
 
 def references_to_data(shape: Shape, outputs: int) -> dict[str, Any]:
     """Return the values that a recipe's ``${...}`` may stand for."""
-    return {
-        "data.channels": shape[0],
-        "data.extents": list(shape[1:]),
-        "data.outputs": outputs,
-    }
+    return {"data.channels": shape[0], "data.extents": list(shape[1:]), "data.outputs": outputs}

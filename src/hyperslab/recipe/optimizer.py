@@ -113,11 +113,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
         return {("learning_rate" if key == "lr" else key): v for key, v in values.items()}
 
     def check(self) -> None:
-        """Look at the target and its arguments, and make nothing.
-
-        Raises:
-            RecipeError: as `Maker`; or it is one that cannot train a network here.
-        """
+        """Look at the target and its arguments, and make nothing."""
         Maker("optimizer", AN_OPTIMIZER, ([],)).check(self._with_rate())
         kind = imported(str(self.target), "optimizer.target", self.trust)
         check_optimizer_class(kind, f"optimizer.target {self.target}")
@@ -140,11 +136,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
 
 
 def check_optimizer_class(kind: Any, name: str) -> None:
-    """Refuse an optimizer that cannot train a network here.
-
-    Raises:
-        RecipeError: it needs a closure, or sparse gradients.
-    """
+    """Refuse an optimizer that needs a closure or sparse gradients (`RecipeError`)."""
     step = inspect.signature(kind.step).parameters if hasattr(kind, "step") else {}
     if "closure" in step and step["closure"].default is inspect.Parameter.empty:
         raise RecipeError(
@@ -178,7 +170,6 @@ class StopSection(Section):
         return {name: value for name, value in self.model_dump().items() if value is not None}
 
     def reached(self, measured: Mapping[str, float | None]) -> bool:
-        """Say whether a validation is as good as that."""
         found = [(measured.get(name), most) for name, most in self.wanted.items()]
         return all(value is not None and value <= most for value, most in found)
 

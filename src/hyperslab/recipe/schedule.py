@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-Every = Literal["step", "epoch"]
-"""A scheduler moves on after each of these."""
+Every = Literal["step", "epoch"]  # a scheduler moves on after each of these
 
-SCHEDULES_BY_STEP = ("OneCycleLR", "CyclicLR")
-"""Schedules of torch's that are meant to move on after every step."""
+SCHEDULES_BY_STEP = ("OneCycleLR", "CyclicLR")  # torch's that move on after every step
 
 SCHEDULES_OF_FUNCTIONS = ("LambdaLR", "MultiplicativeLR")
 
@@ -119,11 +117,7 @@ class TargetSchedule(TargetSection, ScheduleSection):
     def build(
         self, optimizer: Optimizer, *, epochs: int, steps_per_epoch: int
     ) -> tuple[LRScheduler, Every]:
-        """Make the scheduler that is named.
-
-        Raises:
-            RecipeError: as `Maker`; or it takes a function, which a recipe cannot hold.
-        """
+        """Make the scheduler that is named; refuse one that takes a function (`RecipeError`)."""
         name = getattr(imported(str(self.target), f"{KEY}.target", self.trust), "__name__", "")
         if name in SCHEDULES_OF_FUNCTIONS:
             raise RecipeError(

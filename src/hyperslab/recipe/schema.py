@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -25,7 +24,7 @@ from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
+from hyperslab.recipe.section import CodeSection, Section, TargetSection, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -76,12 +75,10 @@ class GridSection(Section):
 
     @property
     def size(self) -> int:
-        """Return how many ranks it takes."""
         return self.data * self.depth * self.height * self.width
 
 
-OF_A_STEP = ("model", "data", "loss", "optimizer")
-"""Sections that decide what a plan says of a step."""
+OF_A_STEP = ("model", "data", "loss", "optimizer")  # what a plan says of a step depends on
 
 
 class CheckpointSection(Section):
@@ -112,25 +109,7 @@ AnyLoss = Annotated[
 ]
 
 
-LOGGERS = {
-    "tensorboard": "hyperslab.train.loggers.TensorboardLog",
-    "wandb": "hyperslab.train.loggers.WandbLog",
-    "mlflow": "hyperslab.train.loggers.MlflowLog",
-}
-"""Loggers by their names in a recipe, each a `ScalarLog` that is imported when a run has it."""
-
-
-def _known_logger(name: str) -> str:
-    if name not in _logger_names():
-        raise ValueError(f"it should be one of {', '.join(_logger_names())}")
-    return name
-
-
-def _logger_names() -> tuple[str, ...]:
-    return ("csv", *LOGGERS)
-
-
-LoggerName = Annotated[str, AfterValidator(_known_logger), OneOf(_logger_names)]
+LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
 
 AnyLogger = Annotated[
     Annotated[LoggerName, Tag(BY_NAME)] | Annotated[TargetSection, Tag(BY_TARGET)],
@@ -138,12 +117,7 @@ AnyLogger = Annotated[
 ]
 
 
-COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")
-"""Matches what may head a column of ``epochs.csv``."""
-
-
-def _newer_word(memory: object) -> object:
-    return "none" if memory == "keep" else memory
+COLUMN_TITLE = re.compile(r"\w[\w .%@()/-]*")  # what may head a column of ``epochs.csv``
 
 
 class Recipe(CodeSection):
@@ -170,7 +144,8 @@ class Recipe(CodeSection):
     # how to save memory at the cost of time, see `hyperslab.parallelize`; auto: the plan chooses
     # the fastest that fits. "keep" is an older name for none
     memory: Annotated[
-        Literal["auto", "none", "tile", "recompute", "offload"], BeforeValidator(_newer_word)
+        Literal["auto", "none", "tile", "recompute", "offload"],
+        BeforeValidator(lambda memory: "none" if memory == "keep" else memory),
     ] = "none"
     # cuda: one rank per device, by NCCL; cuda-shared: several ranks per device, by gloo, for tests
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
@@ -249,11 +224,7 @@ class Recipe(CodeSection):
 
     @property
     def expected_shape(self) -> tuple[int, int, int, int]:
-        """Return the shape (C, D, H, W) of volumes that are not here, as keys say or imply.
-
-        Raises:
-            DataError: they do not.
-        """
+        """Return the shape (C, D, H, W) of volumes that are not here, as keys say (`DataError`)."""
         data = self.data
         cosmoflow = self.model if isinstance(self.model, CosmoFlowSection) else None
         width = data.subvolume or (None if cosmoflow is None else cosmoflow.width)
@@ -269,12 +240,9 @@ class Recipe(CodeSection):
         return channels if data.redshifts is None else len(data.redshifts), width, width, width
 
     def check_targets_exist(self, *sections: str) -> None:
-        """Refuse targets that are not found or must not be imported, and import none of them.
+        """Refuse targets that are not found or must not be imported; imports none (`RecipeError`).
 
         Only those of ``sections`` count, where any are given: a command need not use all.
-
-        Raises:
-            RecipeError: as `Maker`.
         """
         named: dict[str, object] = {"model": self.model, "data": self.data, "loss": self.loss}
         named |= {"optimizer": self.optimizer, "optimizer.schedule": self.optimizer.schedule}
@@ -286,11 +254,7 @@ class Recipe(CodeSection):
                 check_exists(section.target, f"{key}.target", section.trust)
 
     def check_cuts(self) -> None:
-        """Refuse more ranks along an axis than voxels, where keys say how many these are.
-
-        Raises:
-            LayoutError: names the axis and both numbers.
-        """
+        """Refuse more ranks along an axis than voxels, where keys say how many (`LayoutError`)."""
         extents: tuple[int, ...] = ()
         if self.data.subvolume is not None:
             extents = (self.data.subvolume,) * 3

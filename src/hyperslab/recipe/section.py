@@ -40,7 +40,6 @@ class CodeSection(Section):
 
     @property
     def trust(self) -> Trust:
-        """Return which code may be imported for this section."""
         return self._trust
 
     def model_post_init(self, context: Any, /) -> None:

@@ -21,11 +21,7 @@ from hyperslab.util.documents import parse_yaml, read_text
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read the keys and values of a file; ``what`` it is to be is what errors call it.
-
-    Raises:
-        RecipeError: it cannot be read, or holds something else.
-    """
+    """Read the keys and values of a file, which errors call ``what`` (`RecipeError`)."""
     try:
         values = parse_yaml(read_text(path))
     except OSError as error:
@@ -96,20 +92,19 @@ def siblings(key: str, known: Sequence[str]) -> str:
     """List the keys of the section that a key is in, where it has some."""
     section = key.rpartition(".")[0]
     names = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    return f"\n    valid in {section or 'a recipe'}: {', '.join(names)}" if names else ""
+    where = f"in {section}" if section else "there"
+    return f"\n    valid {where}: {', '.join(names)}" if names else ""
 
 
 def origin_of(key: str, file: str, sources: Mapping[str, str]) -> str:
     """Name the override that a key came from, or else the file."""
-    return next((s for k, s in sources.items() if _related_words(k, key)), file)
+    for said, source in sources.items():
+        if f"{key}.".startswith(f"{said}.") or f"{said}.".startswith(f"{key}."):
+            return source
+    return file
 
 
-def _related_words(a: str, b: str) -> bool:
-    return f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.")
-
-
-UNWRITTEN = ("handed_in", "python_class")
-"""Keys that `hyperslab.fit` writes and nobody else."""
+UNWRITTEN = ("handed_in", "python_class")  # keys that `hyperslab.fit` writes and nobody else
 
 UNNAMED = ("target", "python")
 """Names of sections for what has none: somebody's class, and what a program has handed in."""

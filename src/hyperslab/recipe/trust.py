@@ -50,11 +50,8 @@ from hyperslab.formats.registry import load_plugins, look_in_current_folder
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.private_folders import check_private, make_private, user_folder
 
-RUN_RECIPE = "recipe.yaml"
-"""Names the recipe in a run's folder."""
-
-RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")
-"""Names what a training leaves beside the recipe in its folder."""
+RUN_RECIPE = "recipe.yaml"  # the recipe in a run's folder
+RUN_MARKS = ("checkpoints", "steps.csv", "epochs.csv")  # what a training leaves
 
 
 def _within(name: str, root: str) -> bool:
@@ -236,7 +233,8 @@ class Trust:
                 f"{words}a program defines it: pass it there, as in "
                 "hs.TrainedRun(RUN, model=...), or train with one from a module of its own"
             )
-        if _may_be_own(Path(self.file)):
+        path = Path(self.file)
+        if path.name == RUN_RECIPE and not any(map(_is_of_run, path.absolute().parents)):
             words += f"if this file is yours, call it something else than {RUN_RECIPE}\n    "
         if places and not outside:
             return f"{words}if you trust this package, add --trust {module}"
@@ -270,24 +268,15 @@ def trust_of(path: Path, modules: Sequence[str] = (), *, begins: bool = False) -
     user's own unless a training has left something beside it.
     """
     paths = {os.path.abspath(path), os.path.realpath(path)}
-    own = not any(_lies_in_run(Path(one), begins=begins) for one in paths)
+    named = not begins and any(os.path.basename(one) == RUN_RECIPE for one in paths)
+    own = not named and not any(_is_of_run(folder) for one in paths for folder in Path(one).parents)
     return Trust(own=own, modules=tuple(modules), file=str(path))
-
-
-def _lies_in_run(path: Path, *, begins: bool) -> bool:
-    """Say whether a file is the recipe of a run, or lies in the folder of one."""
-    return (path.name == RUN_RECIPE and not begins) or any(map(_is_of_run, path.parents))
 
 
 def _is_of_run(folder: Path) -> bool:
     return os.path.lexists(folder / RUN_RECIPE) and any(
         os.path.lexists(folder / mark) for mark in RUN_MARKS
     )
-
-
-def _may_be_own(path: Path) -> bool:
-    """Say whether a recipe is taken for a run's by its name alone."""
-    return path.name == RUN_RECIPE and not any(map(_is_of_run, path.absolute().parents))
 
 
 def output_of_run(path: Path) -> Path:
@@ -411,7 +400,6 @@ def remember(values: Mapping[str, Any], trust: Trust) -> None:
 
 
 def _memory() -> Path:
-    """Return the folder of what was trained here."""
     return user_folder("XDG_STATE_HOME", "trained")
 
 

@@ -9,11 +9,7 @@ from hyperslab.errors import DataError
 
 
 def check_distinct(paths: Sequence[Path]) -> None:
-    """Refuses a run that is given twice: it would be compared with itself.
-
-    Raises:
-        DataError: names it.
-    """
+    """Refuses a run that is given twice: it would be compared with itself (`DataError`)."""
     found = [path.resolve() for path in paths]
     for path, place in zip(paths, found, strict=True):
         if found.count(place) > 1:

@@ -10,10 +10,10 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,6 @@ from hyperslab.train.run import RECIPE, train
 from hyperslab.train.sliding_windows import WindowPolicy
 from hyperslab.util.logs import show_logs
 from hyperslab.util.optional_libraries import importing_figures
-
-T = TypeVar("T")
 
 
 class TrainedRun:
@@ -71,8 +69,8 @@ class TrainedRun:
         windows: WindowPolicy | None = None,
     ) -> Evaluation | ClassEvaluation:
         """Evaluate as ``hyperslab evaluate`` does; see `hyperslab.train.evaluate.evaluate`."""
-        return self._with_own_weights(
-            lambda: evaluate(
+        with _weights_kept(self.given.model):
+            return evaluate(
                 self.folder,
                 checkpoint=checkpoint,
                 split=split,
@@ -82,7 +80,6 @@ class TrainedRun:
                 given=self.given,
                 trust=self.trust,
             )
-        )
 
     def predict(
         self,
@@ -96,8 +93,8 @@ class TrainedRun:
         overrides: Sequence[str] = (),
     ) -> list[InputOutcome]:
         """Predict as ``hyperslab predict`` does; see `hyperslab.train.predict.predict`."""
-        return self._with_own_weights(
-            lambda: predict(
+        with _weights_kept(self.given.model):
+            return predict(
                 self.folder,
                 inputs,
                 out,
@@ -109,7 +106,6 @@ class TrainedRun:
                 given=self.given,
                 trust=self.trust,
             )
-        )
 
     def report(self) -> Path:
         """Return the path of the page of ``hyperslab report``, which the main rank writes."""
@@ -117,16 +113,13 @@ class TrainedRun:
             from hyperslab.studies.report import write_report
         return broadcast_from_main(lambda: write_report(self.folder))
 
-    def _with_own_weights(self, work: Callable[[], T]) -> T:
-        """Let a handed-in network keep its weights and its mode."""
-        if self.given.model is None:
-            return work()
-        with _weights_kept(self.given.model):
-            return work()
-
 
 @contextmanager
-def _weights_kept(model: torch.nn.Module) -> Iterator[None]:
+def _weights_kept(model: torch.nn.Module | None) -> Iterator[None]:
+    """Let a handed-in network, if there is one, have its own weights and mode afterwards."""
+    if model is None:
+        yield
+        return
     tensors = [*model.parameters(), *model.buffers()]  # a state dict may hold other things
     kept = [tensor.detach().clone() for tensor in tensors]
     training = model.training
@@ -272,9 +265,7 @@ class _Arguments:
         return self._handed_in(loss, key)
 
     def of_optimizer(
-        self,
-        optimizer: str | Keys | torch.optim.Optimizer,
-        schedule: Keys | LRScheduler | None,
+        self, optimizer: str | Keys | torch.optim.Optimizer, schedule: Keys | LRScheduler | None
     ) -> dict[str, Any]:
         if isinstance(optimizer, torch.optim.Optimizer):
             if "model" not in self.objects:

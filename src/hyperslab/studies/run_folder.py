@@ -26,8 +26,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
 
-Columns = dict[str, NDArray[np.float64]]
-"""Maps the columns of a CSV file by name, all equally long."""
+Columns = dict[str, NDArray[np.float64]]  # the columns of a CSV file by name, all equally long
 
 Measures = dict[str, float | None]
 """Maps what an evaluation measured of a parameter or class; None where it is not defined."""
@@ -136,11 +135,7 @@ def folder_names(paths: Sequence[Path]) -> list[str]:
 def check_recipe(
     folder: Path, wanted: Recipe, held: str, but: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a folder whose training is of another recipe; leaves loggers and ``but`` aside.
-
-    Raises:
-        RecipeError: it "``held`` another recipe"; names the keys.
-    """
+    """Refuses a folder that "``held`` another recipe"; loggers and ``but`` are left aside."""
     but |= {"loggers"}  # those that were used are not known where the folder has been moved
     there = settings_of(load_recipe(folder / "recipe.yaml"), but=but)
     if others := differences(there, settings_of(wanted, but=but)):
@@ -282,17 +277,10 @@ def read_words(path: Path, column: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-MOST_CELLS = 1 << 25
-"""The most numbers of a run's table that are read, 256 MiB of them."""
-
-MOST_THIN_CELLS = 1 << 19
-"""The most numbers of the steps' table that a report keeps, of some 50,000 rows."""
-
-MOST_WORDS = 256 << 20
-"""The most that a column of text of a run's table may take [B]."""
-
-MOST_ROW = 1 << 20
-"""The longest line of a run's table [B]."""
+MOST_CELLS = 1 << 25  # the most numbers of a run's table that are read, 256 MiB of them
+MOST_THIN_CELLS = 1 << 19  # numbers of the steps' table that a report keeps, of some 50,000 rows
+MOST_WORDS = 256 << 20  # the most that a column of text of a run's table may take [B]
+MOST_ROW = 1 << 20  # the longest line of a run's table [B]
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:

@@ -49,11 +49,7 @@ def numbering_of(recipe: Recipe) -> Numbering:
 
 
 def check_targets(recipe: Recipe) -> None:
-    """Find what the recipe names, and look at its arguments, before anything is opened or made.
-
-    Raises:
-        RecipeError: one cannot be found, is of another kind, or does not take such arguments.
-    """
+    """Look at what the recipe names before anything is opened or made; raises as `Maker`."""
     recipe.model.check()
     if "optimizer" not in recipe.handed_in:
         recipe.optimizer.check()
@@ -67,11 +63,7 @@ def check_targets(recipe: Recipe) -> None:
 
 
 def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
-    """Refuse to train without what a program has handed in when the run began.
-
-    Raises:
-        RecipeError: names it.
-    """
+    """Refuse to train without what a program has handed in when the run began (`RecipeError`)."""
     here = {
         "loss": given.loss,
         "optimizer": given.optimizer,
@@ -92,11 +84,7 @@ KEEP_NOTHING = StorePolicy("direct")
 
 
 def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
-    """Return the samples of a split of the recipe's data.
-
-    Raises:
-        DataError: as `SplitPolicy.samples`.
-    """
+    """Return the samples of a split of the recipe's data; raises as `SplitPolicy.samples`."""
     data = recipe.data
     policy = SplitPolicy(
         split,
@@ -110,11 +98,7 @@ def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
 
 
 def splits_of_recipe(recipe: Recipe) -> Splits | None:
-    """Return a recipe's lists or folds; None where splits are drawn or folders.
-
-    Raises:
-        DataError: a path of a list does not exist, or a list cannot be read.
-    """
+    """Return a recipe's lists or folds, None where splits are drawn; raises as `Lists.folders`."""
     data = recipe.data
     words = {split: data.lists.relative(split) for split in data.listed}
     if data.fold is not None and data.folds is not None:

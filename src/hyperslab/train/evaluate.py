@@ -37,14 +37,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
-from hyperslab.train.builders import (
-    build_model,
-    data_card,
-    numbering_of,
-    open_data,
-    samples_of_split,
-    training_digest,
-)
+from hyperslab.train import builders
 from hyperslab.train.metrics import (
     SURFACE_TOLERANCE,
     Counts,
@@ -77,40 +70,26 @@ from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
 
-SampleSurfaces = dict[str, dict[str, SurfaceScores]]
-"""Holds the scores by sample and class; the background has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class SurfacePolicy:
-    """Says whether surfaces are measured, and with which ``tolerance`` [mm].
-
-    Raises:
-        DataError: the tolerance is negative.
-    """
-
-    wanted: bool = True
-    tolerance: float = SURFACE_TOLERANCE
-
-    def __post_init__(self) -> None:
-        if not self.tolerance >= 0:
-            raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
+SampleSurfaces = dict[str, dict[str, SurfaceScores]]  # by sample and class, not the background
 
 
 @dataclass
 class Surfaces:
     """Measures surfaces sample by sample on the main rank, which then holds both masks of one.
 
-    ``left_out``: why some or all were not measured.
+    ``tolerance`` [mm]: of the surface Dice, None to measure nothing. ``left_out``: why some or all
+    were not measured.
     """
 
     data: Dataset
-    policy: SurfacePolicy
+    tolerance: float | None
     found: SampleSurfaces = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.wanted = self.policy.wanted
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
+        self.wanted = self.tolerance is not None
         if self.wanted and (why := broadcast_from_main(self._why_not)):
             self.left_out.append(why)
             self.wanted = False
@@ -153,8 +132,9 @@ class Surfaces:
                 f"{name}: measuring it takes {needed / gib:.1f} GiB, and {free / gib:.1f} are free"
             )
             return
+        assert self.tolerance is not None
         self.found[name] = {
-            of: surface_scores(true, predicted, label, voxel, self.policy.tolerance)
+            of: surface_scores(true, predicted, label, voxel, self.tolerance)
             for label, of in enumerate(self.data.classes)
             if label
         }
@@ -162,7 +142,7 @@ class Surfaces:
     def result(self) -> tuple[SampleSurfaces, list[str]]:
         """Return the scores and why some are missing; all ranks call it and get the same."""
         found, left_out = broadcast_from_main(lambda: (self.found, self.left_out))
-        if self.data.grid.is_main and self.policy.wanted:
+        if self.data.grid.is_main and self.tolerance is not None:
             for words in left_out:
                 log.warning("surface distances are left out: %s", words)
         return found, left_out
@@ -170,10 +150,7 @@ class Surfaces:
 
 Masks = dict[str, NDArray[np.uint8]]
 
-NO_SURFACES = SurfacePolicy(wanted=False)
-
-MASKS_SHOWN = 3
-"""Samples whose masks are kept for the report."""
+MASKS_SHOWN = 3  # samples whose masks are kept for the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,13 +244,13 @@ def evaluate_segmentation(
     model: torch.nn.Module,
     data: Dataset,
     recipe: Recipe,
-    policy: SurfacePolicy = NO_SURFACES,
+    tolerance: float | None = None,
     metrics: MeansOfMetrics | None = None,
     windows: WindowPolicy | None = None,
 ) -> ClassEvaluation:
     """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
 
-    With ``windows`` in windows that overlap.
+    With ``windows`` in windows that overlap; with a ``tolerance`` `Surfaces` are measured.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
@@ -281,7 +258,7 @@ def evaluate_segmentation(
     """
     model.eval()
     predicting = model if windows is None else WindowedModel(model, windows, len(data.classes))
-    surfaces = Surfaces(data, policy)
+    surfaces = Surfaces(data, tolerance)
     grid = data.grid
     size = len(data.classes)
     names: list[str] = []
@@ -311,9 +288,9 @@ def evaluate_segmentation(
     shown = dict(zip(names, masks[:MASKS_SHOWN], strict=False))
     found, left_out = surfaces.result()
     facts: dict[str, Any] = {}
-    if policy.wanted:
+    if tolerance is not None:
         facts["surfaces"] = {
-            "tolerance_mm": policy.tolerance,
+            "tolerance_mm": tolerance,
             "samples": len(found),
             "left_out": left_out,
         }
@@ -324,8 +301,7 @@ def evaluate_segmentation(
     return ClassEvaluation(data.classes, tuple(names), confusions, shown, facts, found)
 
 
-VALIDATION_FILE = "validation.csv"
-"""In an evaluation's folder: predictions of the validation split."""
+VALIDATION_FILE = "validation.csv"  # in an evaluation's folder: predictions of the validation split
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +422,7 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
-    chosen = samples_of_split(recipe, source, "train")
+    chosen = builders.samples_of_split(recipe, source, "train")
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
@@ -476,9 +452,6 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
     return recipe.model_copy(update={"data": section})
 
 
-ALL_SURFACES = SurfacePolicy()
-
-
 def evaluate(
     run: str | Path,
     *,
@@ -486,7 +459,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
     calibrate: bool = False,
-    surfaces: SurfacePolicy = ALL_SURFACES,
+    surfaces: float | None = SURFACE_TOLERANCE,
     windows: WindowPolicy | None = None,
     given: UserObjects = NO_USER_OBJECTS,
     trust: Trust | None = None,
@@ -504,8 +477,9 @@ def evaluate(
         overrides: see `recipe_for`.
         calibrate: predict the validation split, too, and recalibrate the predictions for whole
             volumes by lines that are fitted to it; see `evaluate_regression`.
-        surfaces: of classes, whether their distances are measured where the files say how large a
-            voxel is, on one rank that then holds the masks of a sample.
+        surfaces: of classes, the tolerance [mm] with which their distances are measured where the
+            files say how large a voxel is, on one rank that then holds the masks of a sample; None:
+            they are not.
         windows: of classes, predict volumes in windows that overlap, each cut over all ranks.
         given: the network and the source of a run that a program has trained.
         trust: see `load_recipe`.
@@ -536,7 +510,7 @@ def evaluate(
         path = find_checkpoint(run, checkpoint)
 
         def opened(recipe: Recipe, split: str) -> Dataset:
-            found = open_data(recipe, grid, split=split, shuffle=False, given=given)
+            found = builders.open_data(recipe, grid, split=split, shuffle=False, given=given)
             return stack.enter_context(found)
 
         data = opened(recipe, split)
@@ -549,11 +523,14 @@ def evaluate(
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         if windows is not None and not data.classes:
             raise DataError(WINDOWS_NEED_CLASSES)
-        about = data_card(data)
-        model = build_model(recipe, about, grid, given)
+        about = builders.data_card(data)
+        model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)
         use_averages(model, state.get("ema"), path)
-        if grid.is_main and state.get("samples") not in (None, training_digest(recipe, data)):
+        if grid.is_main and state.get("samples") not in (
+            None,
+            builders.training_digest(recipe, data),
+        ):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
                 "samples that it has seen",
@@ -598,7 +575,7 @@ def evaluate(
 @contextmanager
 def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
     """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
-    started = start_alike(recipe.device, recipe.timeout, facts, numbering_of(recipe))
+    started = start_alike(recipe.device, recipe.timeout, facts, builders.numbering_of(recipe))
     try:
         with failure_broadcast():
             yield
@@ -608,11 +585,7 @@ def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
-    """Find the folder that "best", "latest", a name or a path means; every rank calls it.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Find the folder of "best", "latest", a name or a path (`DataError`); every rank calls it."""
     if which not in ("latest", "best"):
         return named_checkpoint(run, which)
     found = latest(run) if which == "latest" else best_of(run)

@@ -138,7 +138,6 @@ class StepFlops:
         return None if self.per_sample is None else self.per_sample * samples / seconds
 
     def share(self, speed: float | None) -> float | None:
-        """Return the share of the peak, from 0 to 1."""
         return None if self.peak is None or speed is None else speed / self.peak
 
 

@@ -23,7 +23,6 @@ from hyperslab.util.documents import finished_lines, open_plain
 
 if TYPE_CHECKING:  # the ranks that show nothing need not import it
     from rich.console import Console
-    from rich.progress import Progress
 
 STEP_COLUMNS = (
     "step",
@@ -40,8 +39,7 @@ STEP_COLUMNS = (
 OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
 """These columns are missing in files of earlier versions; their cells are empty."""
 
-MOST_ROW = 1 << 20
-"""The longest line of a history that is gone on with [B]."""
+MOST_ROW = 1 << 20  # the longest line of a history that is gone on with [B]
 
 
 CHANGES = "changes.jsonl"
@@ -49,11 +47,7 @@ CHANGES = "changes.jsonl"
 
 
 def record_changes(run: Path, step: int, changes: Mapping[str, list[Any]]) -> None:
-    """Write down the keys that change from this step on, each with its value before and now.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write down the keys that change from this step on, each with its value before and now."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     append_whole(run / CHANGES, json_lines([{"step": step, "date": date, "changes": changes}]))
 
@@ -111,8 +105,7 @@ class HistoryFile:
 
 log = logging.getLogger("hyperslab")
 
-LOG_EVERY = 30.0
-"""Seconds between two log lines within an epoch where there is no terminal."""
+LOG_EVERY = 30.0  # [s] between two log lines within an epoch where there is no terminal
 
 
 class Reporter:
@@ -142,6 +135,7 @@ class Reporter:
         Raises:
             RecipeError: the library of a logger is not installed.
         """
+        from rich import progress
         from rich.console import Console
 
         check_loggers(loggers)
@@ -154,7 +148,14 @@ class Reporter:
             raise
         console = console or Console()
         self.live = console.is_terminal
-        self.bar = _progress_bar(console, disable=not self.live)
+        self.bar = progress.Progress(
+            progress.BarColumn(bar_width=10),  # all of it fits into 80 columns
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not self.live,
+        )
         self.task = self.bar.add_task("train", total=total_steps, completed=step, note="")
         self.bar.start()
         self.logged = time.monotonic()
@@ -201,19 +202,6 @@ class Reporter:
         self.epochs.close()
         for logger in self.loggers:
             logger.close()
-
-
-def _progress_bar(console: Console, *, disable: bool) -> Progress:
-    from rich import progress
-
-    return progress.Progress(
-        progress.BarColumn(bar_width=10),  # all of it fits into 80 columns
-        progress.MofNCompleteColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-        console=console,
-        disable=disable,
-    )
 
 
 def _step_note(row: dict[str, float]) -> str:

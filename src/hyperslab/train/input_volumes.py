@@ -63,7 +63,6 @@ class InputFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Return the paths of all channels."""
         return self.path, *self.channels
 
 
@@ -105,11 +104,7 @@ def input_name(name: str) -> str:
 
 
 def check_file_kind(path: Path, kinds: Sequence[str]) -> None:
-    """Check that a file is there and its name ends as one of the ``kinds`` that a network takes.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Refuse a file that is not there, or ends as none of a network's ``kinds`` (`DataError`)."""
     if not path.exists():
         raise DataError(f"{path} does not exist")
     _check_no_records(path)
@@ -347,7 +342,6 @@ class NiftiVolume:
         image.write_mask(path, read, self.files[0])
 
     def close(self) -> None:
-        """Remove what was unpacked."""
         for place in self.unpacked:
             place.unlink(missing_ok=True)
 

@@ -40,19 +40,12 @@ MASK_SUFFIXES = {"nifti": "-mask.nii.gz", "hdf5": "-mask.hdf5", "zarr": "-mask.z
 
 UINT8 = np.dtype(np.uint8)
 
-SIDE = 64
-"""The side of a chunk in Zarr, and the extent below which no coarser level is made [voxels]."""
-
-PIECE = 32 << 20
-"""The most voxels that a rank copies at a time; one layer at least."""
+SIDE = 64  # [voxels] of a chunk in Zarr; below that no coarser level is made
+PIECE = 32 << 20  # the most voxels that a rank copies at a time; one layer at least
 
 
 def check_mask_format(format: str) -> None:
-    """Refuse a format in which no mask is written.
-
-    Raises:
-        DataError: it is none.
-    """
+    """Refuse a format in which no mask is written (`DataError`)."""
     if format not in get_args(MaskFormat):
         raise DataError(f"format {format!r}: a mask is written as {', '.join(MASK_SUFFIXES)}")
 
@@ -99,7 +92,6 @@ class MaskBytes:
         os.fdatasync(self._file)
 
     def read(self, box: Box) -> Mask:
-        """Read the classes (d, h, w) of a box."""
         return read_strided(self._file, 0, self.shape, UINT8, box)
 
     def close(self) -> None:

@@ -332,8 +332,7 @@ def scores_of(confusion: Counts, classes: Sequence[str]) -> dict[str, Scores]:
 
 Labelled = NDArray[np.uint8]
 
-SURFACE_TOLERANCE = 2.0
-"""Within which the surface Dice takes two surfaces for one [mm]."""
+SURFACE_TOLERANCE = 2.0  # [mm] within which the surface Dice takes two surfaces for one
 
 SURFACE_VOXEL_BYTES = 80
 """A voxel of the box around both masks takes so much host memory [B]: edges, distances, indices."""
@@ -363,11 +362,7 @@ def surface_scores(
     voxel: Sequence[float],
     tolerance: float = SURFACE_TOLERANCE,
 ) -> SurfaceScores:
-    """Score the class ``label`` in two masks (D, H, W) with voxels of this size [mm].
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
+    """Score the class ``label`` in two masks (D, H, W) with voxels of this size [mm]."""
     ours = predicted == label
     theirs = true == label
     if not (ours.any() and theirs.any()):
@@ -416,11 +411,7 @@ def surface_summary(scores: Sequence[SurfaceScores]) -> dict[str, float]:
 
 
 def monai_metrics() -> Any:
-    """Import `monai.metrics.utils`.
-
-    Raises:
-        HyperslabError: the extra ``medical`` is not installed.
-    """
+    """Import `monai.metrics.utils`, which needs the extra ``medical``."""
     with importing("medical", "the distance of surfaces"):
         import scipy.ndimage  # noqa: F401 - which MONAI asks for when it measures
         from monai.metrics import utils

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,8 @@ from hyperslab.recipe.schedule import StepSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.util.optional_libraries import how_to_install
 
+Part = Literal["EPOCH", "EVAL"]  # an epoch, or the validation in it, as MLPerf's keys have it
+
 
 class RunEvents:
     """Hears on the main rank when something begins or ends; this one does nothing with it."""
@@ -33,14 +35,12 @@ class RunEvents:
     def data_opened(self, train: int, validation: int) -> None:
         """Note how many samples an epoch trains on, and how many it validates on."""
 
-    def epoch_begins(self, epoch: int) -> None:
-        """Note the beginning of an epoch, counted from 0."""
+    def begins(self, part: Part, epoch: int) -> None:
+        """Note a beginning in an epoch, counted from 0."""
 
-    def validation_begins(self, epoch: int) -> None: ...
+    def ends(self, part: Part, epoch: int) -> None: ...
 
-    def validation_ends(self, epoch: int, measured: Mapping[str, float | None]) -> None: ...
-
-    def epoch_ends(self, epoch: int) -> None: ...
+    def validated(self, epoch: int, measured: Mapping[str, float | None]) -> None: ...
 
     def run_ends(self, *, success: bool) -> None:
         """Note the end: a success if the goal was reached, or all epochs are done without one."""
@@ -59,12 +59,7 @@ class MlperfLog(RunEvents):
     """
 
     def __init__(self, recipe: Recipe, grid: Grid) -> None:
-        """Open the log, on the main rank only.
-
-        Raises:
-            HyperslabError: the extra ``mlperf`` is not installed.
-            OSError: the file cannot be written.
-        """
+        """Open the log, on the main rank only."""
         assert recipe.mlperf is not None
         library = import_mllog()
         self.keys = library.constants
@@ -99,20 +94,15 @@ class MlperfLog(RunEvents):
             self.log.event(self.keys.TRAIN_SAMPLES, train)
             self.log.event(self.keys.EVAL_SAMPLES, validation)
 
-    def epoch_begins(self, epoch: int) -> None:
-        self.log.start(self.keys.EPOCH_START, metadata={"epoch_num": epoch + 1})
+    def begins(self, part: Part, epoch: int) -> None:
+        self.log.start(getattr(self.keys, f"{part}_START"), metadata={"epoch_num": epoch + 1})
 
-    def validation_begins(self, epoch: int) -> None:
-        self.log.start(self.keys.EVAL_START, metadata={"epoch_num": epoch + 1})
+    def ends(self, part: Part, epoch: int) -> None:
+        self.log.end(getattr(self.keys, f"{part}_STOP"), metadata={"epoch_num": epoch + 1})
 
-    def validation_ends(self, epoch: int, measured: Mapping[str, float | None]) -> None:
-        self.log.end(self.keys.EVAL_STOP, metadata={"epoch_num": epoch + 1})
-        self.log.event(
-            "eval_error", measured.get("validation_mae"), metadata={"epoch_num": epoch + 1}
-        )
-
-    def epoch_ends(self, epoch: int) -> None:
-        self.log.end(self.keys.EPOCH_STOP, metadata={"epoch_num": epoch + 1})
+    def validated(self, epoch: int, measured: Mapping[str, float | None]) -> None:
+        error = measured.get("validation_mae")
+        self.log.event("eval_error", error, metadata={"epoch_num": epoch + 1})
 
     def run_ends(self, *, success: bool) -> None:
         self.log.end(self.keys.RUN_STOP, metadata={"status": "success" if success else "aborted"})
@@ -123,11 +113,7 @@ class MlperfLog(RunEvents):
 
 
 def import_mllog() -> Any:
-    """Import MLPerf's module ``mllog`` and configure nothing in it, which would be so for all.
-
-    Raises:
-        HyperslabError: the extra ``mlperf`` is not installed.
-    """
+    """Import MLPerf's module ``mllog`` and configure nothing in it, which would be so for all."""
     try:
         return importlib.import_module("mlperf_logging.mllog.mllog")
     except ImportError as error:

@@ -58,11 +58,7 @@ class MovingAverage:
 def use_averages(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor] | None, path: Path
 ) -> None:
-    """Give a network the averages of a checkpoint, if it has some, in place of the last weights.
-
-    Raises:
-        CheckpointError: they are of another network.
-    """
+    """Give a network the averages of a checkpoint, if it has some, in place of the last weights."""
     if state is not None:
         weights = _averaged(model)
         check_same_names(weights, state, path)
@@ -72,10 +68,7 @@ def use_averages(
 def check_same_names(
     weights: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], path: Path
 ) -> None:
-    """
-    Raises:
-        CheckpointError: names or shapes differ, or they are no tensors.
-    """
+    """Refuse averages that are of another network (`CheckpointError`)."""
     tensors = isinstance(state, Mapping) and all(map(torch.is_tensor, state.values()))
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     if not tensors or {name: tuple(value.shape) for name, value in state.items()} != shapes:

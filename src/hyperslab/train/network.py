@@ -90,7 +90,6 @@ def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
 
 
 def class_name(kind: type) -> str:
-    """Return the dotted name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -167,8 +166,7 @@ def mismatch_message(recipe: Recipe, about: DataCard) -> str:
     )
 
 
-MULTIPLES = (2, 4, 8, 16, 32, 64)
-"""A network may ask for multiples of these, as it halves extents once, twice, ..."""
+MULTIPLES = (2, 4, 8, 16, 32, 64)  # as a network halves extents once, twice, ...
 
 
 def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) -> None:
@@ -231,11 +229,7 @@ def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:
 
 
 def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
-    """Compare a network's output with what data of this shape (N, C, D, H, W) need.
-
-    Raises:
-        RecipeError: names the dim that differs.
-    """
+    """Refuse an output that is not what data of this shape (N, C, D, H, W) need (`RecipeError`)."""
     if not isinstance(output, torch.Tensor):
         raise RecipeError(
             f"{name} gives a {type(output).__name__}, not one tensor\n"
@@ -279,11 +273,7 @@ def _network_suits(
     forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
 ) -> bool:
     try:
-        with (
-            _fake_tensor_errors_silenced(),
-            torch.no_grad(),
-            fake_tensor_mode(),
-        ):
+        with _fake_tensor_errors_silenced(), torch.no_grad(), fake_tensor_mode():
             output = forward(torch.empty(shape))
     except Exception:  # whatever is wrong in somebody else's code
         return False

@@ -50,11 +50,7 @@ LOSSES: dict[str, LossFunction] = {
 
 
 def named_loss(loss: str | LossFunction) -> LossFunction:
-    """Return the loss of this name; one that is none's stays itself.
-
-    Raises:
-        RecipeError: `LOSSES` has no such name.
-    """
+    """Return the loss of this name; one that is none's stays itself; raises as `choose`."""
     return choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
 
 
@@ -220,12 +216,9 @@ class LossOfLabels:
 
 
 def refuse_stateful_metric(thing: Any, name: str) -> None:
-    """Refuse what adds up mini-batches by itself, as torchmetrics' and MONAI's metrics do.
+    """Refuse what adds up mini-batches by itself, as torchmetrics and MONAI do (`RecipeError`).
 
     Each rank's would hold sums of its own box, and the means over a split would be of sums so far.
-
-    Raises:
-        RecipeError: it has a state to be reset, and a result of all of it.
     """
     results = [word for word in ("compute", "aggregate") if callable(getattr(thing, word, None))]
     if not results or not callable(getattr(thing, "reset", None)):
@@ -239,11 +232,7 @@ def refuse_stateful_metric(thing: Any, name: str) -> None:
 
 
 def loss_from_target(section: TargetSection, about: DataCard, key: str) -> LossFunction:
-    """Return the loss, or the metric, that a recipe names, for such data.
-
-    Raises:
-        RecipeError: as `Maker` and `with_fitting_labels`.
-    """
+    """Return the loss, or the metric, that a recipe names, for such data; raises as `Maker`."""
     check_loss_target(section, key)
     maker = Maker(key, A_LOSS, references=references_to_data(about.shape, outputs_of(about)))
     return with_fitting_labels(
@@ -252,11 +241,7 @@ def loss_from_target(section: TargetSection, about: DataCard, key: str) -> LossF
 
 
 def check_loss_target(section: TargetSection, key: str) -> None:
-    """Find the target of a loss or a metric and look at its arguments; nothing is called.
-
-    Raises:
-        RecipeError: as `Maker` and `refuse_stateful_metric`.
-    """
+    """Look at the target of a loss or a metric, without calling it; raises as `Maker`."""
     assert section.target is not None
     found = imported(section.target, f"{key}.target", section.trust)
     refuse_stateful_metric(found, f"{key}.target {section.target}")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hyperslab.errors import RecipeError
 from hyperslab.models.larc import scale_by_norms
-from hyperslab.recipe.optimizer import LarcSection, OptimizerSection, Weights, check_optimizer_class
+from hyperslab.recipe.optimizer import OptimizerSection, Weights, check_optimizer_class
 from hyperslab.recipe.schedule import SCHEDULES_BY_STEP, Every
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.network import UserObjects
@@ -36,7 +36,6 @@ class RateSchedule:
             group.setdefault("initial_lr", group["lr"])
 
     def step(self) -> None:
-        """A step of the optimizer is done."""
         if self.scheduler is not None and self.every == "step":
             self.scheduler.step()
 
@@ -117,33 +116,19 @@ class RateSchedule:
         return {n: state[n] for n in names if n in state and n not in ("optimizer", "last_epoch")}
 
 
-def _given_schedule(scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> RateSchedule:
-    every: Every = "step" if type(scheduler).__name__ in SCHEDULES_BY_STEP else "epoch"
-    end = getattr(scheduler, "total_steps", None)
-    if every == "step" and end is not None and end < steps:
-        raise RecipeError(
-            f"schedule: {type(scheduler).__name__} moves on after each step and ends after {end}, "
-            f"but the training has {steps}\n    make it with total_steps={steps}"
-        )
-    return RateSchedule(optimizer, scheduler, every)
-
-
 def build_optimizer(config: OptimizerSection, weights: Weights) -> Optimizer:
     """Make the recipe's optimizer; with LARC, every step begins by it. Raises as its section."""
     optimizer = config.build(weights)
-    if config.larc is not None:
-        _control_rates(optimizer, config.larc)
+    larc = config.larc
+    if larc is not None:
+
+        def scale(optimizer: Optimizer, *_: Any) -> None:
+            weights = (p for group in optimizer.param_groups for p in group["params"])
+            scale_by_norms(weights, trust=larc.trust, otherwise=larc.otherwise)
+
+        # A hook and no optimizer of our own: checkpoints are those of torch's.
+        optimizer.register_step_pre_hook(scale)
     return optimizer
-
-
-def _control_rates(optimizer: Optimizer, config: LarcSection) -> None:
-    """A hook and no optimizer of our own: checkpoints are those of torch's."""
-
-    def scale(optimizer: Optimizer, *_: Any) -> None:
-        weights = (p for group in optimizer.param_groups for p in group["params"])
-        scale_by_norms(weights, trust=config.trust, otherwise=config.otherwise)
-
-    optimizer.register_step_pre_hook(scale)
 
 
 def build_schedule(
@@ -162,18 +147,21 @@ def build_schedule(
         RecipeError: the one that is given ends before the training; or as the schedule's section.
     """
     if given is not None:
-        return _given_schedule(given, optimizer, epochs * steps_per_epoch)
+        moves_on: Every = "step" if type(given).__name__ in SCHEDULES_BY_STEP else "epoch"
+        end = getattr(given, "total_steps", None)
+        steps = epochs * steps_per_epoch
+        if moves_on == "step" and end is not None and end < steps:
+            raise RecipeError(
+                f"schedule: {type(given).__name__} moves on after each step and ends after {end}, "
+                f"but the training has {steps}\n    make it with total_steps={steps}"
+            )
+        return RateSchedule(optimizer, given, moves_on)
     if config.schedule is None:
         return RateSchedule(optimizer, None, "epoch")
     scheduler, every = config.schedule.build(
         optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch
     )
     return RateSchedule(optimizer, scheduler, every)
-
-
-def settings_of_optimizer(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """Its learning rate, betas and the like, of every group of parameters."""
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
 def optimizer_and_schedule(
@@ -192,11 +180,7 @@ def optimizer_and_schedule(
         check_optimizer_class(type(optimizer), f"the optimizer ({type(optimizer).__name__})")
         _check_own_parameters(optimizer, model)
     schedule = build_schedule(
-        recipe.optimizer,
-        optimizer,
-        steps_per_epoch,
-        epochs=recipe.epochs,
-        given=given.schedule,
+        recipe.optimizer, optimizer, steps_per_epoch, epochs=recipe.epochs, given=given.schedule
     )
     return optimizer, schedule
 

@@ -16,8 +16,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
+from hyperslab.train import mask_files
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, started_ranks
 from hyperslab.train.input_volumes import (
@@ -51,15 +52,6 @@ from hyperslab.train.input_volumes import (
     block_of_sample,
     list_inputs,
     open_volume,
-)
-from hyperslab.train.mask_files import (
-    MASK_SUFFIXES,
-    FinishedMask,
-    MaskBytes,
-    MaskFormat,
-    check_mask_format,
-    publish,
-    strips,
 )
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
@@ -128,9 +120,7 @@ class TrainedNetwork:
             LayoutError: the volume is too small for the grid or the network.
         """
         collective_try(
-            lambda: check_values(block, self.transform, where),
-            failing=where,
-            error=DataError,
+            lambda: check_values(block, self.transform, where), failing=where, error=DataError
         )
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
@@ -176,7 +166,7 @@ def predict_mask(
         wanted = Box((0, *box.lo), (channels, *box.hi))
         return network(volume.block(grid, wanted), wanted.shape, where)
 
-    owners = strips(extents, grid.size)
+    owners = mask_files.strips(extents, grid.size)
     layers = blended_layers(tuple(extents), windows, predict_window, owners, grid, first)
     for box, scores in layers:
         classes = np.empty(box.shape, np.uint8)
@@ -209,7 +199,10 @@ class Journal:
             DataError: the folder cannot be written.
         """
         self.path = folder / JOURNAL
-        first, *rows = _journal_lines(self.path) or [{}]
+        lines: list[JournalRow] = []
+        with suppress(OSError, ValueError):  # a foreign file has none
+            lines = read_json_lines(self.path)[0]
+        first, *rows = lines or [{}]
         known = [row for row in rows if first == by and _is_row(row)]
         self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
         with system_errors_as(DataError, f"cannot write into {folder}", named=False):
@@ -269,14 +262,6 @@ def _bytes_and_change(path: Path) -> tuple[int, int]:
     return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
-def _journal_lines(path: Path) -> list[JournalRow]:
-    """Return the whole lines; a foreign file has none."""
-    try:
-        return read_json_lines(path)[0]
-    except (OSError, ValueError):
-        return []
-
-
 PARAMETERS_FILE = "parameters.csv"
 
 
@@ -289,36 +274,30 @@ class InputOutcome:
     reason: str = ""
 
 
+@dataclass(eq=False)
 class ResultFolder:
-    """One run's network and the folder that it fills."""
+    """Fills a folder with what one run's network predicts; every rank makes one.
 
-    def __init__(
-        self,
-        network: TrainedNetwork,
-        folder: Path,
-        *,
-        native: bool,
-        windows: WindowPolicy | None = None,
-        format: MaskFormat = "nifti",
-    ) -> None:
-        """Every rank makes one; only the main rank keeps the journal.
+    With ``windows`` volumes are predicted in parts, see `predict_mask`. Masks are written in the
+    ``format``.
 
-        With ``windows`` volumes are predicted in parts, see `predict_mask`. Masks are written in
-        the ``format``.
+    Raises:
+        DataError: the folder cannot be written.
+    """
 
-        Raises:
-            DataError: the folder cannot be written.
-        """
-        self.network = network
-        self.folder = folder
-        self.native = native
-        self.windows = windows
-        self.format = format
-        self.fill = fill_as(network.transform.lowest, np.dtype(network.about.dtype))
-        self.grid = network.grid
-        self.about = network.about
-        self.journal: Journal | None = None
-        broadcast_from_main(self._open, failing=f"cannot write into {folder}", error=DataError)
+    network: TrainedNetwork
+    folder: Path
+    native: bool
+    windows: WindowPolicy | None = None
+    format: mask_files.MaskFormat = "nifti"
+    journal: Journal = field(init=False)  # on the main rank alone
+
+    def __post_init__(self) -> None:
+        self.about = self.network.about
+        self.grid = self.network.grid
+        self.fill = fill_as(self.network.transform.lowest, np.dtype(self.about.dtype))
+        words = f"cannot write into {self.folder}"
+        broadcast_from_main(self._open, failing=words, error=DataError)
 
     def _open(self) -> None:
         of = self.network
@@ -354,7 +333,6 @@ class ResultFolder:
         return InputOutcome(entry, "predicted")
 
     def _is_done(self, entry: InputFile) -> bool:
-        assert self.journal is not None
         if not self.journal.done(entry):
             return False
         if self.about.classes:
@@ -376,22 +354,28 @@ class ResultFolder:
         )
         with closing(volume):
             depth = volume.shape[1]
-            begun = broadcast_from_main(lambda: self._noted(entry))
+            begun = broadcast_from_main(lambda: self.journal.layers(entry))
             under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
-            mask = MaskBytes(under_way, volume.shape[1:], begun)
+            mask = mask_files.MaskBytes(under_way, volume.shape[1:], begun)
             with closing(mask):
                 try:
                     self._fill(mask, entry, volume, depth)
-                    found = FinishedMask(mask, volume.extents, self.about.classes, volume.affine)
-                    publish(found, path, self.format, self.grid, volume.write)
+                    found = mask_files.FinishedMask(
+                        mask, volume.extents, self.about.classes, volume.affine
+                    )
+                    mask_files.publish(found, path, self.format, self.grid, volume.write)
                 except (DataError, LayoutError):
                     broadcast_from_main(mask.remove)
                     raise
-                broadcast_from_main(lambda: self._note(entry))
+                broadcast_from_main(lambda: self.journal.add(entry))
                 broadcast_from_main(mask.remove)
 
     def _fill(
-        self, mask: MaskBytes, entry: InputFile, volume: NiftiVolume | ArrayVolume, depth: int
+        self,
+        mask: mask_files.MaskBytes,
+        entry: InputFile,
+        volume: NiftiVolume | ArrayVolume,
+        depth: int,
     ) -> None:
         """Predict what is not yet written of a mask; what is, is noted for a run after a stop."""
         if mask.kept == depth:
@@ -406,17 +390,13 @@ class ResultFolder:
             )
             done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
             broadcast_from_main(
-                partial(self._note, entry, **{UNDER_WAY: done}),
+                lambda done=done: self.journal.add(entry, **{UNDER_WAY: done}),
                 failing=f"cannot write into {self.folder}",
                 error=DataError,
             )
 
-    def _noted(self, entry: InputFile) -> int:
-        assert self.journal is not None
-        return self.journal.layers(entry)
-
     def _mask_path(self, entry: InputFile) -> Path:
-        return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
+        return self.folder / f"{entry.name}{mask_files.MASK_SUFFIXES[self.format]}"
 
     def _numbers(self, entry: InputFile) -> None:
         data = self.network.recipe.data
@@ -431,14 +411,10 @@ class ResultFolder:
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
         broadcast_from_main(
-            lambda: self._note(entry, samples=rows),
+            lambda: self.journal.add(entry, samples=rows),
             failing=f"cannot write {self.folder}",
             error=DataError,
         )
-
-    def _note(self, entry: InputFile, **result: Any) -> None:
-        assert self.journal is not None
-        self.journal.add(entry, **result)
 
     def finish(self, entries: Sequence[InputFile]) -> None:
         """Write the table of parameters, where that is the result."""
@@ -451,7 +427,6 @@ class ResultFolder:
 
         Files are relative to this folder; samples of one name have that of their file before it.
         """
-        assert self.journal is not None
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
         done = [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
@@ -475,7 +450,7 @@ def predict(
     checkpoint: str = "best",
     native: bool = False,
     windows: WindowPolicy | None = None,
-    format: MaskFormat = "nifti",
+    format: mask_files.MaskFormat = "nifti",
     overrides: Sequence[str] = (),
     done: Callable[[InputOutcome, int], None] = lambda outcome, total: None,
     given: UserObjects = NO_USER_OBJECTS,
@@ -506,7 +481,7 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    check_mask_format(format)
+    mask_files.check_mask_format(format)
     recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {

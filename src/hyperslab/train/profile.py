@@ -33,8 +33,7 @@ between its operators.
 
 ROWS: tuple[TimelineRow, ...] = get_args(TimelineRow)
 
-UNDER_WAY = "under way"
-"""Added to a row's name: messages that travel while the rank works on."""
+UNDER_WAY = "under way"  # added to a row's name: messages that travel while the rank works on
 
 TimelineSpan = tuple[float, float, int]
 """Begin and end [s] after the step's begin; the index of its words in ``Profile.labels``."""
@@ -59,7 +58,6 @@ class LayerTime(_Strict):
 
     @property
     def seconds(self) -> float:
-        """Return the time of computation and communication together [s]."""
         return self.compute + self.communication
 
 
@@ -109,22 +107,18 @@ class Profile(_Strict):
 
 
 def profile_folder(run: Path) -> Path:
-    """Return the folder of a run's profiles."""
     return run / "profile"
 
 
 def profile_path(run: Path, rank: int) -> Path:
-    """Return the file of one rank."""
     return profile_folder(run) / f"rank-{rank}.json"
 
 
 def predicted_path(run: Path) -> Path:
-    """Return the file of what was predicted."""
     return profile_folder(run) / "predicted.json"
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write it, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, profile.model_dump())
 
@@ -153,10 +147,6 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_profiles(run: Path) -> list[Profile]:
-    """Read the profiles of all ranks of a run, by rank; none where nothing was profiled.
-
-    Raises:
-        DataError: one of them is broken.
-    """
+    """Read a run's profiles by rank, none where there are none; raises as `read_profile`."""
     found = [read_profile(path) for path in profile_folder(run).glob("rank-*.json")]
     return sorted(found, key=lambda profile: profile.rank)

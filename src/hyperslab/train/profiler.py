@@ -63,8 +63,7 @@ BACKWARD_NODE = "autograd::engine::evaluate_function: "
 OPTIMIZER_STEP = "Optimizer.step#"
 OPERATOR_NAME = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
 
-Method = Callable[..., Any]
-"""Types a method as its class has it."""
+Method = Callable[..., Any]  # a method as its class has it
 
 
 @contextmanager
@@ -361,8 +360,7 @@ def step_times(
     return StepTimes(step=number, seconds=step.end - step.begin, rows=rows, spans=spans)
 
 
-LayerPlace = tuple[str, Stage]
-"""A layer's name, and the stage of the step."""
+LayerPlace = tuple[str, Stage]  # a layer's name, and the stage of the step
 
 
 def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
@@ -424,8 +422,7 @@ class ProfilePolicy:
     steps: int = 3
 
 
-MOST_PROFILES = 32
-"""Ranks that write their profile, the first ones: 2,048 files would be read by nobody."""
+MOST_PROFILES = 32  # ranks that write theirs: 2,048 files would be read by nobody
 
 
 class StepRecorder:
@@ -465,7 +462,6 @@ class StepRecorder:
 
     @property
     def recording(self) -> bool:
-        """Say whether operators are recorded now."""
         return self._profiler is not None
 
     def begin_step(self) -> None:

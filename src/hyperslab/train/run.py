@@ -35,7 +35,7 @@ from hyperslab.train.mlperf import MlperfLog, RunEvents
 from hyperslab.train.moving_average import MovingAverage
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import build_objective, loss_to_device
-from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule, settings_of_optimizer
+from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
 from hyperslab.train.step import LossScaler, arithmetic
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
@@ -242,7 +242,8 @@ def is_done(recipe: Recipe) -> bool:
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
     changes = agreement.broadcast_from_main(lambda: _changes(recipe))
-    settings = settings_of_optimizer(state.optimizer)
+    groups = state.optimizer.param_groups
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     at = state.restore(path)
     assert isinstance(state.schedule, RateSchedule)
     state.schedule.put_settings(settings)

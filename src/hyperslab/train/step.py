@@ -40,11 +40,7 @@ _CONV: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
 
 @contextmanager
 def autocast(device: torch.device, precision: str) -> Iterator[None]:
-    """Compute in the recipe's precision: autocast, and `float32_products` as it says.
-
-    Raises:
-        RecipeError: `PRECISIONS` has no such name.
-    """
+    """Compute in the recipe's precision: autocast, and `float32_products` as it says."""
     dtype = choose(PRECISIONS, precision, "precision")
     cast = torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
     with float32_products(precision), cast:
@@ -113,7 +109,6 @@ class LossScaler:
         self.scaler = torch.amp.GradScaler(grid.device.type, init_scale=first, enabled=self.on)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradients of the scaled loss."""
         self.scaler.scale(loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
@@ -290,7 +285,6 @@ class StepClock:
         self.restart()
 
     def restart(self) -> None:
-        """A step begins now."""
         self.began = time.perf_counter()
         self.waited = self.data.wait_seconds
 

@@ -49,8 +49,7 @@ from hyperslab.train.step import (
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
-LOST_AFTER = datetime.timedelta(seconds=2)
-"""Without an answer [s]: in a run that failed a vote may never arrive."""
+LOST_AFTER = datetime.timedelta(seconds=2)  # in a run that failed a vote may never arrive
 
 
 @dataclass(eq=False)
@@ -77,7 +76,6 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Return the learning rate of the next step."""
         rate: float = self.state.optimizer.param_groups[0]["lr"]
         return rate
 
@@ -89,7 +87,6 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Say whether there is nothing left to do."""
         return self.at.epoch >= self.recipe.epochs or (self.at.batch == 0 and self.reached)
 
     def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
@@ -118,10 +115,6 @@ class Progress:
         if every is not None and self.at.step % every == 0:
             self.checkpoint()
             clock.restart()
-
-    def end_steps(self) -> None:
-        """Read the vote on the last step of an epoch; raises as `record` does."""
-        self.leave_if(self._settle())
 
     def await_vote(self) -> None:
         """Wait until the vote that is under way has arrived, or was lost; nothing is read."""
@@ -170,8 +163,10 @@ class Progress:
         Raises:
             DivergedError: the last loss or a weight is not finite; nothing is written.
         """
-        self._settle()
-        self._check_weights()
+        self.settle()
+        # A gradient may not be a number where its loss is one.
+        if any_rank(not weights_are_finite(self.state.model)):
+            raise self._diverged("a weight is", self.at.step, self.at.epoch)
         best = score is not None and score < (math.inf if self.at.best is None else self.at.best)
         if best:
             self.at.best = score
@@ -187,8 +182,8 @@ class Progress:
             **self.state.extra(self.at),
         )
 
-    def _settle(self) -> int:
-        """Read the vote that is under way."""
+    def settle(self) -> int:
+        """Read the vote that is under way; returns as `_finish`."""
         done = self.pending
         self.pending = None
         return self._finish(done)
@@ -211,15 +206,6 @@ class Progress:
             self.reporter.step(done.row(verdict))
         return verdict.signal
 
-    def _check_weights(self) -> None:
-        """Refuse to write weights that are not numbers: a gradient is one where its loss may be.
-
-        Raises:
-            DivergedError: any rank has such weights.
-        """
-        if any_rank(not weights_are_finite(self.state.model)):
-            raise self._diverged("a weight is", self.at.step, self.at.epoch)
-
     def _diverged(self, what: str, step: int, epoch: int, where: str = "") -> DivergedError:
         return DivergedError(
             f"{what} not a finite number in step {step} (epoch {epoch + 1}){where}\n"
@@ -236,12 +222,10 @@ class Progress:
             raise Stopped(number, f"stopped by {name} after {path}\n    go on with --resume")
 
 
-MiniBatch = tuple[Sharded, Sharded]
-"""Values and target."""
+MiniBatch = tuple[Sharded, Sharded]  # values and target
 
 
-TEST_LOSS = "test_loss"
-"""Its column in ``epochs.csv``."""
+TEST_LOSS = "test_loss"  # its column in ``epochs.csv``
 
 
 @dataclass(eq=False)
@@ -274,7 +258,6 @@ class Trainer:
 
     @property
     def at(self) -> Position:
-        """Return how far the run is."""
         return self.progress.at
 
     def fit(self) -> None:
@@ -294,14 +277,15 @@ class Trainer:
             events = self.progress.events
             while not self.progress.finished:
                 epoch = self.at.epoch
-                events.epoch_begins(epoch)
+                events.begins("EPOCH", epoch)
                 self.train_epoch()
-                events.validation_begins(epoch)
+                events.begins("EVAL", epoch)
                 began = time.perf_counter()
-                measured = self.validate()
+                measured = self.measure(self.validation)
                 seconds = time.perf_counter() - began
-                events.validation_ends(epoch, measured)
-                events.epoch_ends(epoch)
+                events.ends("EVAL", epoch)
+                events.validated(epoch, measured)
+                events.ends("EPOCH", epoch)
                 if self.test is not None:  # not counted: a training needs none of it
                     measured |= {TEST_LOSS: self.measure(self.test)["validation_loss"]}
                 self.schedule.end_epoch(measured)
@@ -315,25 +299,20 @@ class Trainer:
         batches = iter(self.data.epoch(self.at.epoch, self.at.batch, onward=onward))
         while (batch := next(batches, None)) is not None:
             rate = self.progress.rate
-            step = self.first_step if self.progress.flops.wanted else self.train_step
-            done = step(batch, batches)
+            with FlopCount() if self.progress.flops.wanted else nullcontext() as count:
+                done = self.train_step(batch, batches)
+            if count is not None:
+                self.progress.flops.counted(count.flops, done.samples)
             del batch  # or it would be there beside the next one
             self.at.batch = self.data.at
             self.at.step += 1
             self.record(done, rate)
         self.at.batch = self.data.steps
-        self.progress.end_steps()
+        self.progress.leave_if(self.progress.settle())
 
     def record(self, done: StepResult, rate: float) -> None:
         """The step is done: vote, write, stop; as `Progress.record`."""
         self.progress.record(done, rate, self.clock)
-
-    def first_step(self, batch: MiniBatch, batches: Iterator[MiniBatch]) -> StepResult:
-        """Take one step as `train_step` and count its floating-point operations."""
-        with FlopCount() as count:
-            done = self.train_step(batch, batches)
-        self.progress.flops.counted(count.flops, done.samples)
-        return done
 
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
         """Take one step of the optimizer over ``batch`` and those that are accumulated with it.
@@ -376,12 +355,7 @@ class Trainer:
         return min((done + count) * size, len(self.data)) - done * size
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the autocast of the recipe's precision."""
         return autocast(self.grid.device, self.recipe.precision)
-
-    def validate(self) -> dict[str, float | None]:
-        """Measure the objective over the validation split."""
-        return self.measure(self.validation)
 
     @torch.no_grad()
     def measure(self, split: Dataset) -> dict[str, float | None]:

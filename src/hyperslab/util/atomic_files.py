@@ -128,11 +128,7 @@ def json_lines(rows: Iterable[object]) -> bytes:
 
 
 def append_whole(path: Path, data: bytes) -> None:
-    """Add whole lines to a file, or, if that cannot be, nothing.
-
-    Raises:
-        OSError: it cannot be.
-    """
+    """Add whole lines to a file, or, if that cannot be, nothing (OSError)."""
     with os.fdopen(open_to_append(path), "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
@@ -166,11 +162,7 @@ def open_to_append(path: Path) -> int:
 
 
 def make_scratch(folder: Path) -> None:
-    """Make a folder anew for what is not finished; of what was there nothing stays.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder anew for what is not finished; of what was there nothing stays."""
     remove_scratch(folder)
     folder.mkdir(mode=0o700)
 

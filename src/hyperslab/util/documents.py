@@ -20,29 +20,17 @@ from typing import IO, Any
 
 import yaml
 
-MOST_YAML_CHARACTERS = 512 << 10
-"""Characters of a YAML document that somebody has written, by PyYAML's slow reader."""
-
-MOST_LONG_YAML_CHARACTERS = 32 << 20
-"""Characters of one that a program has written, such as a machine file."""
-
-MOST_NODES = 200_000
-"""Limits the nodes of a document that a person wrote, aliases counted as what they stand for."""
-
-MOST_JSON_BYTES = 64 << 20
-"""Limits the size of a JSON file, and of a line of a journal [B]."""
+MOST_YAML_CHARACTERS = 512 << 10  # of a document of somebody's, by PyYAML's slow reader
+MOST_LONG_YAML_CHARACTERS = 32 << 20  # of one that a program has written: a machine file
+MOST_NODES = 200_000  # of a document of somebody's, aliases counted as what they stand for
+MOST_JSON_BYTES = 64 << 20  # [B] of a JSON file, and of a line of a journal
 
 MOST_JSON_MEMORY = 192 << 20
 """Limits what the values of a JSON document take as objects of Python [B], roughly counted."""
 
-LINES_RATIO = 8
-"""How many times its bytes the values of a long journal may take; honest ones take 3 or 4."""
-
-MOST_DEPTH = 64
-"""Limits how deep brackets, lists and mappings nest."""
-
-MOST_DIGITS = 100
-"""Limits the digits of an integer in YAML."""
+LINES_RATIO = 8  # times its bytes for the values of a long journal; honest ones take 3 or 4
+MOST_DEPTH = 64  # of brackets, lists and mappings in each other
+MOST_DIGITS = 100  # the most digits of an integer in YAML
 
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -145,12 +133,7 @@ def open_plain(path: Path, *, links: bool = True) -> io.BufferedReader:
 
 
 def read_text(path: Path, most: int = MOST_YAML_CHARACTERS) -> str:
-    """Return a file's text, of a longer one little more than ``most`` characters.
-
-    Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is no text.
-    """
+    """Return a file's text, of a longer one little more than ``most`` characters."""
     with io.TextIOWrapper(open_plain(path), encoding="utf-8") as file:
         return file.read(most + 1)
 
@@ -242,12 +225,7 @@ def _no_constant(word: str) -> None:
 
 
 def read_bytes(path: Path, most: int = MOST_JSON_BYTES) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it has more than ``most`` bytes.
-    """
+    """Return what a file holds; raises ValueError for more than ``most`` bytes."""
     size = path.stat().st_size
     if size > most:
         raise ValueError(f"it has {size} bytes; {most} are read at most")
@@ -266,11 +244,7 @@ def read_json(path: Path) -> Any:
 
 
 def lines_of(file: IO[bytes], most: int = MOST_JSON_BYTES) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its end.
-
-    Raises:
-        ValueError: a line has more than ``most`` bytes.
-    """
+    """Yield the lines of a file, each with its end; a ValueError for longer ones than ``most``."""
     while line := file.readline(most + 1):
         if len(line) > most:
             raise ValueError(f"a line has more than {most} bytes")

@@ -49,11 +49,7 @@ def importing(
 
 @contextmanager
 def importing_figures() -> Iterator[None]:
-    """Around the import of what draws, by matplotlib, which reads settings in the current folder.
-
-    Raises:
-        HyperslabError: matplotlib is not installed.
-    """
+    """Guards the import of matplotlib, which reads settings in the current folder."""
     with importing("report", "drawing"), away_from_current_folder():
         yield
 

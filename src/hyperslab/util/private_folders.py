@@ -17,11 +17,7 @@ HOMES = {"XDG_CACHE_HOME": ".cache", "XDG_STATE_HOME": ".local/state"}
 
 
 def user_folder(variable: str, name: str) -> Path:
-    """Return hyperslab's folder of this name below the one that the variable names.
-
-    Raises:
-        OSError: there is no home folder.
-    """
+    """Return hyperslab's folder of this name below the one that the variable names."""
     asked = os.environ.get(variable, "")
     try:
         home = Path(asked) if os.path.isabs(asked) else Path.home() / HOMES[variable]

@@ -6,7 +6,7 @@ It uses the standard library alone.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,6 +20,17 @@ def heeded_signals() -> list[signal.Signals]:
     return [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
 
 
+@contextmanager
+def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, the signals that end a run go to ``handler``; outside they do what they did."""
+    before = {number: signal.signal(number, handler) for number in heeded_signals()}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
 class StopRequest:
     """Remembers that a signal arrived; the step that it arrived in ends first."""
 
@@ -28,13 +39,9 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Inside, the signals are only noted; outside they do what they did."""
-        before = {number: signal.signal(number, self._note) for number in heeded_signals()}
-        try:
+        """Inside, the signals are only noted."""
+        with handling_signals(self._note):
             yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self.signal = number

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-PARENT = os.getppid()
-"""Names the process that started this one, while it was there."""
+PARENT = os.getppid()  # the process that started this one, while it was there
 
 
 TIED_TO = "HYPERSLAB_TIED_TO"

@@ -175,10 +175,7 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
 BACKWARD_PASSES: tuple[Any, str] = (torch.autograd, "_engine_run_backward")
 """Says where ``torch.autograd.grad`` and ``backward`` run the engine."""
 
-CHECKPOINTS: tuple[Any, str] = (
-    torch.utils.checkpoint,
-    "_checkpoint_without_reentrant_generator",
-)
+CHECKPOINTS: tuple[Any, str] = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
 """Says where ``checkpoint(function, *args, use_reentrant=False)`` prepares to call it again."""
 
 

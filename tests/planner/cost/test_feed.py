@@ -1,16 +1,10 @@
-"""Reading: the numbers of both papers (tier: no process)."""
+"""Reading: the numbers of a paper (tier: no process)."""
 
 from __future__ import annotations
 
 import pytest
 
-from hyperslab.planner.cost import least_bandwidth
 from hyperslab.planner.machine import load_machine
-
-
-def test_the_papers_minimum() -> None:
-    """Mathuriya et al. 2018, section V: 62 MB/s of a node at 128^3, b = 1 and 0.129 s."""
-    assert least_bandwidth(8e6, 0.129) == pytest.approx(62e6, rel=0.01)
 
 
 def test_what_64_samples_take_without_a_store() -> None:

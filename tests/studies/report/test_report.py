@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import DataError
-from hyperslab.studies.report import render, write_report
+from hyperslab.studies.report import page_of, write_report
 from hyperslab.studies.report.canvas import FIRST, INK, MUTED, SERIES
+from hyperslab.studies.report.html import render_page
 from hyperslab.studies.run_folder import read_run
 from tests.selection import in_gate
 from tests.studies.report.fake import NAMES, fake_run
@@ -230,7 +231,7 @@ def test_a_grid_with_three_cut_axes_draws_them_all(run: Path) -> None:
     recipe = (run / "recipe.yaml").read_text()
     grid = "depth: 2, height: 3, width: 4"
     (run / "recipe.yaml").write_text(recipe.replace("depth: 2, height: 1, width: 1", grid))
-    page = render(read_run(run)).replace(TIMES, "x")
+    page = render_page(page_of(read_run(run))).replace(TIMES, "x")
     assert "cut into 12 shards: 3 along height x 4 along width" in page
     assert "cut into 6 shards: 2 along depth x 3 along height" in page
 
@@ -246,7 +247,7 @@ def test_resumed_steps_count_once_and_a_row_being_written_does_not(run: Path) ->
 def test_many_points_are_thinned(run: Path) -> None:
     head, *rows = (run / "evaluation" / "predictions.csv").read_text().splitlines()
     (run / "evaluation" / "predictions.csv").write_text("\n".join([head, *rows * 40]) + "\n")
-    page = render(read_run(run))
+    page = render_page(page_of(read_run(run)))
     assert "1000 of 2560 samples are drawn" in page
     assert len(page) < 2_000_000
 

@@ -21,12 +21,7 @@ from hyperslab.errors import CommError, DataError, RecipeError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.studies.scaling import study as measuring
-from hyperslab.studies.scaling.study import (
-    ScalingPoint,
-    crowded,
-    earlier_measurement,
-    measure_step,
-)
+from hyperslab.studies.scaling.study import ScalingKind, ScalingPoint, StudyRequest, crowded
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -36,7 +31,14 @@ VALUES = {
     "device": "cpu",
     "timeout": 100,
 }
+POINT = ScalingPoint(GridSection(), 2)
 FOLDERS = ["0001-ranks-1x1x1x1-batch-2", "0002-ranks-1x2x1x1-batch-2"]
+
+
+def request(recipe: Path, output: Path, epochs: int) -> StudyRequest:
+    """A study of one point."""
+    base = load_recipe(recipe)
+    return StudyRequest(ScalingKind.STRONG, "small", base, (POINT,), output, epochs)
 
 
 def run(kind: str, recipe: Path, *arguments: str) -> Result:
@@ -114,14 +116,13 @@ def test_a_training_that_fails_leaves_no_point(
 
     monkeypatch.setattr(measuring, "launch_training", fail)
     before = dict(os.environ)
-    base = load_recipe(recipe)
-    point = ScalingPoint(GridSection(), 2)
+    asked = request(recipe, tmp_path, 4)
     for _ in range(2):  # what was left of the first is no obstacle
         with pytest.raises(DataError, match="a disk is gone"):
-            measure_step(point, base, tmp_path)
+            asked.measure(POINT)
     assert dict(os.environ) == before
-    assert started == [tmp_path / f".{point.name}.partial"] * 2
-    assert earlier_measurement(point, base, tmp_path, epochs=4) is None
+    assert started == [tmp_path / f".{POINT.name}.partial"] * 2
+    assert asked.earlier(POINT) is None
 
 
 def test_a_grid_on_which_training_fails_does_not_stop_the_study(
@@ -145,12 +146,11 @@ def test_a_grid_on_which_training_fails_does_not_stop_the_study(
 
 
 def test_what_was_not_finished_is_no_measurement(study: Path, recipe: Path) -> None:
-    base = load_recipe(recipe)
     steps = study / FOLDERS[0] / "steps.csv"
     whole = steps.read_text()
     steps.write_text("".join(whole.splitlines(keepends=True)[:4]))
     with pytest.raises(DataError, match="holds no training of 2 epochs"):
-        earlier_measurement(ScalingPoint(GridSection(), 2), base, study, epochs=2)
+        request(recipe, study, 2).earlier(POINT)
     steps.write_text(whole)
 
 

@@ -78,9 +78,9 @@ def test_a_shorter_training_has_a_shorter_schedule(
         ({"variants": {"a": {"seed": 3}}}, "'a': seed is set by the sweep itself"),
         ({"variants": {"a": {"data.subvolum": 8}}}, "nearest: 'data.subvolume'"),
         ({"variants": {"a": {"epochs": 0}}}, "variant 'a'.*bad value 0 for 'epochs'"),
-        ({"choose": {"epoch": 1}}, "unknown key 'choose.epoch'; valid are epochs, seeds"),
+        ({"choose": {"epoch": 1}}, "nearest: 'choose.epochs'\n    valid in choose: epochs, seeds"),
         ({"choose": {"epochs": 2}}, "bad value 2 for 'choose.epochs'"),
-        ({"ratess": [1]}, "unknown key 'ratess'; valid are recipe, variants, rates"),
+        ({"ratess": [1]}, "unknown key 'ratess'\n    nearest: 'rates'"),
         ({"recipe": "nowhere.yaml"}, "cannot read the recipe .*nowhere.yaml"),
     ],
 )
@@ -115,7 +115,7 @@ def test_files_that_are_no_sweeps(tmp_path: Path, text: str) -> None:
 
 def test_a_key_is_missing(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(yaml.safe_dump({"recipe": "x", "rates": [1], "seeds": [1]}))
-    with pytest.raises(RecipeError, match="'variants' is missing; a sweep has recipe, variants"):
+    with pytest.raises(RecipeError, match="'variants' is missing\n    valid there: recipe, var"):
         load_sweep(tmp_path / "s.yaml")
 
 

@@ -15,7 +15,7 @@ import yaml
 from hyperslab.checkpoint.save_load import save
 from hyperslab.models import UNet3D
 from hyperslab.train import evaluate as module
-from hyperslab.train.evaluate import ClassEvaluation, SurfacePolicy, evaluate
+from hyperslab.train.evaluate import ClassEvaluation, evaluate
 from hyperslab.train.metrics import surface_scores
 from tests.formats.nifti.lists import CLASSES, SHAPES, SPACING, Case, decathlon
 from tests.ranks import run_ranks
@@ -113,5 +113,5 @@ def test_what_is_too_large_is_left_out_and_said(
     result = evaluated(made[0])
     assert not result.surfaces
     assert "BRATS_000: measuring it takes" in result.facts["surfaces"]["left_out"][0]
-    plain = evaluate(made[0], split="all", surfaces=SurfacePolicy(wanted=False))
+    plain = evaluate(made[0], split="all", surfaces=None)
     assert "surfaces" not in plain.facts

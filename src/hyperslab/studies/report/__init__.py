@@ -40,14 +40,11 @@ CHAPTERS: tuple[Callable[[Run], Chapter], ...] = (
 )
 
 
-__all__ = ["FigureFormat", "figures_beside", "render", "write_comparison", "write_report"]
+__all__ = ["FigureFormat", "figures_beside", "write_comparison", "write_report"]
 
 
 def write_report(
-    path: str | Path,
-    beside: str | Path | None = None,
-    *,
-    figures: Sequence[FigureFormat] = (),
+    path: str | Path, beside: str | Path | None = None, *, figures: Sequence[FigureFormat] = ()
 ) -> Path:
     """Writes ``report.html`` into a run's folder and returns its path.
 
@@ -73,11 +70,6 @@ def write_report(
     check_links(run.path, figures_beside(target).name)
     write_figures(page.pictures, figures_beside(target), figures)
     return target
-
-
-def render(run: Run) -> str:
-    """Renders the page of a run as text."""
-    return render_page(page_of(run))
 
 
 def page_of(run: Run) -> Page:

@@ -173,8 +173,7 @@ def _percent(value: float | None) -> str:
     return number(None) if value is None else f"{number(100 * value)} %"
 
 
-MOST_POINTS = 1000
-"""Limits the points that are drawn, an even choice: more only make a page heavy."""
+MOST_POINTS = 1000  # the most points that are drawn, an even choice: more only make a page heavy
 
 
 def evenly(count: int) -> np.ndarray:
@@ -223,8 +222,7 @@ def _scatter(
     )
 
 
-DRAWN_LINES = 1000
-"""Counts the straight lines through samples that a bootstrap draws."""
+DRAWN_LINES = 1000  # the straight lines through samples that a bootstrap draws
 
 
 def fitted_band(

@@ -42,18 +42,14 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#8c5a3a")
 FIRST, SECOND, THIRD = SERIES[:3]
 INK = "#000000"  # on a page that of its letters: style.css
 MUTED = "#6b727b"  # axes, and what others are compared with
-
-FEW_POINTS = 20
-"""Marks the points of shorter curves: a single one has no line."""
+FEW_POINTS = 20  # shorter curves have their points marked: a single one has no line
 
 LETTERS = 12.0
 PAPER_LETTERS = 8.0
-LEGEND_SHARE = 11.5 / 12
-"""Scales the letters of legends."""
+LEGEND_SHARE = 11.5 / 12  # scale of the letters of legends
 
 COLUMN_PIXELS = 440
-COLUMN_INCHES = 3.5
-"""Gives the width [in] of a figure that is COLUMN_PIXELS wide on the page."""
+COLUMN_INCHES = 3.5  # the width [in] of a figure that is COLUMN_PIXELS wide on the page
 
 DOTS_PER_INCH = 300
 
@@ -197,9 +193,6 @@ def write_figures(
     """Writes each figure in each format, called by its name.
 
     The figures are changed: they are drawn anew, smaller and with smaller letters.
-
-    Raises:
-        DataError: the folder cannot be written.
     """
     if not formats:
         return

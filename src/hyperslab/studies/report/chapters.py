@@ -55,8 +55,7 @@ LOSS_NAMES = {
 }
 """Names the losses of a recipe in words."""
 
-DICE_COLUMN = "validation_dice_"
-"""Precedes a class's name in the history's columns."""
+DICE_COLUMN = "validation_dice_"  # before a class's name in the history's columns
 
 
 def losses(run: Run) -> Chapter:
@@ -374,11 +373,7 @@ def _minute(date: object) -> str:
 
 
 def _changes(run: Run) -> Iterator[Block]:
-    """Shows how the recipe changed when the run was resumed.
-
-    Raises:
-        DataError: the file of changes is no such file.
-    """
+    """Shows how the recipe changed when the run was resumed."""
     path = run.path / CHANGES
     if not path.exists():
         return

@@ -36,8 +36,7 @@ from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Gives each configuration a line style: figures are to be read without colours, too."""
 
-POWERS = {"mse": 2, "l1": 1}
-"""Gives the power of differences whose mean a loss is; controls, too, have such a loss."""
+POWERS = {"mse": 2, "l1": 1}  # of differences whose mean a loss is; controls, too, have such a loss
 
 HOUR = 3600.0
 MINUTE = 60.0
@@ -287,11 +286,8 @@ def _predictions(comparison: configurations.Comparison) -> list[Block]:
     return [*blocks, Heading("Residuals"), Figures(residuals)]
 
 
-SCATTER_POINTS = 200
-"""Limits the points of each scatter plot, as in the paper."""
-
-SCATTER_REACH = 1.4
-"""Ends its axes either side of zero."""
+SCATTER_POINTS = 200  # the most points of each scatter plot, as in the paper
+SCATTER_REACH = 1.4  # the ends of its axes either side of zero
 
 
 def _scatter(row: configurations.Scored, at: int, place: int) -> Picture:
@@ -417,8 +413,7 @@ def _seed_spread(values: FloatArray) -> str:
     return f"{middle} ({number(float(values.min()))} to {number(float(values.max()))})"
 
 
-UNCOMPARED_KEYS = ("output",)
-"""Lists keys of recipes that always differ."""
+UNCOMPARED_KEYS = ("output",)  # keys of recipes that always differ
 
 
 def two_runs(run: Run, other: Run, problem: str = "") -> Chapter:

@@ -27,11 +27,8 @@ from hyperslab.train.metrics import (
 )
 from hyperslab.util.documents import read_json
 
-MEAN_CONTROL = "mean"
-"""Stands in for a parameter's name: the mean of the errors of all of them."""
-
-FEWEST_VOLUMES = 5
-"""Asks for so many volumes: with fewer a bootstrap says nothing."""
+MEAN_CONTROL = "mean"  # in place of a parameter's name: the mean of the errors of all of them
+FEWEST_VOLUMES = 5  # with fewer a bootstrap says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,6 @@ class SplitPredictions:
 
     @property
     def of_parts(self) -> bool:
-        """Tells if volumes have several samples."""
         return len(set(self.volumes)) < len(self.volumes)
 
     @property
@@ -83,7 +79,6 @@ class Scored:
         return ratio_interval(self.error(parameter), self._of(self.of_mean[None], parameter))
 
     def ratio_to(self, other: Scored, parameter: str) -> ConfidenceInterval:
-        """Computes the error over that of another."""
         return ratio_interval(self.error(parameter), other.error(parameter))
 
     def ratios(self, parameter: str) -> FloatArray:
@@ -169,8 +164,7 @@ def _score(
 
 def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> SplitPredictions:
     lines = fit_calibration(
-        means_of_volumes(validation.predicted, validation.volumes),
-        validation.truths,
+        means_of_volumes(validation.predicted, validation.volumes), validation.truths
     )
     names, _ = volume_indices(test.volumes)
     predicted = lines(means_of_volumes(test.predicted, test.volumes))
@@ -213,14 +207,9 @@ def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
 """Lists keys of a recipe by which runs of one configuration may differ."""
 
-SAME_TRUTH = 1e-3
-"""Tolerates such differences between true values, of -1 to 1, that are the same."""
-
-LARGEST_MEAN = 1e6
-"""Bounds means of normalised targets, most of which are between -1 and 1."""
-
-LONGEST_NAME = 48
-"""Limits a name that says what differs [letters]; longer ones fit into no figure."""
+SAME_TRUTH = 1e-3  # how far true values, of -1 to 1, that are the same may be apart
+LARGEST_MEAN = 1e6  # of normalised targets, most of which are between -1 and 1
+LONGEST_NAME = 48  # [letters] of a name that says what differs; longer ones fit into no figure
 
 
 @dataclass(frozen=True, slots=True)

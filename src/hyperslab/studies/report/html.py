@@ -92,7 +92,6 @@ class Page:
 
     @property
     def pictures(self) -> list[Picture]:
-        """Lists all figures in their order."""
         blocks = [block for chapter in self.chapters for block in chapter.blocks]
         figures = [block.pictures for block in blocks if isinstance(block, Figures)]
         return [picture for pictures in figures for picture in pictures]

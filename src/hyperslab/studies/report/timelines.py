@@ -24,8 +24,7 @@ from hyperslab.train.profile import (
     TimelineSpan,
 )
 
-FIGURE_PIXELS = 1200
-"""Joins pieces that lie closer than the figure is wide by this."""
+FIGURE_PIXELS = 1200  # pieces that lie closer than the figure's width over this are joined
 
 
 @dataclass(frozen=True, slots=True)

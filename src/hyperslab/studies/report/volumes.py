@@ -52,20 +52,12 @@ DATA_KEYS = (
 
 
 def first_volume(run: Run) -> Source:
-    """Opens a source whose first sample is the run's first volume.
-
-    Raises:
-        DataError: the folder of volumes is not there, holds none, or the file is broken.
-    """
+    """Opens a source whose first sample is the run's first volume."""
     return _open_volumes(run, lambda folder, files: min(files))
 
 
 def _open_volumes(run: Run, choose: Callable[[Path, list[Path]], Path]) -> Source:
-    """Opens a run's volumes as it saw them; of plain HDF5 files the chosen one alone.
-
-    Raises:
-        DataError: the folder of volumes is not there, holds none, or a file is broken.
-    """
+    """Opens a run's volumes as it saw them; of plain HDF5 files the chosen one alone."""
     if made := run.setting("data.target") or run.setting("data.python_class"):
         raise DataError(f"its volumes come from {made}, which a report does not run")
     said = {key: run.setting(f"data.{key}") for key in DATA_KEYS}
@@ -126,11 +118,7 @@ class Voxels:
 
 
 def voxels_of(source: Source, sample: int) -> Voxels:
-    """Finds a sample's voxels by the file's affine [mm], or by a simulated universe's side.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Finds a sample's voxels by the file's affine [mm], or by a simulated universe's side."""
     while isinstance(source, SourceView):  # its samples have the voxels of the whole
         source, sample = source.origin(sample)
     extras = source.extras(sample)
@@ -199,11 +187,7 @@ class Scan(Planes):
 
 
 def middle_planes(run: Run) -> Planes:
-    """Reads the three middle planes of one sample, first channel; of counts log(1 + count).
-
-    Raises:
-        DataError: the folder of universes is not there, holds none, or the file is broken.
-    """
+    """Reads the three middle planes of one sample, first channel; of counts log(1 + count)."""
     source = first_volume(run)
     try:
         extents = zip(SPATIAL_AXES, source.shape_of(0)[1:], strict=True)
@@ -232,11 +216,7 @@ def _planes_through(source: Source, sample: int, at: Mapping[str, int]) -> Plane
 
 
 def scans(run: Run) -> list[Scan]:
-    """Reads the scans whose masks the evaluation has kept; none if it has kept none.
-
-    Raises:
-        DataError: a file is broken, or the scans are not there any more.
-    """
+    """Reads the scans whose masks the evaluation has kept; none if it has kept none."""
     path = run.path / "evaluation" / "masks.npz"
     if not path.exists():
         return []
@@ -251,8 +231,7 @@ def scans(run: Run) -> list[Scan]:
         return [_read_scan(run, sample, _MaskFile(file, samples)) for sample in samples]
 
 
-MOST_NAMES = 1 << 20
-"""The names of all samples with masks take at most so much [B]."""
+MOST_NAMES = 1 << 20  # the names of all samples with masks take at most so much [B]
 
 
 @contextmanager
@@ -337,23 +316,16 @@ LETTER_COLOUR = "#ffffff"
 # Not quite black, so that it stays as it is on a dark page.
 LETTER_OUTLINE = (effects.withStroke(linewidth=3, foreground="#010101"),)
 
-MASK_ALPHA = 0.4
-"""Makes the predicted mask transparent, so that the scan below stays visible."""
-
-LONGER_SIDE = 190
-"""Gives the longer side of a plane [px]."""
-
-THINNEST = 8
-"""Draws a plane that is thinner than its length over this thicker than it is."""
+MASK_ALPHA = 0.4  # of the predicted mask, so that the scan below stays visible
+LONGER_SIDE = 190  # the longer side of a plane [px]
+THINNEST = 8  # a plane that is thinner than its length over this is drawn thicker
 
 LEFT = 64
 BELOW = 48
 BESIDE = 88  # for the colour bar
 ABOVE = 8
 BETWEEN_TICKS = 45  # at least
-
-ENLARGED_VOXELS = 12
-"""Counts the voxels either side of a cut in the enlarged picture."""
+ENLARGED_VOXELS = 12  # the voxels either side of a cut in the enlarged picture
 
 ValueRange = tuple[float, float]
 
@@ -533,11 +505,7 @@ def _first_window(run: Run, shape: Sequence[int]) -> Window | None:
 
 
 def _universe_plane(
-    planes: Planes,
-    across: str,
-    cuts: Mapping[str, Cut],
-    window: Window | None,
-    limits: ValueRange,
+    planes: Planes, across: str, cuts: Mapping[str, Cut], window: Window | None, limits: ValueRange
 ) -> Picture:
     """Draws a middle plane with the cuts that cross it."""
     name = f"slice-{across}"

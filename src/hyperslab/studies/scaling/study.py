@@ -59,7 +59,6 @@ class ScalingPoint:
 
     @property
     def name(self) -> str:
-        """Names the point's folder."""
         extents = "x".join(map(str, self.grid.model_dump().values()))
         return f"{self.ranks:04}-ranks-{extents}-batch-{self.batch_size}"
 
@@ -104,7 +103,6 @@ class RefusedPoint:
 
     @property
     def reason(self) -> str:
-        """Gives the reason in one line."""
         return "; ".join(line.strip() for line in str(self.error).splitlines())
 
 
@@ -156,10 +154,6 @@ def grown_points(
     """Makes points of the recipe's grid with more and more ranks along ``axis``.
 
     In weak scaling that is "data": more replicas, each with as many samples.
-
-    Raises:
-        LayoutError: a number of ranks is no multiple of the other axes, or the mini-batch no
-            multiple of the data axis.
     """
     return own_points(kind, recipe, [_grown(recipe.grid, axis, count) for count in ranks])
 
@@ -219,7 +213,6 @@ class PredictedStep:
 
     @property
     def seconds(self) -> float:
-        """Returns the time of the whole step [s]."""
         return self.parts.total
 
     @property
@@ -292,7 +285,6 @@ class Study:
         return speeds
 
     def rows_with_speeds(self) -> Iterator[tuple[StudyRow, Speed | None, Speed | None]]:
-        """Lists each row with its measured and its predicted speed."""
         return zip(self.rows, self.speeds("measured"), self.speeds("predicted"), strict=True)
 
 
@@ -309,11 +301,7 @@ class Predictor:
         return search.machine_bounds(self.machine, self.process)
 
     def predict(self, job: GridJob) -> PredictedStep:
-        """Predicts a step of the job on the grid of its recipe.
-
-        Raises:
-            UnsupportedOp: the network has an operator that cannot be traced or cut.
-        """
+        """Predicts a step of the job on the grid of its recipe."""
         found = search.trace_one(job, job.recipe.grid, self.machine, self.bounds)
         doubts = tuple(_prediction_doubts(found, self.machine))
         return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
@@ -322,9 +310,6 @@ class Predictor:
         """Makes points of the grid that the plan likes best for each number of ranks.
 
         Where none fits into memory, on that which needs least of it.
-
-        Raises:
-            LayoutError: no grid of so many ranks can be.
         """
         job = _described_job(recipe)
         points = []
@@ -359,9 +344,6 @@ def jobs_of(
 
     Those are the ones whose grid is none for such volumes, or whose mini-batch is more than there
     are samples.
-
-    Raises:
-        DataError: there are no data.
     """
     described = _described_job(base)
     jobs = {}
@@ -406,54 +388,6 @@ def _not_here(recipe: Recipe, more: str = "") -> errors.DataError:
     )
 
 
-MEASURED_EPOCHS = 4
-"""Counts the epochs of each training; the first is left out (Oyama et al. 2020, V-B)."""
-
-
-def measure_step(
-    point: ScalingPoint,
-    base: Recipe,
-    study: Path,
-    *,
-    epochs: int = MEASURED_EPOCHS,
-    start: StartTraining | None = None,
-) -> MeasuredStep:
-    """Measures the steps of a training on the point's grid, in a folder below ``study``.
-
-    A training that is there already is not repeated; one that was stopped starts again. ``start``
-    starts one, by default here.
-
-    Raises:
-        RecipeError: the folder holds the training of another recipe, or cannot be written.
-        DataError: no step of the training had a whole mini-batch.
-        HyperslabError: what the training raised.
-    """
-    folder = study / point.name
-    alone = start is None
-    found = earlier_measurement(point, base, study, epochs=epochs, alone=alone)
-    if found is not None:
-        log.info("%s exists already: its times are used", folder)
-        return found
-    _train(point, base, folder, epochs, start)
-    return _median_step(folder, epochs, crowded(point.ranks, base.device) if alone else "")
-
-
-def earlier_measurement(
-    point: ScalingPoint, base: Recipe, study: Path, *, epochs: int, alone: bool = True
-) -> MeasuredStep | None:
-    """Reads what was measured before, if it was; ``alone``: on this machine alone.
-
-    Raises:
-        RecipeError: the folder holds the training of another recipe; names the keys.
-    """
-    folder = study / point.name
-    if not folder.exists():
-        return None
-    wanted = point.recipe(base, output=folder, epochs=epochs)
-    check_recipe(folder, wanted, "was measured with")
-    return _median_step(folder, epochs, crowded(point.ranks, base.device) if alone else "")
-
-
 def crowded(ranks: int, device: str) -> str:
     """Says why the times of so many ranks mean nothing on this machine; "" if they do.
 
@@ -469,25 +403,6 @@ def crowded(ranks: int, device: str) -> str:
     if ranks <= places:
         return ""
     return f"{ranks} ranks on {places} {what}{'s' * (places > 1)} take turns"
-
-
-def _train(
-    point: ScalingPoint, base: Recipe, folder: Path, epochs: int, start: StartTraining | None
-) -> None:
-    """Trains; the folder has its name when the training is complete."""
-    # A folder of the point's own name holds a finished training, however this one ends.
-    partial = partial_path(folder)
-    file = partial / "recipe.yaml"
-    with errors.system_errors_as(errors.RecipeError, f"cannot write into {folder.parent}"):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        recipe = point.recipe(base, output=partial, epochs=epochs)
-        save_recipe(recipe, file)
-        words = ["train", str(file), "--resume", *options_of_trust(recipe)]
-        (start or launch_training)(point.ranks, words, partial / "logs", seconds=base.timeout)
-        shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
-        save_recipe(point.recipe(base, output=folder, epochs=epochs), file)
-        partial.rename(folder)
 
 
 def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
@@ -540,6 +455,44 @@ class StudyRequest:
     refused: tuple[RefusedPoint, ...] = ()
     start: StartTraining | None = None
 
+    def earlier(self, point: ScalingPoint) -> MeasuredStep | None:
+        """Reads what was measured of a point before, if it was; raises as `check_recipe`."""
+        folder = self.output / point.name
+        if not folder.exists():
+            return None
+        wanted = point.recipe(self.recipe, output=folder, epochs=self.epochs)
+        check_recipe(folder, wanted, "was measured with")
+        return self._measured(point)
+
+    def measure(self, point: ScalingPoint) -> MeasuredStep:
+        """Measures the steps of a training on the point's grid; one that was stopped starts again.
+
+        Raises:
+            RecipeError: the output cannot be written.
+            DataError: no step of the training had a whole mini-batch.
+            HyperslabError: what the training raised.
+        """
+        folder = self.output / point.name
+        # A folder of the point's own name holds a finished training, however this one ends.
+        partial = partial_path(folder)
+        file = partial / "recipe.yaml"
+        with errors.system_errors_as(errors.RecipeError, f"cannot write into {self.output}"):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            recipe = point.recipe(self.recipe, output=partial, epochs=self.epochs)
+            save_recipe(recipe, file)
+            words = ["train", str(file), "--resume", *options_of_trust(recipe)]
+            start = self.start or launch_training
+            start(point.ranks, words, partial / "logs", seconds=self.recipe.timeout)
+            shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
+            save_recipe(recipe.model_copy(update={"output": folder}), file)
+            partial.rename(folder)
+        return self._measured(point)
+
+    def _measured(self, point: ScalingPoint) -> MeasuredStep:
+        crowd = crowded(point.ranks, self.recipe.device) if self.start is None else ""
+        return _median_step(self.output / point.name, self.epochs, crowd)
+
 
 def run_study(
     request: StudyRequest, predictor: Predictor | None, write: Callable[[Study, Path], None]
@@ -573,13 +526,7 @@ def _predicted_study(
     refused = list(request.refused)
     accumulated = request.recipe.optimizer.accumulate
     for point, job in jobs.items():
-        found = earlier_measurement(
-            point,
-            request.recipe,
-            request.output,
-            epochs=request.epochs,
-            alone=request.start is None,
-        )
+        found = request.earlier(point)
         try:
             predicted = None if predictor is None else predictor.predict(job)
         except (errors.LayoutError, errors.UnsupportedOp) as error:
@@ -604,13 +551,9 @@ def _measured_study(
         if request.start is None and (crowd := crowded(point.ranks, request.recipe.device)):
             log.warning("%s: its times say nothing about scaling", crowd)
         try:
-            found = measure_step(
-                point,
-                request.recipe,
-                request.output,
-                epochs=request.epochs,
-                start=request.start,
-            )
+            if row.measured is not None:
+                log.info("%s exists already: its times are used", request.output / point.name)
+            found = row.measured or request.measure(point)
             rows[place] = replace(row, samples=found.samples, measured=found)
         except errors.Stopped:
             log.info(

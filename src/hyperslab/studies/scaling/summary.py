@@ -30,11 +30,7 @@ Cell = float | int | str | None
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes the study's tables and its figure, if there is anything in them.
-
-    Raises:
-        RecipeError: the folder cannot be written.
-    """
+    """Writes the study's tables and its figure, if there is anything in them."""
     if not any(row.measured or row.predicted for row in study.rows):
         return
     with system_errors_as(RecipeError, f"cannot write into output {folder}"):
@@ -169,8 +165,7 @@ STEP_PARTS = {
 }
 """Groups a predicted step's parts: a colour, and fields of its `Breakdown`."""
 
-COMPARABLE = 40
-"""Limits the ratio of bars: a shorter one could not be seen, and lines take its place."""
+COMPARABLE = 40  # ratio of bars: a shorter one could not be seen, and lines take its place
 
 STUDY_STYLE = {
     **FIGURE_STYLE,
@@ -181,11 +176,7 @@ STUDY_STYLE = {
 
 
 def draw_study(study: Study, path: Path) -> None:
-    """Writes the figure as PNG, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes the figure as PNG, whole or not at all."""
     with mpl.rc_context(STUDY_STYLE), created_aside(path) as file:
         figure_of(study).savefig(file, format="png", dpi=150)
 

@@ -25,32 +25,24 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from hyperslab import errors
 from hyperslab.checkpoint import folder_of
-from hyperslab.errors import (
-    DataError,
-    HyperslabError,
-    LayoutError,
-    RecipeError,
-    Stopped,
-    printable,
-    system_errors_as,
-)
 from hyperslab.formats.views import selected
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of, source_of
-from hyperslab.planner.machine import Machine
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
+from hyperslab.recipe.text import read_yaml
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
 from hyperslab.train.run import RECIPE, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
-from hyperslab.util.documents import parse_yaml, read_json, read_text
+from hyperslab.util.documents import read_json
 
 log = logging.getLogger("hyperslab")
 
@@ -77,7 +69,6 @@ class RunResult:
 
     @property
     def words(self) -> str:
-        """Tells in a line how the training went."""
         loss = f"validation loss {self.validation_loss:.4g}"
         return f"{loss} in epoch {self.best_epoch} of {self.epochs}, {self.seconds:.0f} s"
 
@@ -86,11 +77,7 @@ _RESULT = TypeAdapter(RunResult)
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """Reads what was kept of a run that is done; None where it is not.
-
-    Raises:
-        DataError: the file is broken.
-    """
+    """Reads what was kept of a run that is done (`DataError`); None where it is not."""
     path = folder / RESULT_FILE
     try:
         return _RESULT.validate_python(read_json(path))
@@ -99,23 +86,19 @@ def read_result(folder: Path) -> RunResult | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
+        raise errors.DataError(
             f"{path} is not a result of a run: {where}: {first['msg']}; remove it"
         ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
+        raise errors.DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
 
 
 def collect_result(folder: Path, *, epochs: int, evaluated: bool) -> RunResult:
-    """Collects what came of a run that has just ended, and writes it down.
-
-    Raises:
-        DataError: a file of the run is broken or shorter than it should be.
-    """
+    """Collects what came of a run that has just ended, and writes it down (`DataError`)."""
     table = read_table(folder / "epochs.csv", NEEDED_OF_EPOCHS)
     losses = table.get("validation_loss", np.array([]))
     if len(losses) != epochs or not np.isfinite(losses).any():
-        raise DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
+        raise errors.DataError(f"{folder / 'epochs.csv'} has not the losses of {epochs} epochs")
     best = int(np.nanargmin(losses))
     # A run that chooses a rate must not look at the test split.
     found = read_evaluation(folder / "evaluation" / "metrics.json") if evaluated else {}
@@ -143,17 +126,11 @@ def _test_scores(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: row["ratio"] for name, row in found.get("parameters", {}).items()}
 
 
-ASK_AGAIN = 0.5
-"""Waits so long [s] before it tries a run's folder again."""
+ASK_AGAIN = 0.5  # [s] before it tries a run's folder again
 
 
 def finished_result(run: SweepRun) -> RunResult | None:
-    """Returns what came of a run, if it is done.
-
-    Raises:
-        RecipeError: the folder holds another run; names the keys.
-        DataError: what was kept of it is broken.
-    """
+    """Returns what came of a run, if it is done; raises as `check_recipe` and `read_result`."""
     if not (run.folder / RECIPE).exists():
         return None
     check_recipe(run.folder, run.recipe, "holds a run of", but=IRRELEVANT_SECTIONS)
@@ -174,7 +151,7 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> Run
     folder = run.folder
     file = folder / RECIPE
     finished_result(run)  # is it this run's?
-    with system_errors_as(RecipeError, f"cannot write into {folder}"):
+    with errors.system_errors_as(errors.RecipeError, f"cannot write into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
         # The recipe is written only when nobody reads it any more.
@@ -213,15 +190,14 @@ def _await_lock(folder: Path) -> None:
         try:
             with lock_run(folder):
                 return
-        except RecipeError:
+        except errors.RecipeError:
             if not told:
                 log.info("waiting: ranks of an earlier start still work in %s", folder)
             told = True
             time.sleep(ASK_AGAIN)
 
 
-Outcomes = Mapping[SweepRun, RunResult]
-"""Maps runs that are done to what came of them."""
+Outcomes = Mapping[SweepRun, RunResult]  # what came of the runs that are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,25 +330,6 @@ def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
     return {name: _spread(score.get(name) for score in scores) for name in names}
 
 
-def write_table(sweep: Sweep, rows: Sequence[SweepRow], failures: Mapping[str, str]) -> None:
-    """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    content: dict[str, Any] = {
-        "variants": [asdict(row) for row in rows],
-        "failures": dict(failures),
-    }
-    write_json(sweep.output / "sweep.json", content)
-    names = list(dict.fromkeys(name for row in rows for name in row.test))
-    spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
-    head = ["variant", "rate", "runs", "wanted", "epochs"]
-    head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
-    head += ["total_seconds"]
-    write_csv(sweep.output / "sweep.csv", head, [_csv_cells(row, spreads) for row in rows])
-
-
 def _csv_cells(row: SweepRow, spreads: Sequence[str]) -> list[object]:
     cells: list[object] = [row.name, row.rate, len(row.seeds), row.wanted, row.epochs]
     for name in spreads:
@@ -466,7 +423,6 @@ class SweepProgress(Progress):
         self.update(self.task, total=total + sum(run.recipe.epochs for run in runs))
 
     def begin(self, run: SweepRun) -> None:
-        """Begins to show the next run."""
         self.numbers[run] = len(self.numbers) + 1
         self.under_way = run
 
@@ -477,7 +433,9 @@ class SweepProgress(Progress):
         self.update(self.task, completed=self.done)
         line = f"{self._words(run)}: {words}"
         if self.console.is_terminal:
-            self.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(
+                errors.printable(line), highlight=False, markup=False, soft_wrap=True
+            )
         else:
             log.info("%s", line)
 
@@ -498,7 +456,7 @@ def _last_epoch(path: Path) -> tuple[int, str]:
     """Counts the epochs that a run has done, with its validation loss in words."""
     try:
         table = read_table(path, NEEDED_OF_EPOCHS)
-    except DataError:  # it is being written
+    except errors.DataError:  # it is being written
         table = {}
     if not len(table.get("epoch", ())):
         return 0, ""
@@ -527,8 +485,17 @@ class SweepState:
         ]
 
     def write(self) -> None:
-        """Writes the table's files."""
-        write_table(self.sweep, self.rows(), self.failures)
+        """Writes ``sweep.json`` and ``sweep.csv``, each whole or not at all."""
+        rows = self.rows()
+        content = {"variants": [asdict(row) for row in rows], "failures": self.failures}
+        write_json(self.sweep.output / "sweep.json", content)
+        names = list(dict.fromkeys(name for row in rows for name in row.test))
+        spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
+        head = ["variant", "rate", "runs", "wanted", "epochs"]
+        head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
+        head += ["total_seconds"]
+        cells = [_csv_cells(row, spreads) for row in rows]
+        write_csv(self.sweep.output / "sweep.csv", head, cells)
 
 
 def run_sweep(
@@ -569,8 +536,8 @@ def run_sweep(
             failure = ""
             try:
                 result = before or way(run, ranks)
-            except HyperslabError as error:
-                if isinstance(error, Stopped):
+            except errors.HyperslabError as error:
+                if isinstance(error, errors.Stopped):
                     log.info("run the same command to continue with %s", run.name)
                     todo.clear()
                     raise
@@ -588,7 +555,7 @@ def run_sweep(
 
     for variant in sweep.variants:
         check_data(variant)
-    with system_errors_as(RecipeError, f"cannot write into output {sweep.output}"):
+    with errors.system_errors_as(errors.RecipeError, f"cannot write into output {sweep.output}"):
         sweep.output.mkdir(parents=True, exist_ok=True)
         with lock_run(sweep.output):
             _claim(sweep)
@@ -611,49 +578,37 @@ def run_sweep(
 
 
 def check_data(variant: SweepVariant) -> None:
-    """Refuses a variant of other volumes than its data hold; its table would not say which.
-
-    Raises:
-        RecipeError: the volumes have another shape than ``data.shape``, or cannot be cut.
-    """
+    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
     data = variant.recipe.data
     if not data.is_here:
         return  # its runs will say so
     source = source_of(variant.recipe)
     if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
         said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
-        raise RecipeError(
+        raise errors.RecipeError(
             f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
             f"of {data.where} have {found}\n    give such volumes, or set "
             f"data.shape=[{','.join(map(str, source.shape))}]"
         )
     try:
         selected(source, None, None, data.subvolume)
-    except LayoutError as error:
-        raise RecipeError(f"variant {variant.name!r}: {error}") from None
+    except errors.LayoutError as error:
+        raise errors.RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def _claim(sweep: Sweep) -> None:
-    """Writes down what is swept, or compares it with what was.
-
-    Raises:
-        RecipeError: it is another sweep; names the keys with both values.
-    """
+    """Writes down what is swept; refuses the folder of another sweep (`RecipeError`)."""
     path = sweep.output / SWEEP_SETTINGS
     settings = yaml.safe_load(yaml.safe_dump(sweep.settings()))
     if not path.exists():
         write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         return
-    try:
-        before = parse_yaml(read_text(path))
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {error}") from None
-    others = differences(before, settings)
-    if others:
+    before = read_yaml(path, "sweep")
+    if others := differences(before, settings):
         lines = "".join(
             f"\n    {key}: {_said(before, key)} there, {_said(settings, key)} now" for key in others
         )
-        raise RecipeError(
+        raise errors.RecipeError(
             f"{sweep.output} holds another sweep:{lines}\n"
             f"    choose another --output; or remove {path}: runs that are wanted by both stay, "
             "and one of another recipe is refused"
@@ -683,9 +638,11 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     for variant in sweep.variants:
         check_data(variant)
         try:
-            steps, step = _predicted_step(variant.recipe, chosen)
+            job = job_of(variant.recipe)
+            steps = -(-job.samples // (job.batch * job.accumulated))  # of an epoch
+            step = Predictor(chosen).predict(job).seconds
             words = time_text(step)
-        except HyperslabError as error:
+        except errors.HyperslabError as error:
             steps, step = 0, 0.0
             words = str(error).splitlines()[0]
             known = False
@@ -713,13 +670,6 @@ def forecast_table(sweep: Sweep, machine: str | None) -> Table:
     rows.append([words, *[""] * 6, f"{'' if known else 'more than '}{time_text(total)}"])
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "all")
     return Table("", head, rows)
-
-
-def _predicted_step(recipe: Recipe, machine: Machine) -> tuple[int, float]:
-    """Counts the steps of an epoch, and predicts one of them [s]."""
-    job = job_of(recipe)
-    steps = -(-job.samples // (job.batch * job.accumulated))
-    return steps, Predictor(machine).predict(job).seconds
 
 
 def _values_text(values: tuple[float, ...]) -> str:

@@ -21,7 +21,7 @@ from pydantic import (
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
-from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.load import explain_errors, load_recipe
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
@@ -29,8 +29,7 @@ from hyperslab.recipe.text import read_yaml
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
-SWEPT = ("optimizer.learning_rate", "seed", "output")
-"""Lists the keys of a recipe that a sweep sets itself."""
+SWEPT = ("optimizer.learning_rate", "seed", "output")  # keys that a sweep sets itself
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -56,7 +55,6 @@ class VariantSection(Section):
 
     @property
     def keys(self) -> dict[str, Any]:
-        """Returns the keys of the recipe."""
         return dict(self.model_extra or {})
 
 
@@ -110,13 +108,11 @@ class SweepRun:
 
     @property
     def name(self) -> str:
-        """Names the run in words."""
         of = f"{self.variant}, rate {self.rate:g}, seed {self.seed}"
         return f"{of} (choosing the rate)" if self.chooses else of
 
     @property
     def folder(self) -> Path:
-        """Returns the folder of this run."""
         return self.recipe.output
 
 
@@ -311,24 +307,4 @@ def _read_sweep_file(path: Path) -> SweepFile:
     try:
         return SweepFile.model_validate(values)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise RecipeError(
-            "\n".join(f"{path}: {_sentence(dict(one))}" for one in problems)
-        ) from None
-
-
-def _sentence(problem: dict[str, Any]) -> str:
-    key = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "missing":
-        return f"{key!r} is missing; a sweep has {_keys(SweepFile)}"
-    if problem["type"] == "extra_forbidden":
-        kind: type[Section] = ChoiceSection if problem["loc"][0] == "choose" else SweepFile
-        return f"unknown key {key!r}; valid are {_keys(kind)}"
-    words = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
-    if problem["type"] == "value_error" and key == "variants":
-        return words
-    return f"bad value {problem['input']!r} for {key!r}: {words}"
-
-
-def _keys(section: type[Section]) -> str:
-    return ", ".join(section.model_fields)
+        raise RecipeError(explain_errors(error, values, str(path), {}, SweepFile)) from None
