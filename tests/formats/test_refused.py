@@ -92,6 +92,17 @@ ARRAYS: dict[str, tuple[str, Spoil, str]] = {
 }
 
 
+def test_targets_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
+    """With a byte order mark and CRLF."""
+    npy("last")(tmp_path)
+    before = source_of(tmp_path, Seat())
+    path = tmp_path / "targets.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    found = source_of(tmp_path, Seat())
+    assert found.parameters.names == before.parameters.names
+    np.testing.assert_array_equal(found.target(1), before.target(1))
+
+
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_a_bad_array(tmp_path: Path, kind: str) -> None:
     order, spoil, words = ARRAYS[kind]
