@@ -7,6 +7,7 @@ import functools
 import importlib
 import itertools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -134,6 +135,15 @@ def torch_knows_cuda() -> bool:
         with suppress(OSError):
             text = read_text(Path(spec.submodule_search_locations[0], "version.py"))
     return len(re.findall(r"^(?:cuda|hip)\b.*= None$", text, re.MULTILINE)) < 2
+
+
+_GPU_FILES = ("nvidia*", "nvmap", "nvhost*", "dxg", "kfd")
+"""Matches the files in /dev of the drivers for CUDA, also on Jetson and WSL, and for ROCm."""
+
+
+def machine_has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Say whether there may be a device for torch here: False where no driver has a file."""
+    return sys.platform != "linux" or any(any(devices.glob(name)) for name in _GPU_FILES)
 
 
 def torch_classes(section: str) -> dict[str, str]:
