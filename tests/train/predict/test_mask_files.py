@@ -19,9 +19,11 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 import hyperslab as hs
 import hyperslab.train.predict as predicting
+from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.files import lock_folder
 from hyperslab.formats.nifti import resample
@@ -315,8 +317,13 @@ def test_nothing_is_left_of_a_mask_for_which_the_disk_is_too_small(
 def test_two_predictions_into_one_folder(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii", numbers(XYZ))
     out = tmp_path / "out"
-    with lock_folder(out, "prediction"), pytest.raises(DataError, match="another prediction into"):
-        predict(run, [path], out, native=True)
+    with lock_folder(out, "prediction"):
+        with pytest.raises(DataError, match="another prediction into"):
+            predict(run, [path], out, native=True)
+        words = ["predict", str(run), str(path), "--out", str(out), "--ranks", "2", "grid.depth=2"]
+        done = CliRunner().invoke(app, words)
+        assert isinstance(done.exception, DataError), done.output
+    assert not [*out.iterdir()], "logs of the other"
     (outcome,) = predict(run, [path], out, native=True)
     assert outcome.state == "predicted"
 
