@@ -92,6 +92,16 @@ ARRAYS: dict[str, tuple[str, Spoil, str]] = {
 }
 
 
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Their suffix alone differs; tables and splits know samples by name."""
+    for number, name in enumerate(("u.h5", "u.hdf5", "v.hdf5")):
+        public(tmp_path / name, counts(number, (5, 5, 5, 4)), number)
+    with pytest.raises(DataError, match=r"u\.h5 and .*u\.hdf5 are samples of one name, 'u'"):
+        source_of(tmp_path, Seat())
+    (tmp_path / "u.h5").unlink()
+    assert list(source_of(tmp_path, Seat()).names) == ["u", "v"]
+
+
 def test_targets_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
     """With a byte order mark and CRLF."""
     npy("last")(tmp_path)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats.files import (
     OWN_DATA,
     STRICT,
@@ -333,8 +333,21 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
     """Opens the folder as this process sees it, with a word on files that are left out.
 
     Raises:
-        DataError: see `source_of`.
+        DataError: see `source_of`; or two samples have one name.
     """
+    source, others = _scanned(folder, options)
+    if len(set(source.names)) < len(source.names):
+        twice, _ = Counter(source.names).most_common(1)[0]
+        places = [place for place, name in enumerate(source.names) if name == twice]
+        files = " and ".join(printable(source.where(place)) for place in places[:2])
+        raise DataError(
+            f"{folder}: {files} are samples of one name, {printable(twice)!r}\n    keep one of "
+            "them, or rename it"
+        )
+    return source, others
+
+
+def _scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
     if options.mapping is not None:
         from hyperslab.formats.arrays.source import MappedFolder
 
