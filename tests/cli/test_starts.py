@@ -180,6 +180,7 @@ WRONG = {
     "train r.yaml x": "'x' is not an override: write key=value",
     "train r.yaml epoch=1": "override epoch=: unknown key 'epoch'\n    nearest: 'epochs'",
     "train r.yaml epochs=x": "override epochs=: bad value 'x' for 'epochs'",
+    "train r.yaml output=5": "bad value 5 for 'output': it should be a path",
     "plan r.yaml loss=dice": "loss=dice does not go with model.name=cosmoflow: use one of mse, l1",
     "train r.yaml data.path=empty": "(volumes made in memory) is needed, and both are",
     "train r.yaml data.fold=1": "data.fold and data.folds go together",

@@ -103,11 +103,12 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_targets_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
-    """With a byte order mark and CRLF."""
+    """With a byte order mark, CRLF, and blanks behind the commas of its first line."""
     npy("last")(tmp_path)
     before = source_of(tmp_path, Seat())
     path = tmp_path / "targets.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    text = path.read_bytes().replace(b"a,b", b"a, b").replace(b"\n", b"\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + text)
     found = source_of(tmp_path, Seat())
     assert found.parameters.names == before.parameters.names
     np.testing.assert_array_equal(found.target(1), before.target(1))

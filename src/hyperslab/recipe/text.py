@@ -74,6 +74,7 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
         valid = f"one of {', '.join(choices)}\n    nearest: {nearest_key(str(value), choices)!r}"
         return f"bad value {value!r} for {key!r}: it should be {valid}"
     message = problem.removeprefix("Value error, ").replace("Input should", "it should")
+    message = re.sub("Input is not a valid path.*", "it should be a path", message)
     return f"bad value {value!r} for {key!r}: {message}"
 
 
