@@ -105,6 +105,7 @@ WRONG = {
     "doctor --folder nowhere": "nowhere cannot be written on",
     "doctor --folder nowhere --ranks 2": "nowhere cannot be written on",
     "recipes copy nonsense": "there is no shipped recipe 'nonsense'",
+    "train r.yaml output=r.yaml": "output r.yaml is not a folder\n    choose another --output",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
