@@ -314,6 +314,29 @@ def test_nothing_is_left_of_a_mask_for_which_the_disk_is_too_small(
     assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["predictions.jsonl"]
 
 
+@pytest.mark.parametrize("format", ["nifti", "hdf5", "zarr"])
+def test_a_start_removes_what_a_killed_one_was_writing(
+    run: Path, tmp_path: Path, format: MaskFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:  # as after SIGKILL, nobody tidies up
+        patch.setattr(mask_files, "remove_scratch", lambda folder: None)
+        patch.setattr("hyperslab.util.atomic_files.Path.unlink", lambda *_, **__: None)
+        patch.setattr(mask_files, "nearest_box", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            predict(run, [path], out, native=True, format=format)
+    assert [*out.glob(f".a{mask_files.MASK_SUFFIXES[format]}.partial*")]
+    (outcome,) = predict(run, [path], out, native=True, format=format)
+    assert outcome.state == "predicted"
+    left = sorted(entry.name for entry in out.iterdir())
+    assert left == [f"a{mask_files.MASK_SUFFIXES[format]}", "predictions.jsonl"]
+
+
+def stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_two_predictions_into_one_folder(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii", numbers(XYZ))
     out = tmp_path / "out"

@@ -80,7 +80,7 @@ def write_scan_file(
             source_orientation=scan.orientation,
         )
 
-    write_small_file(path, fill, concurrent=True)
+    write_small_file(path, fill)
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
