@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperslab.checkpoint import files
+from hyperslab.checkpoint import check_unused, files
 from hyperslab.checkpoint.files import exchange, put_in_place
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, save_step, steps_in
 from hyperslab.checkpoint.save_load import load, save
-from hyperslab.errors import CheckpointError
+from hyperslab.errors import CheckpointError, RecipeError
 from tests.checkpoint.killed import DONE, KILLED, ends_before
 from tests.checkpoint.test_save_load import network, read, same, tensors
 from tests.selection import in_gate
@@ -200,3 +200,11 @@ def test_the_generator_is_not_touched(tmp_path: Path) -> None:
     save(tmp_path / "a", model, optimizer)
     load(tmp_path / "a", model, optimizer)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_training_that_begins_leaves_a_checkpoint_that_is_aside(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/.step-00000002.partial").mkdir(parents=True)
+    check_unused(tmp_path)  # there was none yet
+    (tmp_path / "checkpoints/.step-00000001.replaced").mkdir()
+    with pytest.raises(RecipeError, match="holds a run already"):
+        check_unused(tmp_path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -13,6 +16,7 @@ import pytest
 from hyperslab.cli import terminal
 from hyperslab.cli.terminal import DEBUG, clean_errors
 from hyperslab.errors import CommError
+from hyperslab.util.logs import StdoutHandler
 
 
 def test_no_memory_is_one_line(
@@ -52,6 +56,23 @@ def test_a_name_that_is_too_long_is_one_line(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit), clean_errors():
         Path(name).is_file()
     assert capsys.readouterr().err == f"error: File name too long: {name}\n"
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_behind_the_standard_output_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", FullDisk())
+        StdoutHandler().emit(logging.makeLogRecord({"msg": "a step"}))  # which ends no training
+        with pytest.raises(SystemExit) as end, clean_errors():
+            print("a result", flush=True)
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "error: No space left on device\n"
 
 
 def test_a_current_folder_that_goes_meanwhile_is_one_line(

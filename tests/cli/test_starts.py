@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 import hyperslab as hs
-from hyperslab.cli import COMMANDS, load_command
+from hyperslab.cli import COMMANDS, load_command, rank
 from hyperslab.cli.report import FIGURE_FORMATS
 from hyperslab.cli.scale import scale_command
-from hyperslab.errors import RecipeError
+from hyperslab.errors import LayoutError, RecipeError
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.load import _fields, load_recipe
-from hyperslab.recipe.text import torch_classes, torch_knows_cuda
+from hyperslab.recipe.text import machine_has_gpu, torch_classes, torch_knows_cuda
 from hyperslab.recipe.trust import Trust
 from hyperslab.studies.report import FigureFormat
 from hyperslab.studies.scaling.study import ScalingKind
@@ -105,6 +105,7 @@ WRONG = {
     "doctor --folder nowhere": "nowhere cannot be written on",
     "doctor --folder nowhere --ranks 2": "nowhere cannot be written on",
     "recipes copy nonsense": "there is no shipped recipe 'nonsense'",
+    "train r.yaml output=r.yaml": "output r.yaml is not a folder\n    choose another --output",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
@@ -180,11 +181,13 @@ WRONG = {
     "train r.yaml x": "'x' is not an override: write key=value",
     "train r.yaml epoch=1": "override epoch=: unknown key 'epoch'\n    nearest: 'epochs'",
     "train r.yaml epochs=x": "override epochs=: bad value 'x' for 'epochs'",
+    "train r.yaml output=5": "bad value 5 for 'output': it should be a path",
     "plan r.yaml loss=dice": "loss=dice does not go with model.name=cosmoflow: use one of mse, l1",
     "train r.yaml data.path=empty": "(volumes made in memory) is needed, and both are",
     "train r.yaml data.fold=1": "data.fold and data.folds go together",
     "train r.yaml data.window=[0,1] data.transform=mean": "are two transforms; give one of them",
     "train r.yaml model.target=nowhere.Net": "model.target nowhere.Net cannot be imported: ",
+    "train r.yaml model.target=os": "model.target os cannot be imported: write package.Class",
     "train r.yaml model.target=nets.Nett": "cannot be imported: nets has no 'Nett'\n    nearest: "
     "nets.Net",
     "plan r.yaml loss.target=torch.nn.HuberLos": "torch.nn has no 'HuberLos'\n    nearest: "
@@ -258,6 +261,20 @@ for words in {split!r}:
     for (words, said), (code, text, *imported) in zip(lines.items(), found, strict=True):
         assert said in text, words
         assert (imported, code in ((1, 2) if said else (0, None))) == ([], True), (words, code)
+
+
+def test_a_machine_without_a_gpu_is_known_by_its_drivers_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert not machine_has_gpu(tmp_path)
+    (tmp_path / "nvidiactl").touch()
+    assert machine_has_gpu(tmp_path)
+    recipe = load_recipe(ROOT / "recipes/demo.yaml", ["device=cuda"])
+    monkeypatch.setattr(rank, "torch_knows_cuda", lambda: True)
+    monkeypatch.setattr(rank, "machine_has_gpu", lambda: False)
+    with pytest.raises(LayoutError, match="device=cuda: there is no CUDA device on this machine"):
+        rank.check_ranks(recipe, None)
 
 
 def test_a_torch_without_cuda_is_known_by_its_text() -> None:

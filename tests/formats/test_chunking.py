@@ -24,6 +24,11 @@ extents = st.integers(1, 600)
 numbers = st.integers(1, 9)
 
 
+def test_parts_that_no_grid_has_are_not_listed() -> None:
+    with pytest.raises(LayoutError, match="cannot cut 8 x 8 x 8 voxels into"):
+        chunk_sides((8, 8, 8), (1, 10**15, 1), 8)
+
+
 @given(
     st.tuples(extents, extents, extents),
     st.tuples(numbers, numbers, numbers),

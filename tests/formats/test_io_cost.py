@@ -93,6 +93,18 @@ def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[
     assert said * 0.95 <= read <= said * 1.1 + overhead
 
 
+@pytest.mark.parametrize(
+    ("extents", "words"),
+    [
+        ({"depth": 10**15}, f"cannot cut depth 512 into {10**15}; use depth<=512"),
+        ({"depth": 512, "height": 512, "width": 512}, f"a replica of {2**27} ranks is too large"),
+    ],
+)
+def test_ranks_that_no_machine_has_are_not_listed(extents: dict[str, int], words: str) -> None:
+    with pytest.raises(LayoutError, match=words):
+        replica_boxes((4, 512, 512, 512), extents)
+
+
 def test_packed_samples_are_read_whole(tmp_path: Path) -> None:
     mlperf(tmp_path / "u.tfrecord", 0, packed=True)
     source = source_of(tmp_path, Seat())

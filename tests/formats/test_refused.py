@@ -94,6 +94,28 @@ ARRAYS: dict[str, tuple[str, Spoil, str]] = {
 }
 
 
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Their suffix alone differs; tables and splits know samples by name."""
+    for number, name in enumerate(("u.h5", "u.hdf5", "v.hdf5")):
+        public(tmp_path / name, counts(number, (5, 5, 5, 4)), number)
+    with pytest.raises(DataError, match=r"u\.h5 and .*u\.hdf5 are samples of one name, 'u'"):
+        source_of(tmp_path, Seat())
+    (tmp_path / "u.h5").unlink()
+    assert list(source_of(tmp_path, Seat()).names) == ["u", "v"]
+
+
+def test_targets_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
+    """With a byte order mark, CRLF, and blanks behind the commas of its first line."""
+    npy("last")(tmp_path)
+    before = source_of(tmp_path, Seat())
+    path = tmp_path / "targets.csv"
+    text = path.read_bytes().replace(b"a,b", b"a, b").replace(b"\n", b"\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + text)
+    found = source_of(tmp_path, Seat())
+    assert found.parameters.names == before.parameters.names
+    np.testing.assert_array_equal(found.target(1), before.target(1))
+
+
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_a_bad_array(tmp_path: Path, kind: str) -> None:
     order, spoil, words = ARRAYS[kind]

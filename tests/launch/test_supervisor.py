@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.errors import CommError, DataError, Stopped
+from hyperslab.errors import CommError, DataError, LayoutError, Stopped
 from hyperslab.launch import supervisor
 from hyperslab.launch.failures import RankLost
 from hyperslab.launch.supervisor import launch
@@ -92,6 +92,12 @@ def launcher(folder: Path, program: str, prelude: str = "") -> subprocess.Popen[
 def test_ranks_that_end_well(tmp_path: Path) -> None:
     run(tmp_path, "child.kill()")
     gone(pid for pair in started(tmp_path, 2) for pid in pair)
+
+
+def test_more_ranks_than_the_machine_has_memory_for_are_not_started(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match=r"1000000000 ranks do not fit into the .* GiB"):
+        launch(10**9, ["-c", "pass"], tmp_path, limit=60)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_dead_rank_is_named_and_the_others_end_with_what_they_started(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.planner.search import grids, host_memory, refusal, words_of
+from hyperslab.errors import LayoutError
+from hyperslab.planner.search import MOST_RANKS, grids, host_memory, refusal, words_of
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, small_job
 
@@ -63,3 +64,9 @@ def test_a_plan_of_whole_samples(tmp_path: Path) -> None:
     assert kept_whole.store == -(-job.shown // 18) * whole
     assert kept.ahead == 2 * 2 * box  # two mini-batches; that of the step is the network's input
     assert kept_whole.ahead - kept.ahead == whole + 2 * 5 * box
+
+
+def test_of_more_ranks_than_any_machine_has_no_grids_are_listed() -> None:
+    assert next(grids(MOST_RANKS)).data == MOST_RANKS
+    with pytest.raises(LayoutError, match="more than any machine has"):
+        next(grids(10**18))

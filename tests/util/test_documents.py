@@ -47,6 +47,8 @@ EVIL = {
     "a day that is none": "a: 2001-99-99",
     "too long": "a: " + "x" * (1 << 20),
     "an object": "a: !!python/object/apply:os.system [true]",
+    "a zero in a text": 'data: {path: "a\\0b"}',
+    "half a letter": 'data: {path: "a\\ud800b"}',
 }
 
 

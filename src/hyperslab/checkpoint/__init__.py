@@ -17,8 +17,14 @@ def folder_of(run: Path) -> Path:
 
 
 def check_unused(run: Path) -> None:
-    """Refuses the folder of a run, in which there are checkpoints, for a training that begins."""
-    if any(folder_of(run).glob("step-*")):
+    """Refuse the folder of a run for a training that begins.
+
+    Raises:
+        RecipeError: there are checkpoints in it, one that is aside for a moment too; or it is none.
+    """
+    if os.path.lexists(run) and not run.is_dir():
+        raise RecipeError(f"output {run} is not a folder\n    choose another --output")
+    if any(any(folder_of(run).glob(name)) for name in ("step-*", ".step-*.replaced")):
         raise RecipeError(
             f"output {run} holds a run already\n"
             "    go on with --resume (hyperslab.fit: resume=True), or choose another --output"

@@ -16,6 +16,7 @@ from hyperslab.checkpoint import check_checkpoint
 from hyperslab.cli import options, rank
 from hyperslab.cli.terminal import progress
 from hyperslab.errors import DataError, printable
+from hyperslab.formats.files import lock_folder
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.util.logs import show_logs
@@ -80,6 +81,8 @@ def predict_command(
 
     with rank.exit_when_stopped():
         if not rank.is_rank(recipe):
+            with lock_folder(out, "prediction"):
+                pass  # else the logs of the one that is under way would be written over
             rank.launch_again(context, recipe, out / "logs")
             return
         work = partial(

@@ -23,7 +23,7 @@ from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.launchers import adopt_launcher, check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch import supervisor
-from hyperslab.recipe.text import torch_knows_cuda
+from hyperslab.recipe.text import machine_has_gpu, torch_knows_cuda
 
 if TYPE_CHECKING:
     from hyperslab.recipe.schema import Recipe
@@ -127,12 +127,22 @@ def exit_when_stopped() -> Iterator[None]:
 
 
 def check_ranks(recipe: Recipe, ranks: int | None) -> None:
-    """Refuse a grid of other ranks than there are or shall be, before any work (`LayoutError`)."""
-    if recipe.device.startswith("cuda") and not torch_knows_cuda():
-        raise LayoutError(
-            f"device={recipe.device}: there is no CUDA device for this torch, which was built "
-            "without CUDA\n    use device=cpu, or install torch for CUDA"
-        )
+    """Compare the grid with the ranks that there are or shall be, before any work is done.
+
+    Raises:
+        LayoutError: with both numbers; there is no device of the kind that is asked for.
+    """
+    if recipe.device.startswith("cuda"):
+        words, remedy = "", "use device=cpu"
+        if not torch_knows_cuda():
+            words = " for this torch, which was built without CUDA"
+            remedy += ", or install torch for CUDA"
+        elif not machine_has_gpu():
+            words = " on this machine: no driver has a file in /dev"
+        if words:
+            raise LayoutError(
+                f"device={recipe.device}: there is no CUDA device{words}\n    {remedy}"
+            )
     grid = recipe.grid.model_dump()
     place = read_variables(os.environ)
     if ranks is not None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:  # slow to import, and not for every command
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Says that a disk, a quota or a file is full, such as the one that standard output goes to."""
+
 INTERRUPT_AGAIN = 0.01
 """[s] After that an interrupt which was ignored comes again: at another place, by then."""
 
@@ -38,8 +41,9 @@ INTERRUPT_AGAIN = 0.01
 def clean_errors() -> Iterator[None]:
     """Print a HyperslabError as `error: ...` in red and exit with 1; in debug mode let it pass.
 
-    It also says in words that there is no memory, no current folder any more, or that a name is too
-    long for a file. Every process that runs a command does so inside this, a rank too.
+    It also says in words that there is no memory, no room on a disk, no current folder any more, or
+    that a name is too long for a file. Every process that runs a command does so inside this, a
+    rank too.
     """
     try:
         yield
@@ -60,7 +64,7 @@ def _words_of(error: Exception) -> str:
         return str(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {error}"
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, *NO_ROOM):
         return reason(error)
     if isinstance(error, FileNotFoundError):
         try:

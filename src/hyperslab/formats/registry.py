@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats.files import OWN_DATA, check_folder, walk_folder
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 
@@ -317,10 +317,11 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
     source = kind.open_folder(folder, options)
     for name, count in Counter(source.names).most_common(1):
         if count > 1:
-            places = [source.where(i) for i, other in enumerate(source.names) if other == name]
+            places = [place for place, other in enumerate(source.names) if other == name]
+            files = " and ".join(printable(source.where(place)) for place in places[:2])
             raise DataError(
-                f"{folder}: two samples have the name {name!r}: {places[0]} and {places[1]}\n"
-                "    rename one of the files, or keep one of them"
+                f"{folder}: {files} are samples of one name, {printable(name)!r}\n    keep one of "
+                "them, or rename it"
             )
     return source, others
 

@@ -140,11 +140,11 @@ def chunk_sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple
     Raises:
         LayoutError: there are fewer voxels than parts along an axis.
     """
-    cuts = [Cut.balanced(*one) for one in zip(SPATIAL_AXES, extents, cut, strict=True)]
-    if any(one.thin for one in cuts):
+    if any(parts > extent for parts, extent in zip(cut, extents, strict=True)):
         raise LayoutError(
             f"cannot cut {_chunk_words(extents)} voxels into {_chunk_words(cut)} parts"
         )
+    cuts = [Cut.balanced(*one) for one in zip(SPATIAL_AXES, extents, cut, strict=True)]
     inner = [math.gcd(*one.bounds[1:-1]) for one in cuts]  # 0 where nothing is cut
     whole = [_divisors(extent) | _powers(extent) for extent in extents]
     aligned = _grown(
@@ -247,18 +247,25 @@ class ReadCost:
     requests: int
 
 
+MOST_BOXES = 1 << 20
+"""Limits the ranks of a replica whose boxes are listed."""
+
+
 def replica_boxes(shape: Sequence[int], extents: Mapping[str, int]) -> list[Box]:
     """Lists the boxes (C, d, h, w) of the ranks of a replica.
 
     Raises:
-        LayoutError: an axis has more ranks than the volume has voxels along it.
+        LayoutError: an axis has more ranks than the volume has voxels along it; or there are more
+            than `MOST_BOXES`.
     """
     intervals: list[tuple[Interval, ...]] = [((0, shape[0]),)]
     for axis, extent in zip(AXES[1:], shape[1:], strict=True):
-        cut = Cut.balanced(axis, extent, extents.get(axis, 1))
-        if cut.thin:
-            raise LayoutError(f"cannot cut {axis} {extent} into {cut.parts}; use {axis}<={extent}")
-        intervals.append(cut.intervals)
+        parts = extents.get(axis, 1)
+        if parts > extent:
+            raise LayoutError(f"cannot cut {axis} {extent} into {parts}; use {axis}<={extent}")
+        intervals.append(Cut.balanced(axis, extent, parts).intervals)
+    if (ranks := math.prod(map(len, intervals))) > MOST_BOXES:
+        raise LayoutError(f"a replica of {ranks} ranks is too large; use {MOST_BOXES} at most")
     return [Box.of(place) for place in itertools.product(*intervals)]
 
 

@@ -23,10 +23,11 @@ from types import FrameType
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
-from hyperslab.errors import HyperslabError, RecipeError, reason, system_errors_as
+from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
+from hyperslab.util.free_memory import free_memory
 from hyperslab.util.signals import handling_signals
 from hyperslab.util.startup import PARENT, tie_to_parent
 
@@ -347,6 +348,10 @@ class Supervisor:
 PATIENCE = 60.0  # [s] that ranks that write no checkpoint have to end after a signal
 
 
+LEAST_OF_A_RANK = 32 << 20
+"""Memory [B] that every rank takes, beside what it shares with the launcher."""
+
+
 def launch(
     ranks: int,
     arguments: Sequence[str],
@@ -372,10 +377,16 @@ def launch(
 
     Raises:
         Stopped: a signal ended the ranks.
+        LayoutError: so many cannot be on one machine.
         CommError: a rank was killed or hung; names it and quotes the last lines that it wrote.
         HyperslabError: what the first rank that failed raised.
         RecipeError: ``logs`` cannot be written.
     """
+    if sys.platform == "linux" and ranks * LEAST_OF_A_RANK > (free := free_memory()):
+        raise LayoutError(
+            f"{ranks} ranks do not fit into the {free / 2**30:.1f} GiB of this machine that are "
+            "free\n    use a smaller grid, or start them on several machines by srun or torchrun"
+        )
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}"
     folders = [logs / name / str(rank) for rank in range(ranks)]
     supervisor = Supervisor(limit=limit, patience=patience)

@@ -12,7 +12,7 @@ It only chooses which grids are traced.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import resource
 from collections import defaultdict
@@ -43,18 +43,36 @@ from hyperslab.util.free_memory import free_memory
 from hyperslab.util.gpu_memory import free_gpu_memory
 from hyperslab.util.torch_internals import import_compiler
 
+MOST_RANKS = 1 << 30
+
 
 def grids(ranks: int) -> Iterator[GridSection]:
     """Lists every grid of so many ranks, by data, depth, height and width, the largest first.
 
     >>> [tuple(grid.model_dump().values()) for grid in grids(2)]
     [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
+
+    Raises:
+        LayoutError: they are more than `MOST_RANKS`.
     """
-    divisors = [n for n in range(ranks, 0, -1) if ranks % n == 0]
-    for data, depth, height in itertools.product(divisors, repeat=3):
-        width, rest = divmod(ranks, data * depth * height)
-        if rest == 0:
-            yield GridSection(data=data, depth=depth, height=height, width=width)
+    if ranks > MOST_RANKS:
+        raise LayoutError(f"{ranks} ranks are more than any machine has; plan {MOST_RANKS} at most")
+    for data in _divisors(ranks):
+        for depth in _divisors(ranks // data):
+            for height in _divisors(ranks // (data * depth)):
+                width = ranks // (data * depth * height)
+                yield GridSection(data=data, depth=depth, height=height, width=width)
+
+
+@functools.cache
+def _divisors(number: int) -> list[int]:
+    """Lists them, the largest first.
+
+    >>> _divisors(12)
+    [12, 6, 4, 3, 2, 1]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 def refusal(grid: GridSection, job: GridJob) -> str:

@@ -293,10 +293,12 @@ def imported(name: str, key: str, trust: Trust) -> Any:
 def check_exists(name: str, key: str, trust: Trust) -> None:
     """Refuse what `imported` does, as far as it can be known without running its module."""
     trust.check_allowed(name, key)
+    module, _, last = name.rpartition(".")
+    if not module:
+        raise RecipeError(f"{key} {name} cannot be imported: write package.Class")
     files = located(name)
     if not files:
         imported(name, key, trust)
-    module, _, last = name.rpartition(".")
     if module in sys.modules or len(files) != name.count("."):
         return  # it costs nothing to import it later; a module without a file
     with suppress(OSError, UnicodeDecodeError, RecursionError):

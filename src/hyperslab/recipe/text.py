@@ -7,6 +7,7 @@ import functools
 import importlib
 import itertools
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -69,6 +70,7 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
         valid = f"one of {', '.join(choices)}\n    nearest: {nearest_key(str(value), choices)!r}"
         return f"bad value {value!r} for {key!r}: it should be {valid}"
     message = problem.removeprefix("Value error, ").replace("Input should", "it should")
+    message = re.sub("Input is not a valid path.*", "it should be a path", message)
     return f"bad value {value!r} for {key!r}: {message}"
 
 
@@ -129,6 +131,15 @@ def torch_knows_cuda() -> bool:
         with suppress(OSError):
             text = read_text(Path(spec.submodule_search_locations[0], "version.py"))
     return len(re.findall(r"^(?:cuda|hip)\b.*= None$", text, re.MULTILINE)) < 2
+
+
+_GPU_FILES = ("nvidia*", "nvmap", "nvhost*", "dxg", "kfd")
+"""Matches the files in /dev of the drivers for CUDA, also on Jetson and WSL, and for ROCm."""
+
+
+def machine_has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Say whether there may be a device for torch here: False where no driver has a file."""
+    return sys.platform != "linux" or any(any(devices.glob(name)) for name in _GPU_FILES)
 
 
 def torch_classes(section: str) -> dict[str, str]:

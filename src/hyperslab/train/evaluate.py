@@ -64,7 +64,15 @@ from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
-from hyperslab.util.atomic_files import check_links, created_aside, write_csv, write_json
+from hyperslab.util.atomic_files import (
+    check_links,
+    created_aside,
+    make_scratch,
+    partial_path,
+    remove_scratch,
+    write_csv,
+    write_json,
+)
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
 
@@ -322,7 +330,6 @@ class Evaluation:
         And ``validation.csv``, if there is something to write.
         """
         write_predictions(folder / "predictions.csv", self.predictions)
-        (folder / VALIDATION_FILE).unlink(missing_ok=True)  # of another checkpoint
         if self.validation is not None:
             write_predictions(folder / VALIDATION_FILE, self.validation)
         keys = list(self.errors[self.predictions.names[0]])
@@ -565,11 +572,29 @@ def evaluate(
 
         def write() -> None:
             check_links(run, folder.name)
-            folder.mkdir(exist_ok=True)
-            result.write(folder)
+            write_evaluation(result, folder)
 
         broadcast_from_main(write, failing=f"cannot write into {folder}", error=DataError)
     return result
+
+
+def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
+    """Write all files beside the folder, then move them there: an older evaluation is not mixed in.
+
+    Raises:
+        OSError: they cannot be written; what was there stays.
+    """
+    aside = partial_path(folder)
+    make_scratch(aside)
+    try:
+        result.write(aside)
+        folder.mkdir(exist_ok=True)
+        for path in sorted(aside.iterdir()):
+            path.replace(folder / path.name)
+        if not (isinstance(result, Evaluation) and result.validation is not None):
+            (folder / VALIDATION_FILE).unlink(missing_ok=True)  # of another checkpoint
+    finally:
+        remove_scratch(aside)
 
 
 @contextmanager

@@ -31,7 +31,14 @@ from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_o
 from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
-from hyperslab.formats.files import DataMap, check_finite, check_names, walk_folder
+from hyperslab.formats.files import (
+    DataMap,
+    Stamp,
+    check_finite,
+    check_names,
+    unchanged,
+    walk_folder,
+)
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear_box, spacing
@@ -232,6 +239,7 @@ class NiftiVolume:
         self.grid = grid
         self.fill = fill
         self.dtype = np.dtype(about.dtype)
+        self.stamps: list[Stamp] = []
         self.unpacked: list[Path] = []
         try:
             self._open(about, scratch, native)
@@ -241,10 +249,14 @@ class NiftiVolume:
 
     def _open(self, about: DataCard, scratch: Path, native: bool) -> None:
         where = self.paths[0]
-        places = broadcast_from_main(
-            lambda: [self._plain(path, scratch) for path in self.paths],
-            failing=f"{where}: cannot be read",
-            error=DataError,
+
+        def plain() -> tuple[list[Stamp], list[Path]]:
+            stamps = [Stamp.of(path) for path in self.paths]  # before any is read
+            known = zip(self.paths, stamps, strict=True)
+            return stamps, [self._plain(path, stamp, scratch) for path, stamp in known]
+
+        self.stamps, places = broadcast_from_main(
+            plain, failing=f"{where}: cannot be read", error=DataError
         )
         self.files = collective_try(
             lambda: [image.open_nifti(place) for place in places],
@@ -272,7 +284,7 @@ class NiftiVolume:
                 f"{', '.join(about.channels) or about.whole[0]}\n    {remedy}"
             )
 
-    def _plain(self, path: Path, scratch: Path) -> Path:
+    def _plain(self, path: Path, stamp: Stamp, scratch: Path) -> Path:
         """Return a file that can be read anywhere: itself, or what it is unpacked to."""
         if not self.unpacked:  # once, before anything is unpacked
             image.check_channels([image.open_nifti(path) for path in self.paths])
@@ -281,7 +293,7 @@ class NiftiVolume:
         place = scratch / f".{path.name.removesuffix('.gz')}.{len(self.unpacked)}.partial.nii"
         scratch.mkdir(parents=True, exist_ok=True)
         self.unpacked.append(place)
-        with created_aside(place) as file:
+        with created_aside(place) as file, unchanged(path, path.name, stamp):
             image.unpack(path, file)
         return place
 
@@ -300,11 +312,11 @@ class NiftiVolume:
         layer = math.prod(self.extents) // self.extents[slowest]
         many = max(1, image.MASK_BLOCK // layer)
         low, high = math.inf, -math.inf
-        for path, file in zip(self.paths, self.files, strict=True):
+        for number, (path, file) in enumerate(zip(self.paths, self.files, strict=True)):
             intervals = [(0, extent) for extent in file.shape]
             for lo in range(begin, end, many):
                 intervals[1 + slowest] = (lo, min(lo + many, end))
-                least, most = check_finite(file.read(Box.of(intervals)), f"{path}:")
+                least, most = check_finite(self._read(number, Box.of(intervals)), f"{path}:")
                 low, high = min(low, float(least)), max(high, float(most))
         return low, high
 
@@ -326,9 +338,17 @@ class NiftiVolume:
 
     def _stored(self, box: Box) -> Array:
         if len(self.files) == 1:
-            return self.files[0].read(box)
+            return self._read(0, box)
         inside = Box((0, *box.lo[1:]), (1, *box.hi[1:]))
-        return np.concatenate([file.read(inside) for file in self.files[box.lo[0] : box.hi[0]]])
+        return np.concatenate([self._read(c, inside) for c in range(box.lo[0], box.hi[0])])
+
+    def _read(self, number: int, box: Box) -> Array:
+        """Read a box of a file that must not change meanwhile; what was unpacked does not."""
+        path, file = self.paths[number], self.files[number]
+        if file.path != path:
+            return file.read(box)
+        with unchanged(path, path.name, self.stamps[number]):
+            return file.read(box)
 
     def _resampled(self, channel: int, box: Box) -> Array:
         def read(inside: Box) -> Array:

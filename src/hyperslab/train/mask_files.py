@@ -12,6 +12,7 @@ Legend: (D, H, W) voxels.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ def check_mask_format(format: str) -> None:
         raise DataError(f"format {format!r}: a mask is written as {', '.join(MASK_SUFFIXES)}")
 
 
+def has_bytes(path: Path, shape: Sequence[int]) -> bool:
+    """Tell whether a stopped run has left the file of a mask of ``shape`` (D, H, W)."""
+    there = path.is_file() and not path.is_symlink()
+    return there and path.stat().st_size == math.prod(shape)
+
+
 class MaskBytes:
     """The classes of a volume of ``shape`` (D, H, W), a byte each, in a file that all ranks share.
 
@@ -74,14 +81,12 @@ class MaskBytes:
         )
 
     def _make(self, kept: int) -> int:
-        size = int(np.prod(self.shape))
-        there = self.path.is_file() and not self.path.is_symlink()
-        if 0 < kept <= self.shape[0] and there and self.path.stat().st_size == size:
+        if 0 < kept <= self.shape[0] and has_bytes(self.path, self.shape):
             return kept
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.unlink(missing_ok=True)
         with self.path.open("xb") as file:
-            file.truncate(size)
+            file.truncate(math.prod(self.shape))
         return 0
 
     def write(self, box: Box, classes: Mask) -> None:
@@ -170,12 +175,18 @@ def publish(
         HyperslabError: the extra ``zarr`` is not installed.
     """
     failing = f"cannot write {path}"
-    if format == "nifti":
-        broadcast_from_main(lambda: to_nifti(found.read, path), failing=failing, error=DataError)
-    elif format == "hdf5":
-        _write_hdf5(found, path, grid, failing)
-    else:
-        _write_zarr(found, path, grid, failing)
+    try:
+        if format == "nifti":
+            broadcast_from_main(
+                lambda: to_nifti(found.read, path), failing=failing, error=DataError
+            )
+        elif format == "hdf5":
+            _write_hdf5(found, path, grid, failing)
+        else:
+            _write_zarr(found, path, grid, failing)
+    except DataError:  # a part of it would fill a full disk
+        broadcast_from_main(lambda: remove_scratch(partial_path(path)))
+        raise
 
 
 def _write_hdf5(found: FinishedMask, path: Path, grid: Grid, failing: str) -> None:

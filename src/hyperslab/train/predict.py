@@ -16,7 +16,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
 from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
+from hyperslab.formats.files import lock_folder
 from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
@@ -221,14 +222,18 @@ class Journal:
 
     def _row(self, entry: InputFile) -> JournalRow | None:
         row = self.rows.get(entry.name)
-        if row is None or not all(path.exists() for path in entry.paths):
+        state = state_of_input(entry)
+        if row is None or not state:
             return None
-        same = all(row.get(key) == value for key, value in _state_of_input(entry).items())
-        return row if same else None
+        return row if all(row.get(key) == value for key, value in state.items()) else None
 
-    def add(self, entry: InputFile, **result: Any) -> None:
-        """Note that an input is done, with its result where that is not a file."""
-        row = {"name": entry.name, **_state_of_input(entry), **result}
+    def add(self, entry: InputFile, state: JournalRow, **result: Any) -> None:
+        """Note that an input is done, with its result where that is not a file.
+
+        ``state`` is what `state_of_input` said before the input was opened: what has changed since
+        is not what was predicted.
+        """
+        row = {"name": entry.name, **state, **result}
         self.rows[entry.name] = row
         append_whole(self.path, json_lines([row]))
 
@@ -245,11 +250,14 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def _state_of_input(entry: InputFile) -> JournalRow:
+def state_of_input(entry: InputFile) -> JournalRow:
+    """Return what tells an input from its other versions; nothing where a file is missing."""
+    if not all(path.exists() for path in entry.paths):
+        return {}
     size, modified = _bytes_and_change(entry.path)
     path = str(entry.path.absolute())
     found: JournalRow = {"path": path, "bytes": size, "modified": modified}
-    others = [list(_bytes_and_change(file)) for file in entry.channels if file.exists()]
+    others = [list(_bytes_and_change(file)) for file in entry.channels]
     if others:
         found["channels"] = others
     return found
@@ -320,14 +328,17 @@ class ResultFolder:
     def predict(self, entry: InputFile) -> InputOutcome:
         """Predict one input; every rank calls it and gets the same outcome."""
         try:
-            if broadcast_from_main(
-                lambda: self._is_done(entry), failing=f"{entry.path}", error=DataError
-            ):
+            done, state = broadcast_from_main(
+                lambda: (self._is_done(entry), state_of_input(entry)),
+                failing=f"{entry.path}",
+                error=DataError,
+            )
+            if done:
                 return InputOutcome(entry, "kept")
             if self.about.classes:
-                self._classes(entry)
+                self._classes(entry, state)
             else:
-                self._numbers(entry)
+                self._numbers(entry, state)
         except (DataError, LayoutError) as error:
             return InputOutcome(entry, "failed", str(error))
         return InputOutcome(entry, "predicted")
@@ -337,11 +348,14 @@ class ResultFolder:
             return False
         if self.about.classes:
             return self._mask_path(entry).exists()
-        samples = self.journal.rows[entry.name].get("samples", {})
+        return self._has_numbers(self.journal.rows[entry.name])
+
+    def _has_numbers(self, row: JournalRow) -> bool:
+        samples = row.get("samples", {})
         count = len(self.about.parameters.names)
         return bool(samples) and all(len(numbers) == count for numbers in samples.values())
 
-    def _classes(self, entry: InputFile) -> None:
+    def _classes(self, entry: InputFile, state: JournalRow) -> None:
         path = self._mask_path(entry)
         volume = open_volume(
             entry,
@@ -353,13 +367,18 @@ class ResultFolder:
             fill=self.fill,
         )
         with closing(volume):
-            depth = volume.shape[1]
-            begun = broadcast_from_main(lambda: self.journal.layers(entry))
+            shape = volume.shape[1:]
             under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
-            mask = mask_files.MaskBytes(under_way, volume.shape[1:], begun)
+            failing = f"cannot write into {self.folder}"
+            begun = broadcast_from_main(
+                lambda: self._begun(entry, state, under_way, shape),
+                failing=failing,
+                error=DataError,
+            )
+            mask = mask_files.MaskBytes(under_way, shape, begun)
             with closing(mask):
                 try:
-                    self._fill(mask, entry, volume, depth)
+                    self._fill(mask, entry, state, volume)
                     found = mask_files.FinishedMask(
                         mask, volume.extents, self.about.classes, volume.affine
                     )
@@ -367,17 +386,20 @@ class ResultFolder:
                 except (DataError, LayoutError):
                     broadcast_from_main(mask.remove)
                     raise
-                broadcast_from_main(lambda: self.journal.add(entry))
+                broadcast_from_main(
+                    lambda: self.journal.add(entry, state), failing=failing, error=DataError
+                )
                 broadcast_from_main(mask.remove)
 
     def _fill(
         self,
         mask: mask_files.MaskBytes,
         entry: InputFile,
+        state: JournalRow,
         volume: NiftiVolume | ArrayVolume,
-        depth: int,
     ) -> None:
         """Predict what is not yet written of a mask; what is, is noted for a run after a stop."""
+        depth = mask.shape[0]
         if mask.kept == depth:
             return
         where = str(entry.path)
@@ -390,15 +412,32 @@ class ResultFolder:
             )
             done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
             broadcast_from_main(
-                lambda done=done: self.journal.add(entry, **{UNDER_WAY: done}),
+                partial(self._note_layers, entry, state, done),
                 failing=f"cannot write into {self.folder}",
                 error=DataError,
             )
 
+    def _begun(
+        self, entry: InputFile, state: JournalRow, under_way: Path, shape: tuple[int, ...]
+    ) -> int:
+        """Return how many layers a stopped run has left; where there are none, the journal says so.
+
+        It says so before there is a new file, whose bytes would pass for theirs after a stop.
+        """
+        layers = self.journal.layers(entry)
+        if layers and mask_files.has_bytes(under_way, shape):
+            return layers
+        if UNDER_WAY in self.journal.rows.get(entry.name, {}):
+            self._note_layers(entry, state, 0)
+        return 0
+
+    def _note_layers(self, entry: InputFile, state: JournalRow, done: int) -> None:
+        self.journal.add(entry, state, **{UNDER_WAY: done})
+
     def _mask_path(self, entry: InputFile) -> Path:
         return self.folder / f"{entry.name}{mask_files.MASK_SUFFIXES[self.format]}"
 
-    def _numbers(self, entry: InputFile) -> None:
+    def _numbers(self, entry: InputFile, state: JournalRow) -> None:
         data = self.network.recipe.data
         volume = open_volume(entry, self.about, data, self.grid, self.folder, fill=self.fill)
         assert isinstance(volume, ArrayVolume)
@@ -411,8 +450,8 @@ class ResultFolder:
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
         broadcast_from_main(
-            lambda: self.journal.add(entry, samples=rows),
-            failing=f"cannot write {self.folder}",
+            lambda: self.journal.add(entry, state, samples=rows),
+            failing=f"cannot write into {self.folder}",
             error=DataError,
         )
 
@@ -425,11 +464,15 @@ class ResultFolder:
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
         """Write one line a sample: the normalised values and those in physical units.
 
-        Files are relative to this folder; samples of one name have that of their file before it.
+        What earlier commands have predicted stays, before the ``entries`` of this one. Files are
+        relative to this folder; samples of one name have that of their file before it.
         """
         names = self.about.parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
-        done = [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
+        asked = {entry.name for entry in entries}
+        done = [row for name, row in self.journal.rows.items() if name not in asked]
+        done = [row for row in done if isinstance(row.get("path"), str) and self._has_numbers(row)]
+        done += [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
         often = Counter(sample for row in done for sample in row["samples"])
         rows: list[list[object]] = []
         for row in done:
@@ -476,7 +519,7 @@ def predict(
 
     Raises:
         DataError: not a run's folder, no such checkpoint, nothing to predict, or ``out`` cannot
-            be written.
+            be written or another prediction fills it.
         CheckpointError: the checkpoint is corrupt or of another network.
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
@@ -511,10 +554,13 @@ def predict(
                 "which a window does not have\n"
                 "    predict whole volumes: leave --window out"
             )
-        results = ResultFolder(network, folder, native=native, windows=windows, format=format)
-        outcomes = []
-        for entry in entries:
-            outcomes.append(results.predict(entry))
-            done(outcomes[-1], len(entries))
-        results.finish(entries)
+        with ExitStack() as stack:
+            # Two would write one mask of two networks, or a table without the other's rows.
+            broadcast_from_main(lambda: stack.enter_context(lock_folder(folder, "prediction")))
+            results = ResultFolder(network, folder, native=native, windows=windows, format=format)
+            outcomes = []
+            for entry in entries:
+                outcomes.append(results.predict(entry))
+                done(outcomes[-1], len(entries))
+            results.finish(entries)
     return outcomes

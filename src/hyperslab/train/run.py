@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -67,6 +68,24 @@ def lock_run(run: Path) -> Iterator[None]:
                 "    wait for its end, stop it, or choose another --output"
             )
         yield
+
+
+ASK_AGAIN = 0.5
+"""Waits so long [s] before it tries a run's folder again."""
+
+
+def await_run(run: Path) -> None:
+    """Wait for ranks whose launcher was killed: they write a checkpoint and end."""
+    told = False
+    while True:
+        try:
+            with lock_run(run):
+                return
+        except RecipeError:
+            if not told:
+                log.info("waiting: ranks of an earlier start still work in %s", run)
+            told = True
+            time.sleep(ASK_AGAIN)
 
 
 def train(

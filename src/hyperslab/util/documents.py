@@ -73,7 +73,12 @@ class _BoundedLoader(yaml.SafeLoader):
         return node
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """``10:20`` is a text, as in YAML 1.2; in YAML 1.1 it is 620, by sixties."""
+        """``10:20`` is a text, as in YAML 1.2; in YAML 1.1 it is 620, by sixties.
+
+        Escapes may make what no name of a file has.
+        """
+        if kind is yaml.ScalarNode and not _can_name_a_file(value):
+            raise TooMuch(f"the text {value[:MOST_DIGITS]!r} has a character that no text has")
         tag = super().resolve(kind, value, implicit)
         if kind is not yaml.ScalarNode or tag not in _NUMBERS or ":" not in value:
             return tag
@@ -101,6 +106,14 @@ class _BoundedLoader(yaml.SafeLoader):
 
 _BoundedLoader.add_constructor("tag:yaml.org,2002:int", _BoundedLoader.construct_yaml_int)
 _BoundedLoader.add_constructor("tag:yaml.org,2002:binary", _BoundedLoader.construct_yaml_binary)
+
+
+def _can_name_a_file(text: str) -> bool:
+    try:
+        text.encode(errors="surrogateescape")  # as Python has the bytes of names that are no UTF-8
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

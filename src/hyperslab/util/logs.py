@@ -13,7 +13,7 @@ class StdoutHandler(logging.Handler):
     """Prints messages to what is standard output now, control characters written out.
 
     A progress bar may have put itself in front of it. A reader that has gone, such as `head`, does
-    not end the training.
+    not end the training, and no more does a full disk, where the messages would go.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -23,6 +23,8 @@ class StdoutHandler(logging.Handler):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
+        except OSError:
+            return
 
 
 def show_logs(*, is_main: bool) -> None:

@@ -250,6 +250,16 @@ def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
         opened(tmp_path, volume="delta", targets=("om",))
 
 
+def test_an_array_of_a_zip_ends_where_the_zip_says(tmp_path: Path) -> None:
+    """A header that claims more would read what lies behind it."""
+    np.savez(tmp_path / "s.npz", delta=VALUES[0], om=1.0, other=np.ones(1000))
+    data = (tmp_path / "s.npz").read_bytes()
+    assert data.count(b"(5, 6, 7)") == 1
+    (tmp_path / "s.npz").write_bytes(data.replace(b"(5, 6, 7)", b"(6, 6, 7)"))
+    with pytest.raises(DataError, match=r"s\.npz: 'delta' has \d+ bytes, which are no"):
+        opened(tmp_path, files="*.npz", volume="delta", targets=("om",))
+
+
 def test_types_and_shapes_that_are_no_volumes(tmp_path: Path) -> None:
     table = tmp_path / "p.txt"
     table.write_text("1\n")

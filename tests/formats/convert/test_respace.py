@@ -13,7 +13,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.convert.scans import respace_scans
 from hyperslab.formats.nifti.resample import blurred_linear, nearest
 from hyperslab.geometry import Box
-from tests.formats.nifti.lists import CLASSES, SHAPES, SPACING, decathlon, listed
+from tests.formats.nifti.lists import CLASSES, SHAPES, SPACING, decathlon, listed, save
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
@@ -64,3 +64,30 @@ def test_the_command_and_a_damaged_scan(tmp_path: Path) -> None:
 def test_no_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs three sizes"):
         respace_scans(tmp_path, tmp_path / "out", (1.0, 0.0, 1.0))
+
+
+def test_scans_of_another_size_or_file_are_not_kept(tmp_path: Path) -> None:
+    decathlon(tmp_path / "task")
+    respace_scans(tmp_path / "task", tmp_path / "out", VOXEL)
+    with pytest.raises(DataError, match=r"BRATS_000\.nii was made with another spacing"):
+        respace_scans(tmp_path / "task", tmp_path / "out", (1.0, 1.0, 1.0))
+    path = tmp_path / "task/imagesTr/BRATS_002.nii.gz"
+    save(path, np.zeros(SHAPES[2], np.int16))
+    with pytest.raises(DataError, match=r"BRATS_002\.nii was made from other files than"):
+        respace_scans(tmp_path / "task", tmp_path / "out", VOXEL)
+
+
+def test_a_list_names_no_place_beside_the_folder(tmp_path: Path) -> None:
+    """Two scans of one name have their folders before it, which may lead out and in again."""
+    detour = f"../../../{tmp_path.name}/task"
+    listed(tmp_path / "task")
+    rows = ["p0/ct.nii,p0/mask.nii,train", "p1/ct.nii,p1/mask.nii,train"]
+    text = (tmp_path / "task/scans.csv").read_text()
+    for number, row in enumerate(rows):
+        assert row in text
+        text = text.replace(row, row.replace("/ct", f"/{detour}/p{number}/ct"))
+    (tmp_path / "task/scans.csv").write_text(text)
+    respace_scans(tmp_path / "task/scans.csv", tmp_path / "out", VOXEL)
+    assert {path.name for path in tmp_path.iterdir()} == {"task", "out"}
+    names = sorted(path.name for path in (tmp_path / "out/imagesTr").iterdir())
+    assert names == ["p0", "p1", "p2", "p3"]

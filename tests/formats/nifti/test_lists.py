@@ -13,7 +13,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.geometry import Box
-from tests.formats.nifti.lists import CLASSES, Case, case, decathlon, listed, nnunet, save
+from tests.formats.nifti.lists import CLASSES, SHAPES, Case, case, decathlon, listed, nnunet, save
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat
 
@@ -79,6 +79,31 @@ def test_a_csv_list_and_its_splits(tmp_path: Path) -> None:
         tmp_path / "scans.csv", Seat(), batch_size=1, split="test", counts=(None, 1, 2)
     ) as data:
         assert len(data) == 2, "who counts deals them out anew"
+
+
+def test_paths_of_a_csv_list_are_relative_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not to the current folder, where files of these names lie, too."""
+    cases = listed(tmp_path / "there")
+    listed(tmp_path, SHAPES[::-1])
+    monkeypatch.chdir(tmp_path)
+    check(source_of(Path("there/scans.csv"), Seat()), cases)
+
+
+def test_a_csv_list_as_a_spreadsheet_writes_it(tmp_path: Path) -> None:
+    """With a byte order mark, CRLF, blanks, capitals and empty columns; the splits are not lost."""
+    cases = listed(tmp_path)
+    path = tmp_path / "scans.csv"
+    rows = path.read_text().replace("image,label,split", "Image, Label, Split").splitlines()
+    path.write_bytes(b"\xef\xbb\xbf" + "".join(f"{row},,\r\n" for row in rows[1:]).encode())
+    path.write_bytes(path.read_bytes() + f"{rows[0]}\r\n".encode())
+    source = source_of(path, Seat())
+    check(source, cases)
+    assert source.splits == {"p0/ct": "train", "p1/ct": "train"} | {
+        "p2/ct": "validation",
+        "p3/ct": "test",
+    }
 
 
 def test_channels_of_a_csv_list(tmp_path: Path) -> None:
@@ -210,6 +235,15 @@ CSVS = {
     ),
     "outside": ("# classes: a, b\nimage,label\n../x.nii,p0/mask.nii\n", "row 1 refers to .*not in"),
     "empty": ("", r"has the columns \(none\)"),
+    "no rows": ("# classes: a, b\nimage,label\n", "lists no scan"),
+    "a column twice": (
+        "# classes: a, b\nimage,label,label\np0/ct.nii,p0/mask.nii,p1/mask.nii\n",
+        "has the column 'label' twice",
+    ),
+    "one file, named in two ways": (
+        "# classes: a, b\nimage,label\np0/ct.nii,p0/mask.nii\np1/../p0/ct.nii,p0/mask.nii\n",
+        "lists p0/ct 2 times",
+    ),
 }
 
 

@@ -96,7 +96,7 @@ def test_records_of_a_folder_are_alike(tmp_path: Path) -> None:
         source_of(tmp_path, Seat())
     mlperf(tmp_path / "univ_1.tfrecord", 1)
     mlperf(tmp_path / "univ_1.tfrecord.gz", 1, packed=True)
-    with pytest.raises(hs.DataError, match="two samples have the name"):
+    with pytest.raises(hs.DataError, match="are samples of one name"):
         source_of(tmp_path, Seat())
 
 

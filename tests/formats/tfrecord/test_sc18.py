@@ -210,7 +210,7 @@ def test_one_changed_bit_is_one_error_that_names_file_and_record(
 def test_two_records_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(sample(0, 0) + sample(1, 1))
     (tmp_path / "a_000.tfrecord").write_bytes(sample(2, 2))
-    with pytest.raises(DataError, match="two samples have the name 'a_000'"):
+    with pytest.raises(DataError, match="are samples of one name, 'a_000'"):
         source_of(tmp_path, Seat())
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, RecipeError, Stopped
+from hyperslab.formats.files import lock_folder
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.studies.scaling import study as measuring
@@ -196,3 +197,29 @@ def test_a_study_that_is_stopped_says_how_to_go_on(
         in caplog.text
     )
     assert not (tmp_path / FOLDERS[0]).exists()
+
+
+def test_two_studies_in_one_folder(recipe: Path, tmp_path: Path) -> None:
+    with lock_folder(tmp_path, "study"):
+        done = run("strong", recipe, "--ranks", "1", "--output", str(tmp_path))
+    assert isinstance(done.exception, DataError)
+    assert f"{tmp_path}: another study into it is under way" in str(done.exception)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_study_waits_for_ranks_that_its_last_start_has_left(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their checkpoint would be taken for that of the new training."""
+    partial = tmp_path / f".{POINT.name}.partial"
+    partial.mkdir()
+    waited: list[Path] = []
+    monkeypatch.setattr(measuring, "await_run", waited.append)
+
+    def ends(*_: object, **__: float) -> None:
+        assert waited == [partial]
+        raise Stopped(signal.SIGINT, "stopped by SIGINT")
+
+    monkeypatch.setattr(measuring, "launch_training", ends)
+    with pytest.raises(Stopped):
+        request(recipe, tmp_path, epochs=1).measure(POINT)

@@ -6,12 +6,14 @@ Tiers: no process; a few gloo ranks.
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -28,7 +30,7 @@ from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import CosmoFlow
 from hyperslab.recipe.load import recipe_for
-from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint
+from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, write_evaluation
 from tests.ranks import run_ranks
 from tests.studies.report.fake import NAMES, RANGES, universes
 
@@ -239,6 +241,30 @@ def test_a_corrupt_checkpoint_and_a_folder_in_the_way(made: Path, tmp_path: Path
     (run / "checkpoints" / "step-00000007" / "state.json").write_bytes(b"x")
     with pytest.raises(HyperslabError, match=r"state\.json"):
         evaluate(run)
+
+
+def test_a_full_disk_leaves_the_evaluation_that_was_there(
+    made: Path, serial: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the predictions would be of one checkpoint and the errors of another."""
+    write_evaluation(replace(serial, validation=serial.predictions), tmp_path / "evaluation")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "evaluation").iterdir()}
+    assert "validation.csv" in before
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    other = replace(serial, errors=dict(reversed(serial.errors.items())))
+    with monkeypatch.context() as patch:
+        patch.setattr("hyperslab.train.evaluate.write_json", no_room)
+        with pytest.raises(OSError, match="No space left"):
+            write_evaluation(other, tmp_path / "evaluation")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "evaluation").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluation"]
+    write_evaluation(other, tmp_path / "evaluation")
+    assert {path.name for path in (tmp_path / "evaluation").iterdir()} == {*before} - {
+        "validation.csv"
+    }
 
 
 def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
 from hyperslab.train.input_volumes import InputFile, input_name, list_inputs
-from hyperslab.train.predict import JOURNAL, Journal
+from hyperslab.train.predict import JOURNAL, Journal, state_of_input
 
 BY = {"checkpoint": "abc", "native": False}
 
@@ -82,7 +82,7 @@ def entry(tmp_path: Path) -> InputFile:
 def test_what_is_noted_is_done_until_it_changes(tmp_path: Path, entry: InputFile) -> None:
     journal = Journal(tmp_path / "out", BY)
     assert not journal.done(entry)
-    journal.add(entry, samples={"a": [0.5]})
+    journal.add(entry, state_of_input(entry), samples={"a": [0.5]})
     again = Journal(tmp_path / "out", BY)
     assert again.done(entry)
     assert again.rows["a"]["samples"] == {"a": [0.5]}
@@ -93,13 +93,13 @@ def test_what_is_noted_is_done_until_it_changes(tmp_path: Path, entry: InputFile
 
 
 def test_another_network_has_done_nothing(tmp_path: Path, entry: InputFile) -> None:
-    Journal(tmp_path, BY).add(entry)
+    Journal(tmp_path, BY).add(entry, state_of_input(entry))
     assert not Journal(tmp_path, {**BY, "checkpoint": "other"}).done(entry)
     assert not Journal(tmp_path, BY).done(entry), "and what the other did is no longer the first's"
 
 
 def test_a_line_that_was_being_written_does_not_count(tmp_path: Path, entry: InputFile) -> None:
-    Journal(tmp_path, BY).add(entry)
+    Journal(tmp_path, BY).add(entry, state_of_input(entry))
     path = tmp_path / JOURNAL
     path.write_text(path.read_text() + '{"name": "b", "pa')
     journal = Journal(tmp_path, BY)

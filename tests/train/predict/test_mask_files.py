@@ -3,6 +3,7 @@ one process; a few gloo ranks; child processes)."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,10 +19,13 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 import hyperslab as hs
 import hyperslab.train.predict as predicting
+from hyperslab.cli import app
 from hyperslab.errors import DataError
+from hyperslab.formats.files import lock_folder
 from hyperslab.formats.nifti import resample
 from hyperslab.geometry import Box
 from hyperslab.train import mask_files
@@ -232,6 +236,119 @@ def test_a_file_that_was_changed_begins_anew(
     predict(run, [path], tmp_path / "anew", native=True, windows=POLICY)
     masks = [canonical(folder / "a-mask.nii.gz") for folder in (out, tmp_path / "anew")]
     np.testing.assert_array_equal(*masks)
+
+
+def test_a_stop_after_the_bytes_have_gone_leaves_no_zeros(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes the bytes of a mask; the next start is stopped before its first layers."""
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    out = tmp_path / "out"
+    original = predicting.predict_mask
+    monkeypatch.setattr(predicting, "predict_mask", stopped_after(3, original))
+    with pytest.raises(KeyboardInterrupt):
+        predict(run, [path], out, native=True, windows=POLICY)
+    (out / ".a-mask.bytes.partial").unlink()
+    monkeypatch.setattr(predicting, "predict_mask", stopped_after(0, original))
+    with pytest.raises(KeyboardInterrupt):
+        predict(run, [path], out, native=True, windows=POLICY)
+    assert (out / ".a-mask.bytes.partial").exists()
+    monkeypatch.setattr(predicting, "predict_mask", original)
+    predict(run, [path], out, native=True, windows=POLICY)
+    predict(run, [path], tmp_path / "unbroken", native=True, windows=POLICY)
+    masks = [canonical(folder / "a-mask.nii.gz") for folder in (out, tmp_path / "unbroken")]
+    assert masks[1].any()
+    np.testing.assert_array_equal(*masks)
+
+
+def changed_after_a_part(path: Path, original: Any) -> Any:
+    """A prediction during which somebody writes the file anew."""
+
+    def predict_mask(*arguments: Any) -> Iterator[tuple[Box, Any]]:
+        for number, part in enumerate(original(*arguments)):
+            yield part
+            if number == 0:
+                write(path, numbers(XYZ, seed=1))
+
+    return predict_mask
+
+
+def test_a_scan_that_changes_meanwhile_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a part of its mask would be of the one and a part of the other."""
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    changing = changed_after_a_part(path, predicting.predict_mask)
+    monkeypatch.setattr(predicting, "predict_mask", changing)
+    (outcome,) = predict(run, [path], tmp_path / "out", native=True, windows=POLICY)
+    assert outcome.state == "failed"
+    assert "a.nii: sample 'a.nii' has changed since" in outcome.reason
+    assert not [*(tmp_path / "out").glob("*mask*")]
+
+
+def test_a_scan_that_changes_after_it_was_read_is_not_done(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    original = predicting.predict_mask
+    monkeypatch.setattr(predicting, "predict_mask", changed_after_a_part(path, original))
+    predict(run, [path], tmp_path / "out", native=True)
+    monkeypatch.setattr(predicting, "predict_mask", original)
+    (outcome,) = predict(run, [path], tmp_path / "out", native=True)
+    assert outcome.state == "predicted"
+
+
+@pytest.mark.parametrize("format", ["nifti", "hdf5", "zarr"])
+def test_nothing_is_left_of_a_mask_for_which_the_disk_is_too_small(
+    run: Path, tmp_path: Path, format: MaskFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mask_files.FinishedMask, "read", no_room)
+    (outcome,) = predict(run, [path], tmp_path / "out", native=True, format=format)
+    assert outcome.state == "failed"
+    assert "No space left on device" in outcome.reason
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["predictions.jsonl"]
+
+
+@pytest.mark.parametrize("format", ["nifti", "hdf5", "zarr"])
+def test_a_start_removes_what_a_killed_one_was_writing(
+    run: Path, tmp_path: Path, format: MaskFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:  # as after SIGKILL, nobody tidies up
+        patch.setattr(mask_files, "remove_scratch", lambda folder: None)
+        patch.setattr("hyperslab.util.atomic_files.Path.unlink", lambda *_, **__: None)
+        patch.setattr(mask_files, "nearest_box", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            predict(run, [path], out, native=True, format=format)
+    assert [*out.glob(f".a{mask_files.MASK_SUFFIXES[format]}.partial*")]
+    (outcome,) = predict(run, [path], out, native=True, format=format)
+    assert outcome.state == "predicted"
+    left = sorted(entry.name for entry in out.iterdir())
+    assert left == [f"a{mask_files.MASK_SUFFIXES[format]}", "predictions.jsonl"]
+
+
+def stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_two_predictions_into_one_folder(run: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    out = tmp_path / "out"
+    with lock_folder(out, "prediction"):
+        with pytest.raises(DataError, match="another prediction into"):
+            predict(run, [path], out, native=True)
+        words = ["predict", str(run), str(path), "--out", str(out), "--ranks", "2", "grid.depth=2"]
+        done = CliRunner().invoke(app, words)
+        assert isinstance(done.exception, DataError), done.output
+    assert not [*out.iterdir()], "logs of the other"
+    (outcome,) = predict(run, [path], out, native=True)
+    assert outcome.state == "predicted"
 
 
 def test_a_file_that_is_read_otherwise_is_predicted_anew(run: Path, tmp_path: Path) -> None:

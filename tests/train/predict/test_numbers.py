@@ -98,6 +98,10 @@ def test_what_is_done_stays_in_the_table(run: Path, tmp_path: Path) -> None:
     assert [o.state for o in predict(run, paths, out)] == ["kept", "predicted"]
     assert table(out)[0] == before[0]
     assert [row["sample"] for row in table(out)] == ["a", "b"]
+    universe(tmp_path / "c.hdf5", 2)
+    predict(run, [tmp_path / "c.hdf5"], out)
+    assert [row["sample"] for row in table(out)] == ["a", "b", "c"], "of all commands"
+    assert table(out)[0] == before[0]
 
 
 def test_another_network_with_the_same_weights_predicts_anew(run: Path, tmp_path: Path) -> None:

@@ -302,7 +302,14 @@ def _in_zip(path: Path, key: str) -> StoredArray:
         file.seek(info.header_offset)
         head = LOCAL_HEADER.unpack(file.read(LOCAL_HEADER.size))
         file.seek(head[-2] + head[-1], os.SEEK_CUR)
-        return array_header(file, path, key)[0]
+        found, start = array_header(file, path, key)
+    dtype = np.dtype(found.dtype)
+    if start - found.at + math.prod(found.shape) * dtype.itemsize != info.file_size:
+        raise DataError(
+            f"{path}: {key!r} has {info.file_size} bytes, which are no {dtype} {found.shape}: the "
+            "rest would be that of other arrays"
+        )
+    return found
 
 
 def _zip_values(path: Path, key: str) -> Array:

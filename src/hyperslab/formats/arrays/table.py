@@ -349,8 +349,8 @@ def _read_targets_file(path: Path, names: Sequence[str]) -> tuple[Floats, tuple[
     wanted = set(names)
     found: dict[str, Floats] = {}
     with naming(path, "CSV"), open_plain(path) as file:
-        rows = csv.reader(line.decode() for line in lines_of(file, MOST_ROW))
-        header = [printable(name) for name in next(filter(None, rows), [])]
+        rows = csv.reader(line.decode("utf-8-sig") for line in lines_of(file, MOST_ROW))
+        header = [printable(name.strip()) for name in next(filter(None, rows), [])]
         if len(header) < 2 or header[0] != "name" or len(set(header)) != len(header):
             raise DataError(
                 f"{path}: starts with {reprlib.repr(header)}; "

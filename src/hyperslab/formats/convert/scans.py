@@ -114,7 +114,7 @@ def write_scan_file(
             source_orientation="".join(optional.nibabel().aff2axcodes(file.image.affine)),
         )
 
-    write_small_file(path, fill, concurrent=True)
+    write_small_file(path, fill)
 
 
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
@@ -234,7 +234,8 @@ def respace_scans(
     scans that are there are kept. What is not what it should be is skipped, and the others go on.
 
     Raises:
-        DataError: a size is not positive, the list is no good, or the folder cannot be written.
+        DataError: a size is not positive, the list is no good, a scan in the folder is of another
+            size or file (before anything is converted), or the folder cannot be written.
         HyperslabError: the extra ``medical`` is not installed.
     """
     if not (np.isfinite(voxel).all() and min(voxel) > 0):
@@ -245,10 +246,15 @@ def respace_scans(
     with system_errors_as(DataError, f"cannot write into {folder}", named=False):
         folder.mkdir(parents=True, exist_ok=True)  # before the lock does: its errors are ours
         with lock_folder(folder, "conversion"):
+            kept = [pair for pair in listed.pairs if _is_respaced(pair, folder, voxel)]
             for pair in listed.pairs:
-                outcome, made = _respaced(pair, folder, voxel, len(listed.classes))
+                made = _respaced_pair(pair, folder)
+                if pair in kept:
+                    outcome = ScanOutcome(pair, "kept")
+                else:
+                    outcome = _respace(pair, made, voxel, len(listed.classes))
                 outcomes.append(outcome)
-                good += [] if made is None else [made]
+                good += [] if outcome.state == "skipped" else [made]
                 done(outcome)
             names = (listed.classes, listed.channels)
             if good:
@@ -256,32 +262,63 @@ def respace_scans(
     return outcomes
 
 
-def _respaced(
-    pair: Pair, folder: Path, voxel: VoxelSize, classes: int
-) -> tuple[ScanOutcome, Pair | None]:
-    made = Pair(
-        pair.name,
-        folder / "imagesTr" / f"{pair.name}.nii",
-        folder / "labelsTr" / f"{pair.name}.nii",
-    )
+def _respaced_pair(pair: Pair, folder: Path) -> Pair:
+    file = f"{pair.name}.nii"
+    return Pair(pair.name, folder / "imagesTr" / file, folder / "labelsTr" / file)
+
+
+def _is_respaced(pair: Pair, folder: Path, voxel: VoxelSize) -> bool:
+    """Tells if a scan is there already.
+
+    Raises:
+        DataError: it is, and is of another size or of other files.
+    """
+    made = _respaced_pair(pair, folder)
+    if pair.problem or not (made.image.exists() and made.labels.exists()):
+        return False
+    before = image.open_nifti(pair.image)
+    shape, affine = _respaced_lattice(before.shape[1:], before.affine, voxel)
+    found = image.open_nifti(made.image)
+    remedy = "delete it or convert into another folder"
+    if found.shape[1:] != shape or not np.allclose(found.affine, affine, rtol=1e-5, atol=1e-3):
+        raise DataError(f"{made.image} was made with another spacing or of another scan: {remedy}")
+    if found.image.header["descrip"].item() != _sizes_of_files(pair):
+        raise DataError(f"{made.image} was made from other files than {pair.image}: {remedy}")
+    return True
+
+
+def _respaced_lattice(
+    extents: tuple[int, ...], affine: NDArray[np.float64], voxel: VoxelSize
+) -> tuple[tuple[int, ...], NDArray[np.float64]]:
+    """Returns the extents (D, H, W) of a scan with voxels of about that size, and their affine."""
+    sizes = zip(extents, resample.spacing(affine), voxel, strict=True)
+    shape = tuple(max(1, round(float(n * size / wanted))) for n, size, wanted in sizes)
+    return shape, resample.resampled_affine(affine, extents, shape)
+
+
+def _sizes_of_files(pair: Pair) -> bytes:
+    """Returns words that identify the files of a scan later; a date would change with a copy."""
+    sizes = [path.stat().st_size for path in (*pair.images, pair.labels)]
+    return f"of {sum(sizes[:-1])} and {sizes[-1]} bytes".encode()
+
+
+def _respace(pair: Pair, made: Pair, voxel: VoxelSize, classes: int) -> ScanOutcome:
     if pair.problem:
-        return ScanOutcome(pair, "skipped", pair.problem), None
-    if made.image.exists() and made.labels.exists():
-        return ScanOutcome(pair, "kept"), made
+        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         file, values, labels = read_scan(pair, classes)
     except DataError as error:
-        return ScanOutcome(pair, "skipped", str(error)), None
-    old = values.shape[1:]
-    sizes = zip(old, resample.spacing(file.affine), voxel, strict=True)
-    new = tuple(max(1, round(float(n * size / wanted))) for n, size, wanted in sizes)
+        return ScanOutcome(pair, "skipped", str(error))
+    new, affine = _respaced_lattice(values.shape[1:], file.affine, voxel)
+    affine = affine[:, [2, 1, 0, 3]]
     resampled = np.stack([resample.blurred_linear(channel, new) for channel in values])
-    affine = resample.resampled_affine(file.affine, old, new)[:, [2, 1, 0, 3]]
     stored = as_hu(resampled) if values.dtype == np.int16 else resampled
     xyz = stored.transpose(3, 2, 1, 0)
     for path in (made.image, made.labels):
         path.parent.mkdir(parents=True, exist_ok=True)
+    header = optional.nibabel().Nifti1Header()
+    header["descrip"] = _sizes_of_files(pair)
     mask = resample.nearest(labels, new).transpose(2, 1, 0)
     image.save_image(made.labels, mask, mask.dtype, affine, None)
-    image.save_image(made.image, xyz if len(stored) > 1 else xyz[..., 0], xyz.dtype, affine, None)
-    return ScanOutcome(pair, "converted"), made
+    image.save_image(made.image, xyz if len(stored) > 1 else xyz[..., 0], xyz.dtype, affine, header)
+    return ScanOutcome(pair, "converted")

@@ -310,7 +310,7 @@ def _created(path: Path) -> Iterator[Any]:
     if suffix is None:
         raise DataError(f"{path}: the name of a NIfTI file ends in {' or '.join(NIFTI_SUFFIXES)}")
     writing = system_errors_as(DataError, f"cannot write {path}", named=False)
-    with writing, created_aside(path, concurrent=True) as file:
+    with writing, created_aside(path) as file:
         if suffix == ".nii":
             yield file
             return

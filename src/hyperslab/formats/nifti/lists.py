@@ -10,6 +10,7 @@ second version. Paths are relative to the list.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,14 +196,16 @@ def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
 def _distinct(path: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     """Returns the pairs by names that differ: where those of files are alike, with their folders.
 
-    A file that is listed twice is refused.
+    A file that is listed twice is refused. No name leads out of a folder that is filled with files
+    of these names.
     """
     count = Counter(pair.name for pair in pairs)
     renamed = []
     for pair in pairs:
         name = pair.name
-        if count[name] > 1 and pair.image.is_relative_to(path.parent):
-            name = (pair.image.relative_to(path.parent).parent / name).as_posix()
+        place = Path(os.path.relpath(pair.image, path.parent))  # a/../b/ct.nii is b/ct.nii
+        if count[name] > 1 and ".." not in place.parts:
+            name = (place.parent / name).as_posix()
         renamed.append(replace(pair, name=name))
     again = Counter(pair.name for pair in renamed).most_common(1)
     if again and again[0][1] > 1:
@@ -213,8 +216,11 @@ def _distinct(path: Path, pairs: Sequence[Pair]) -> tuple[Pair, ...]:
 def _of_csv(path: Path, text: str) -> _Content:
     """Parses a CSV list, see the module's docstring."""
     lines = text.splitlines()
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    columns = [key for key in (rows[0] if rows else {}) if key is not None]
+    table = csv.reader(line for line in lines if not line.startswith("#"))
+    columns = [_column(name) for name in next(table, [])]
+    twice = [name for name, count in Counter(columns).items() if name and count > 1]
+    if twice:
+        raise DataError(f"{path}: has the column {twice[0]!r} twice; remove one of them")
     images = [key for key in columns if key == "image" or key.startswith("image_")]
     if not images or "label" not in columns:
         raise DataError(
@@ -222,12 +228,13 @@ def _of_csv(path: Path, text: str) -> _Content:
             "each channel: image_T1, image_T2) and label, and may have split"
         )
     entries = []
-    for number, row in enumerate(rows, 1):
+    for number, cells in enumerate(filter(None, table), 1):
         what = f"row {number}"
-        values = [(row.get(key) or "").strip() for key in (*images, "label")]
-        if not all(values) or None in row:
+        row = dict(zip(columns, map(str.strip, cells), strict=False))
+        values = [row.get(key, "") for key in (*images, "label")]
+        if not all(values) or len(cells) > len(columns):
             raise DataError(f"{path}: {what} has {row}; needs a value in each column")
-        word = (row.get("split") or "").strip().lower()
+        word = row.get("split", "").lower()
         if word not in SPLIT_WORDS:
             raise DataError(f"{path}: {what} has the split {word!r}; use train, validation or test")
         entries.append(_Entry(what, values[:-1], values[-1], SPLIT_WORDS[word]))
@@ -241,6 +248,12 @@ def _of_csv(path: Path, text: str) -> _Content:
         )
     names = note[len(CLASSES_COMMENT) :].split(",")
     return _Content([printable(name.strip()) for name in names], channels, entries)
+
+
+def _column(name: str) -> str:
+    """Returns the name of a column; those that are known in any case, as spreadsheets have them."""
+    name = name.strip()
+    return name.lower() if name.lower() in ("image", "label", "split") else name
 
 
 def _of_json(path: Path, text: str) -> _Content:

@@ -23,6 +23,7 @@ import torch
 
 from hyperslab import errors
 from hyperslab.checkpoint import folder_of
+from hyperslab.formats.files import lock_folder
 from hyperslab.launch.restarts import StartTraining, launch_training
 from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
@@ -31,6 +32,7 @@ from hyperslab.planner.machine import Machine
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
+from hyperslab.train.run import await_run
 from hyperslab.util.atomic_files import partial_path
 
 log = logging.getLogger("hyperslab")
@@ -477,6 +479,8 @@ class StudyRequest:
         partial = partial_path(folder)
         file = partial / "recipe.yaml"
         with errors.system_errors_as(errors.RecipeError, f"cannot write into {self.output}"):
+            if partial.is_dir():
+                await_run(partial)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             recipe = point.recipe(self.recipe, output=partial, epochs=self.epochs)
@@ -503,7 +507,8 @@ def run_study(
     training failed because of their grid, are named in the study and do not stop it.
 
     Raises:
-        DataError, LayoutError, UnsupportedOp: there are no data, or no point can be.
+        DataError, LayoutError, UnsupportedOp: there are no data, no point can be, or another study
+            fills ``output``: it would remove the training that is under way there.
         RecipeError: a point's folder holds another run, or ``output`` cannot be written.
         HyperslabError: what a training raised, of `STOPPING_ERRORS`, or if all failed.
     """
@@ -514,8 +519,9 @@ def run_study(
     study = _predicted_study(request, jobs, predictor)
     if not study.rows:
         raise study.refused[0].error
-    write(study, request.output)
-    return _measured_study(request, study, write) if request.trains else study
+    with lock_folder(request.output, "study"):
+        write(study, request.output)
+        return _measured_study(request, study, write) if request.trains else study
 
 
 def _predicted_study(

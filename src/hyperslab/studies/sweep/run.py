@@ -11,7 +11,6 @@ import logging
 import shutil
 import statistics
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,7 @@ from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_ev
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, TableRow
-from hyperslab.train.run import RECIPE, lock_run
+from hyperslab.train.run import RECIPE, await_run, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.documents import read_json
 
@@ -126,9 +125,6 @@ def _test_scores(found: dict[str, Any]) -> dict[str, float | None]:
     return {name: row["ratio"] for name, row in found.get("parameters", {}).items()}
 
 
-ASK_AGAIN = 0.5  # [s] before it tries a run's folder again
-
-
 def finished_result(run: SweepRun) -> RunResult | None:
     """Returns what came of a run, if it is done; raises as `check_recipe` and `read_result`."""
     if not (run.folder / RECIPE).exists():
@@ -155,7 +151,7 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining | None = None) -> Run
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
         # The recipe is written only when nobody reads it any more.
-        _await_lock(folder)
+        await_run(folder)
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []
         trust = options_of_trust(run.recipe)
@@ -181,20 +177,6 @@ def remove_checkpoints(folder: Path, *, keep_best: bool) -> None:
     for path in [*checkpoints.glob("step-*"), *checkpoints.glob(".step-*")]:
         if path.name != kept:
             shutil.rmtree(path)
-
-
-def _await_lock(folder: Path) -> None:
-    """Waits for ranks whose launcher was killed: they write a checkpoint and end."""
-    told = False
-    while True:
-        try:
-            with lock_run(folder):
-                return
-        except errors.RecipeError:
-            if not told:
-                log.info("waiting: ranks of an earlier start still work in %s", folder)
-            told = True
-            time.sleep(ASK_AGAIN)
 
 
 Outcomes = Mapping[SweepRun, RunResult]  # what came of the runs that are done
