@@ -250,7 +250,7 @@ _SHOWN = (
     *("collective", "redshifts", "stored_redshifts", "summed_whole", "targets_apart"),
     "channel_names",
 )
-"""What a view takes from the source that it shows."""
+"""Names what a view takes from the source that it shows."""
 
 
 def _of_origin(name: str) -> Any:
