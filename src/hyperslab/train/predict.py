@@ -390,10 +390,13 @@ class ResultFolder:
             )
             done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
             broadcast_from_main(
-                lambda done=done: self.journal.add(entry, **{UNDER_WAY: done}),
+                partial(self._note_layers, entry, done),
                 failing=f"cannot write into {self.folder}",
                 error=DataError,
             )
+
+    def _note_layers(self, entry: InputFile, done: int) -> None:
+        self.journal.add(entry, **{UNDER_WAY: done})
 
     def _mask_path(self, entry: InputFile) -> Path:
         return self.folder / f"{entry.name}{mask_files.MASK_SUFFIXES[self.format]}"
