@@ -44,7 +44,7 @@ def test_a_run_killed_before_it_points_to_its_best_checkpoint_mends_that(
     found = [0.3, 0.1, 0.2]  # by epoch
     measures = {"validation_mae": 0.5}
     monkeypatch.setattr(
-        Trainer, "validate", lambda self: {"validation_loss": found[self.at.epoch], **measures}
+        Trainer, "measure", lambda self, _: {"validation_loss": found[self.at.epoch], **measures}
     )
     original = retention._tidy
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -24,7 +25,7 @@ from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import CodeSection, Section, TargetSection, declared
+from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -109,7 +110,25 @@ AnyLoss = Annotated[
 ]
 
 
-LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow"]
+LOGGERS = {
+    "tensorboard": "hyperslab.train.loggers.TensorboardLog",
+    "wandb": "hyperslab.train.loggers.WandbLog",
+    "mlflow": "hyperslab.train.loggers.MlflowLog",
+}
+"""Loggers by their names in a recipe, each a `ScalarLog` that is imported when a run has it."""
+
+
+def _known_logger(name: str) -> str:
+    if name not in _logger_names():
+        raise ValueError(f"it should be one of {', '.join(_logger_names())}")
+    return name
+
+
+def _logger_names() -> tuple[str, ...]:
+    return ("csv", *LOGGERS)
+
+
+LoggerName = Annotated[str, AfterValidator(_known_logger), OneOf(_logger_names)]
 
 AnyLogger = Annotated[
     Annotated[LoggerName, Tag(BY_NAME)] | Annotated[TargetSection, Tag(BY_TARGET)],

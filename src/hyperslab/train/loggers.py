@@ -1,11 +1,11 @@
 """Sends the numbers of a run to TensorBoard, Weights & Biases and MLflow, beside its CSV files.
 
-A logger is a `ScalarLog`: one class of `LOGGERS`, whose name is also in `LoggerName` of
-`hyperslab.recipe.schema`, or anybody's class that a recipe names: ``loggers: [{target: my.Log}]``.
-Whatever it raises switches it off with one warning, and the run goes on; those that talk to a
-service work on a thread of their own, so that no step waits for them. Services are configured by
-their own environment variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME) and know a resumed run by a name that its folder keeps.
+A logger is a `ScalarLog`: one class, and one line of `hyperslab.recipe.schema.LOGGERS`, or
+anybody's class that a recipe names: ``loggers: [{target: my.Log}]``. Whatever
+it raises switches it off with one warning, and the run goes on; those that talk to a service work
+on a thread of their own, so that no step waits for them. Services are configured by their own
+environment variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and
+know a resumed run by a name that its folder keeps.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import Maker, RightKind
+from hyperslab.recipe.schema import LOGGERS
 from hyperslab.recipe.section import TargetSection
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import read_json
@@ -45,6 +46,20 @@ class ScalarLog(Protocol):
 
     def close(self) -> None:
         """Finish, at the end of the run or of this part of it."""
+
+
+class LoggerClass(Protocol):
+    """Makes the logger of a run that goes on after ``step`` steps; is imported when a run has it.
+
+    ``settings``, nested dictionaries of what JSON can say, are shown beside the numbers.
+    """
+
+    library: str | None
+    """Names the library that it needs, and the extra that has it; None where all have it."""
+    waits: bool
+    """Says that it is slow, so that it gets a thread of its own."""
+
+    def __call__(self, run: Path, settings: Mapping[str, Any], step: int) -> ScalarLog: ...
 
 
 LoggerCall = Callable[[ScalarLog], None]
@@ -259,17 +274,6 @@ def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]
     return found
 
 
-LOGGERS: dict[str, type[TensorboardLog] | type[WandbLog] | type[MlflowLog]] = {
-    "tensorboard": TensorboardLog,
-    "wandb": WandbLog,
-    "mlflow": MlflowLog,
-}
-"""Loggers by their names in a recipe, made for a run that goes on after so many steps.
-
-Its settings, nested dictionaries of what JSON can say, are shown beside the numbers. ``library``
-is what a logger needs, and the extra that has it; one that ``waits`` gets a thread of its own.
-"""
-
 A_LOGGER = RightKind(
     "a logger: a class with add(values, step), flush() and close()", (f"{__name__}.ScalarLog",)
 )
@@ -287,25 +291,27 @@ def check_loggers(loggers: Loggers) -> None:
     for number, logger in enumerate(loggers):
         if isinstance(logger, TargetSection):
             _maker(number).check(logger)
-        elif logger != "csv":  # the CSV files are nobody's
-            library = LOGGERS[logger].library
-            with importing(library, f"loggers: {logger}", RecipeError):
-                importlib.import_module(library)
+        elif (kind := _class_of(logger)) is not None and kind.library is not None:
+            with importing(kind.library, f"loggers: {logger}", RecipeError):
+                importlib.import_module(kind.library)
 
 
 def open_loggers(
     loggers: Loggers, run: Path, settings: Mapping[str, Any], step: int
 ) -> list[GuardedLog]:
-    """Open the loggers of a run, beside its CSV files; anybody's own may be slow, and so waits."""
+    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`.
+
+    Anybody's own gets a thread of its own: it may be slow.
+    """
     made: list[GuardedLog] = []
     for number, logger in enumerate(loggers):
         if isinstance(logger, TargetSection):
             name = str(logger.target)
             opening = functools.partial(_maker(number, run, settings, step), logger)
             made.append(BackgroundLog(name, opening))
-        elif logger != "csv":
-            opening = functools.partial(LOGGERS[logger], run, settings, step)
-            waits = LOGGERS[logger].waits
+        elif (kind := _class_of(logger)) is not None:
+            opening = functools.partial(kind, run, settings, step)
+            waits = kind.waits
             made.append(BackgroundLog(logger, opening) if waits else GuardedLog(logger, opening()))
     return made
 
@@ -313,3 +319,12 @@ def open_loggers(
 def _maker(number: int, *given: Any) -> Maker:
     """``given`` is not known when a recipe is only checked."""
     return Maker(f"loggers.{number}", A_LOGGER, given or (Path(), {}, 0))
+
+
+def _class_of(name: str) -> LoggerClass | None:
+    """Import the class of a logger; the CSV files are nobody's."""
+    if name == "csv":
+        return None
+    module, _, kind = LOGGERS[name].rpartition(".")
+    found: LoggerClass = getattr(importlib.import_module(module), kind)
+    return found
