@@ -59,6 +59,7 @@ from hyperslab.train.mask_files import (
     MaskBytes,
     MaskFormat,
     check_mask_format,
+    check_replaceable,
     has_bytes,
     publish,
     strips,
@@ -447,6 +448,7 @@ class ResultFolder:
         It says so before there is a new file, whose bytes would pass for theirs after a stop.
         """
         assert self.journal is not None
+        check_replaceable(self._mask_path(entry), self.format)
         layers = self.journal.layers(entry)
         if layers and has_bytes(under_way, shape):
             return layers
