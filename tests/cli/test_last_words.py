@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hyperslab.cli import terminal
 from hyperslab.cli.terminal import DEBUG, clean_errors
@@ -25,6 +26,12 @@ def test_no_memory_is_one_line(
     with pytest.raises(SystemExit), clean_errors():
         raise MemoryError("Unable to allocate 64.0 GiB")
     assert capsys.readouterr().err == "error: out of memory: Unable to allocate 64.0 GiB\n"
+    with pytest.raises(SystemExit), clean_errors():
+        torch.empty(1 << 60, dtype=torch.uint8)
+    words = "can't allocate memory: you tried to allocate 1152921504606846976 bytes"
+    assert capsys.readouterr().err == f"error: out of memory: {words}\n"
+    with pytest.raises(RuntimeError, match="of somebody's"), clean_errors():
+        raise RuntimeError("of somebody's")
     monkeypatch.setenv(DEBUG, "1")
     with pytest.raises(MemoryError), clean_errors():
         raise MemoryError

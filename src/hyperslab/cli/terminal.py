@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,9 @@ if TYPE_CHECKING:  # slow to import, and not for every command
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
 
+NO_MEMORY = re.compile(r"can't allocate memory: you tried to allocate \d+ bytes")
+"""Matches torch's error of memory of the host that there is not."""
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Says that a disk, a quota or a file is full, such as the one that standard output goes to."""
 
@@ -47,7 +51,7 @@ def clean_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (HyperslabError, MemoryError, OSError) as error:
+    except (HyperslabError, MemoryError, OSError, RuntimeError) as error:
         words = _words_of(error)
         if os.environ.get(DEBUG) or not words:
             raise
@@ -64,6 +68,8 @@ def _words_of(error: Exception) -> str:
         return str(error)
     if isinstance(error, MemoryError):
         return f"out of memory: {error}"
+    if isinstance(error, RuntimeError) and (asked := NO_MEMORY.search(str(error))):
+        return f"out of memory: {asked[0]}"
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, *NO_ROOM):
         return reason(error)
     if isinstance(error, FileNotFoundError):

@@ -51,6 +51,16 @@ def check_mask_format(format: str) -> None:
         raise DataError(f"format {format!r}: a mask is written as {', '.join(MASK_SUFFIXES)}")
 
 
+def check_replaceable(path: Path, format: MaskFormat) -> None:
+    """Refuse a folder in the place of a mask that is none, before anything is predicted.
+
+    Raises:
+        DataError: it is there.
+    """
+    if path.is_dir() and not (format == "zarr" and (path / "zarr.json").is_file()):
+        raise DataError(f"{path} is a folder with other things, and stays as it is: move it away")
+
+
 def has_bytes(path: Path, shape: Sequence[int]) -> bool:
     """Tell whether a stopped run has left the file of a mask of ``shape`` (D, H, W)."""
     there = path.is_file() and not path.is_symlink()

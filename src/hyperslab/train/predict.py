@@ -424,6 +424,7 @@ class ResultFolder:
 
         It says so before there is a new file, whose bytes would pass for theirs after a stop.
         """
+        mask_files.check_replaceable(self._mask_path(entry), self.format)
         layers = self.journal.layers(entry)
         if layers and mask_files.has_bytes(under_way, shape):
             return layers

@@ -337,6 +337,20 @@ def stopped(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("format", ["nifti", "hdf5", "zarr"])
+def test_a_folder_in_the_place_of_a_mask_stays(
+    run: Path, tmp_path: Path, format: MaskFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.nii", numbers(XYZ))
+    theirs = tmp_path / "out" / f"a{mask_files.MASK_SUFFIXES[format]}"
+    theirs.mkdir(parents=True)
+    (theirs / "precious").touch()
+    monkeypatch.setattr(predicting, "predict_mask", stopped)  # it is said before
+    (outcome,) = predict(run, [path], tmp_path / "out", native=True, format=format)
+    assert (outcome.state, (theirs / "precious").exists()) == ("failed", True)
+    assert f"{theirs} is a folder with other things" in outcome.reason
+
+
 def test_two_predictions_into_one_folder(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii", numbers(XYZ))
     out = tmp_path / "out"
