@@ -172,9 +172,9 @@ def _unetr(width: int) -> Case:
 
 def _mednext(width: int) -> Case:
     """MONAI's small one: depthwise kernels of 3, group norms by channel."""
-    from monai.networks.nets import MedNeXtS
+    from monai.networks.nets import MedNeXt
 
-    model = MedNeXtS(3, in_channels=1, out_channels=2, init_filters=16)
+    model = MedNeXt(3, 16, 1, 2, kernel_size=3, use_residual_connection=True)
     return _segmentation(model, width, classes=2)
 
 

@@ -15,6 +15,7 @@ from hyperslab.comm.launchers import AXES
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.util.capture import refuse_capture
+from hyperslab.util.torch_internals import BlockFunction
 
 
 def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -29,7 +30,7 @@ def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None
     shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
 
 
-class _AllReduceSum(torch.autograd.Function):
+class _AllReduceSum(BlockFunction):
     """The sum over ranks is its own adjoint: every rank's output depends on every rank's input."""
 
     @staticmethod

@@ -31,7 +31,7 @@ from hyperslab.comm.packing import (
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.kernels.conv_problem import no_view
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.util.torch_internals import dispatch_modes_active
+from hyperslab.util.torch_internals import BlockFunction, dispatch_modes_active
 
 _KEPT = 4096
 """Answers about boxes, which all steps ask again."""
@@ -507,7 +507,7 @@ def _in_memory(values: NDArray[np.int64], last: bool) -> NDArray[np.int64]:
     return (np.moveaxis(values, 1, -1) if last else values).ravel()
 
 
-class _Fetch(torch.autograd.Function):
+class _Fetch(BlockFunction):
     """Maps the own box of a cut tensor to any wanted box of it.
 
     Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
@@ -527,7 +527,7 @@ class _Fetch(torch.autograd.Function):
         return _GiveBack.apply(gradient, ctx.plan, ctx.what), None, None, None
 
 
-class _GiveBack(torch.autograd.Function):
+class _GiveBack(BlockFunction):
     """Maps the gradient of the wanted box to that of the own box: the adjoint of `_Fetch`.
 
     Distribution scheme: 1. send received pieces' gradients home, 2. copy the kept part's

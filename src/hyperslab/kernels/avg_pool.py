@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.kernels.memory_format import compute_dtype, memory_format_by_strides
+from hyperslab.util.torch_internals import BlockFunction
 
 
 class Line(NamedTuple):
@@ -37,7 +38,7 @@ def reference(x: torch.Tensor, lines: Sequence[Line], divisor: int) -> torch.Ten
     return x / divisor
 
 
-class WindowAverage(torch.autograd.Function):
+class WindowAverage(BlockFunction):
     """Sums windows over ``divisor``: (B, C, *extents) -> (B, C, *outputs), in x's memory format.
 
     Torch's own keeps its input for the backward pass, which needs no more than its shape. In

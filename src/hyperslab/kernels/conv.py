@@ -50,6 +50,7 @@ from hyperslab.kernels.memory_format import (
     dense,
 )
 from hyperslab.kernels.registry import choose, conv_variant, device_kind
+from hyperslab.util.torch_internals import BlockFunction
 
 
 def conv_reference(
@@ -325,7 +326,7 @@ class ConvPasses:
     padding: tuple[int, ...]
 
 
-class LocalConv(torch.autograd.Function):
+class LocalConv(BlockFunction):
     """Runs a convolution of a block, plain or transposed, with a graph."""
 
     @staticmethod

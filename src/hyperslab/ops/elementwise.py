@@ -38,6 +38,7 @@ from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
+from hyperslab.util.torch_internals import BlockFunction
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -465,7 +466,7 @@ def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
     return _multiply_by_mask(x, keep, scale_of(p), inplace)
 
 
-class _DropElements(torch.autograd.Function):
+class _DropElements(BlockFunction):
     """Drops elements of a block; the same hash drops those of the gradient, and nothing is kept.
 
     On the CPU, where the hash takes longer than reading a mask, the mask is kept.

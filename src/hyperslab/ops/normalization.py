@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator
+from hyperslab.comm import Communicator, Grid, per_grid
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import (
     HALF,
     as_float32,
@@ -48,9 +49,10 @@ from hyperslab.ops.reductions import (
 )
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
+from hyperslab.util.torch_internals import BlockFunction
 
 
-class Normalise(torch.autograd.Function):
+class Normalise(BlockFunction):
     """Computes ``(x - mean) / sqrt(var + eps) * weight + bias`` of a block (N, K, ...space).
 
     The statistics are those of ``over.pool`` neighbouring channels each, over N, space and the
@@ -179,28 +181,15 @@ def batch_norm(
     if not training:
         return _by_torch(x, running_mean, running_var, weight, bias, False, momentum, eps)
     x = without_empty_shards(x, range(x.dim()))
-    axes = x.partition.axes
-    shape = list(x.shape)
-    fewest = list(x.shape)
-    if x.policy.batch_norm == "replica" and "data" in axes:
-        axes = tuple(axis for axis in axes if axis != "data")
-        for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
-            if cut is not None and cut.axis == "data":
-                shape[dim] = x.box.shape[dim]
-                fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
-    if math.prod(fewest) <= fewest[1]:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
-        )
+    replica = x.policy.batch_norm == "replica"
+    over = _lay_out_batch_norm(x.grid, x.partition, replica)
     if not x.partition.axes and is_launch_bound(x):
         return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    count = math.prod(shape) // shape[1]
-    over = Population(count, x.grid.group(axes))
-    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias), eps)
+    y, moments = _normalised(x, over, Affine.of(weight, bias), eps)
     if running_mean is not None and running_var is not None:
-        mean = mean[0]
-        unbiased = var[0] * (count / (count - 1))
-        data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+        mean, var, *_ = moments[:, 0].unbind()
+        unbiased = var * (over.count / (over.count - 1))
+        data = x.grid.group(("data",)) if replica else None
         if data is not None:  # on every rank alike: to the replicas' mean
             both = torch.stack([mean, unbiased])
             both = data.sum_in_place(both, "the running statistics of batch_norm")
@@ -208,6 +197,27 @@ def batch_norm(
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return y
+
+
+@per_grid
+def _lay_out_batch_norm(grid: Grid, x: Partition, replica: bool) -> Population:
+    """Counts the values of a channel over the ranks of the grid, or of a replica.
+
+    Raises:
+        ValueError: a channel has one value.
+    """
+    axes = tuple(axis for axis in x.axes if not (replica and axis == "data"))
+    shape = list(x.shape)
+    fewest = list(x.shape)
+    for dim, cut in enumerate(x.cuts):  # after a permutation any dim may be the batch
+        if cut is not None and cut.axis not in axes:
+            shape[dim] = x.box(grid.coords).shape[dim]
+            fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
+    if math.prod(fewest) <= fewest[1]:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
+        )
+    return Population(math.prod(shape) // shape[1], grid.group(axes))
 
 
 def _by_torch(
@@ -263,10 +273,10 @@ def instance_norm(
         return x.like(with_gradient_in(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), 1)
-    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
+    y, moments = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
     if running_mean is not None and running_var is not None:
         # To the mean over all samples, on every rank alike.
-        new = torch.stack([mean, var * (count / (count - 1))]).sum(1) / x.shape[0]
+        new = torch.stack([moments[0], moments[1] * (count / (count - 1))]).sum(1) / x.shape[0]
         group = group_over(x, [0])
         if group is not None:
             new = group.sum_in_place(new, "the running statistics of instance_norm")
@@ -325,11 +335,11 @@ def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
 
 def _normalised(
     x: Sharded, over: Population, affine: Affine, eps: float, dtype: torch.dtype | None = None
-) -> tuple[Sharded, Sequence[torch.Tensor]]:
+) -> tuple[Sharded, torch.Tensor]:
     """Normalise, in a fused epilogue if a kernel takes the block.
 
-    Also returns mean and biased variance, (1, C) or, with ``over.pool`` channels of each sample
-    together, (N, C).
+    Also returns the moments, mean and biased variance first, (..., 1, C) or, with ``over.pool``
+    channels of each sample together, (..., N, C).
     """
     if x.pending is not None and not _is_deferred_conv(x):
         x.force()  # a normalisation is the first link of its chain
@@ -337,10 +347,10 @@ def _normalised(
     if chain is not None:
         statistics = statistics_of(chain.block, over, affine, eps)
         chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
-        return epilogue_result(chain, x, x.partition), statistics.moments[:2].unbind()
+        return epilogue_result(chain, x, x.partition), statistics.moments
     if over.pool is None:
         y, mean, var = Normalise.apply(x.block, affine.weight, affine.bias, eps, over)
-        return x.like(y, fresh=True), (mean[None], var[None])
+        return x.like(y, fresh=True), torch.stack([mean, var])[:, None]
     # As if samples were further channels.
     block = x.block if dtype is None else x.block.to(dtype)
     samples, channels = block.shape[:2]
@@ -351,7 +361,7 @@ def _normalised(
     y = y.view(block.shape)
     if not block.is_contiguous():  # the result is in the input's memory format
         y = torch.empty_like(block).copy_(y)
-    return x.like(y), (mean.view(samples, channels), var.view(samples, channels))
+    return x.like(y), torch.stack([mean, var]).view(2, samples, channels)
 
 
 def _is_deferred_conv(x: Sharded) -> bool:
@@ -430,7 +440,7 @@ def _normalise_last_dims(
     return x.like(_LayerNorm.apply(block, weight, bias, *options))
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(BlockFunction):
     """Normalise a block over its dims from ``first`` on and over the ranks of ``over.group``.
 
     ``centred`` is layer norm: around the mean; otherwise RMS norm.

@@ -79,6 +79,7 @@ from hyperslab.ops.placement import (
     with_batch,
 )
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import BlockFunction
 
 
 def move_indices(
@@ -187,7 +188,7 @@ class WindowGrid:
     extents: tuple[int, ...]
 
 
-class WindowMaximum(torch.autograd.Function):
+class WindowMaximum(BlockFunction):
     """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
 
     @staticmethod
@@ -548,7 +549,7 @@ def output_sizes(
     return sizes
 
 
-class LinearMap(torch.autograd.Function):
+class LinearMap(BlockFunction):
     """Applies a linear map to a block, and its adjoint to the gradient; saves nothing."""
 
     @staticmethod

@@ -30,6 +30,7 @@ from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dim
+from hyperslab.util.torch_internals import BlockFunction
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
@@ -78,6 +79,8 @@ def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
 
 def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
     """Gathers ``x`` where some rank has nothing of ``dims``, which has no mean and no maximum."""
+    if not x.partition.thin:
+        return x
     cuts = [x.partition.cuts[d] for d in dims]
     thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
     return gather(x, thin) if thin else x
@@ -273,7 +276,7 @@ LARGEST_INDEX = torch.iinfo(torch.int64).max
 _ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Extremum(torch.autograd.Function):
+class _Extremum(BlockFunction):
     """Finds the largest or smallest elements; equal ones share the gradient equally.
 
     Distribution scheme: 1. find the local extremum, 2. find the extremum over all ranks. Backward:
@@ -595,7 +598,7 @@ def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor
     return vector_norm(a.like(a.local - b.local), p)
 
 
-class _Softmax(torch.autograd.Function):
+class _Softmax(BlockFunction):
     """Computes softmax over a cut dim, or its logarithm; saves its output, as torch does.
 
     Distribution scheme: 1. find the local maximum, and the local sum of exponentials relative to
