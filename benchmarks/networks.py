@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -171,9 +172,9 @@ def _unetr(width: int) -> Case:
 
 def _mednext(width: int) -> Case:
     """MONAI's small one: depthwise kernels of 3, group norms by channel."""
-    from monai.networks.nets import MedNeXtS
+    from monai.networks.nets import MedNeXt
 
-    model = MedNeXtS(3, in_channels=1, out_channels=2, init_filters=16)
+    model = MedNeXt(3, 16, 1, 2, kernel_size=3, use_residual_connection=True)
     return _segmentation(model, width, classes=2)
 
 
@@ -200,6 +201,18 @@ _BUILDERS: dict[str, Callable[[int], Case]] = {
     "mednext": _mednext,
 }
 """MONAI is asked for only where one of its networks is."""
+
+PACKAGES = {
+    "segresnet": ("monai",),
+    "dynunet": ("monai",),
+    "resnet": ("monai",),
+    "densenet121": ("monai",),
+    "fno": ("neuralop",),
+    "swinunetr": ("monai", "einops"),
+    "unetr": ("monai", "einops"),
+    "mednext": ("monai",),
+}
+"""What the networks of others need, all in the extras `medical` and `dev`."""
 
 NETWORKS = {"cosmoflow": 128, "unet3d": 64, "segresnet": 64, "dynunet": 64, "resnet": 64}
 """The names, and the width at which each is measured."""
@@ -238,6 +251,18 @@ class Step:
         return stopwatch(self.device, [self.forward, self.backward, self.update])
 
 
+def measurable(networks: Iterable[str]) -> list[str]:
+    """Those whose packages are there; says what the others lack."""
+    found = []
+    for network in networks:
+        missing = [name for name in PACKAGES.get(network, ()) if find_spec(name) is None]
+        if missing:
+            print(f"{network} is left out, for want of {', '.join(missing)}", flush=True)
+        else:
+            found.append(network)
+    return found
+
+
 def main() -> None:
     from step import compare_steps, print_step  # it imports this module
 
@@ -251,17 +276,18 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
     where = machine()
+    what = {key: str(value) for key, value in vars(options).items() if key != "json"}
     results: dict[str, dict[str, object]] = {}
-    for network in options.network:
+    for network in measurable(options.network):
         width = options.width or NETWORKS.get(network, 64)
         for name in options.dtype:
             given = (network, width, options.ranks, options.turns, getattr(torch, name))
             result = run_ranks(options.ranks, compare_steps, *given)[0]
             results.setdefault(network, {"width": width})[name] = result
             print_step(f"{network}-{width}, {name}", result, options.ranks)
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+            if options.json:  # each at once: a later one may fail
+                found = {**where, "options": what, **results}
+                options.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -99,13 +99,19 @@ class Partition:
     cuts: tuple[Cut | None, ...]
     merged: bool = field(init=False, repr=False, compare=False)
     """Tells whether a dim that is cut is merged of several."""
+    axes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Names the axes of the grid that cut some dim."""
+    thin: bool = field(init=False, repr=False, compare=False)
+    """Tells whether some shard is empty."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Every operator of every step looks up its geometry by a partition.
         object.__setattr__(self, "_hash", hash((self.shape, self.cuts)))
-        merged = any(cut is not None and cut.merged for cut in self.cuts)
-        object.__setattr__(self, "merged", merged)
+        cuts = [cut for cut in self.cuts if cut is not None]
+        object.__setattr__(self, "merged", any(cut.merged for cut in cuts))
+        object.__setattr__(self, "axes", tuple(cut.axis for cut in cuts))
+        object.__setattr__(self, "thin", any(cut.thin for cut in cuts))
         if len(self.shape) != len(self.cuts):
             raise ValueError(f"{len(self.shape)} dims but {len(self.cuts)} cuts")
         for extent, cut in zip(self.shape, self.cuts, strict=True):
@@ -128,11 +134,6 @@ class Partition:
     @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Return the axes of the grid that cut some dim."""
-        return tuple(cut.axis for cut in self.cuts if cut is not None)
 
     @property
     def cut_dims(self) -> tuple[int, ...]:

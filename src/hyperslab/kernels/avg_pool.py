@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hyperslab.kernels.memory_format import compute_dtype, memory_format_by_strides
+from hyperslab.util.torch_internals import BlockFunction
 
 
 class Line(NamedTuple):
@@ -26,7 +27,7 @@ class Line(NamedTuple):
     outputs: int
 
 
-class WindowAverage(torch.autograd.Function):
+class WindowAverage(BlockFunction):
     """Sums windows over ``divisor``: (B, C, *extents) -> (B, C, *outputs), in x's memory format.
 
     Torch's own keeps its input for the backward pass, which needs no more than its shape. In

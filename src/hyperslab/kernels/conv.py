@@ -49,6 +49,7 @@ from hyperslab.kernels.memory_format import (
     dense,
 )
 from hyperslab.kernels.registry import choose, conv_variant, device_kind
+from hyperslab.util.torch_internals import BlockFunction
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""
@@ -296,7 +297,7 @@ class ConvPasses:
     padding: tuple[int, ...]
 
 
-class LocalConv(torch.autograd.Function):
+class LocalConv(BlockFunction):
     """Runs a convolution of a block, plain or transposed, with a graph."""
 
     @staticmethod

@@ -140,6 +140,22 @@ def _samples_at_once(problem: Problem) -> int:
     return MOST_WINDOWS // (of_a_sample * problem.dtype.itemsize)
 
 
+def is_voxelwise(problem: Problem) -> bool:
+    """Says if every window is one voxel, and every voxel a window."""
+    return windows_tile(problem) and math.prod(problem.kernel) == 1
+
+
+def by_voxels(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
+) -> torch.Tensor:
+    """Computes the forward pass, or the input's gradient, as a product of rows of voxels."""
+    forward = problem.task == "forward"
+    matrix = weight.flatten(1)
+    rows = F.linear(_voxel_rows(x), matrix if forward else matrix.t(), bias)
+    samples, channels, *extents = problem.y if forward else problem.x
+    return in_channels_last(rows.view(samples, *extents, channels).movedim(-1, 1))
+
+
 def input_by_matrix(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
@@ -159,7 +175,8 @@ def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     rows = _voxel_rows(g)
-    matrix = rows.t() @ _window_rows(x, problem)
+    windows = _voxel_rows(x) if is_voxelwise(problem) else _window_rows(x, problem)
+    matrix = rows.t() @ windows
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
     return dw, rows.sum(0) if with_bias else None  # the code that keeps it puts it into order
 
@@ -456,6 +473,7 @@ def forward_in_columns(
 FORWARD_VARIANTS: ConvVariants = {
     "widened": ConvVariant(forward_widened, is_bfloat16, nested=True),
     "onednn": ConvVariant(forward_by_onednn),
+    "voxels": ConvVariant(by_voxels, is_voxelwise),
     "contiguous": ConvVariant(in_contiguous_memory(forward_by_onednn)),
     "columns": ConvVariant(forward_in_columns, has_columns),
     "registers": ConvVariant(
@@ -557,6 +575,7 @@ INPUT_VARIANTS: ConvVariants = {
     "contiguous": ConvVariant(in_contiguous_memory(input_by_onednn), onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
     "matrix": ConvVariant(input_by_matrix, windows_tile),
+    "voxels": ConvVariant(by_voxels, is_voxelwise),
     "registers": ConvVariant(input_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct.c"),
 }
 

@@ -96,7 +96,7 @@ class KernelOperator:
     meta: Callable[..., Any] | None = None
     writes: str | None = None  # the argument that is changed
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.reference.__name__
 
@@ -383,6 +383,12 @@ SMALL_SAMPLE = 4**3
 MANY_CHANNELS = 64
 """Channels from which on that is so."""
 
+FEW_VOXELS = 1 << 10
+"""Voxels up to which a product of matrices takes less time than to call oneDNN, of one voxel each.
+
+Half as long for 64 voxels, 256 to 1,000 channels and 128 filters.
+"""
+
 WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
 """Elements of the weight for one of both volumes up to which Winograd's sums pay."""
 
@@ -427,6 +433,10 @@ def _widens(problem: Problem) -> bool:
     return problem.dtype == torch.bfloat16 and not onednn_supports(torch.bfloat16)
 
 
+def _few_voxels(problem: Problem) -> bool:
+    return not _widens(problem) and problem.x[0] * math.prod(problem.x[2:]) <= FEW_VOXELS
+
+
 def _small_samples(problem: Problem) -> bool:
     small = not _widens(problem) and problem.x[0] > 1 and math.prod(problem.y[2:]) <= SMALL_SAMPLE
     return small and min(problem.x[1], problem.y[1]) >= MANY_CHANNELS
@@ -446,6 +456,8 @@ def _conv_case(
 
 FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16"
 FEW_REASON = "oneDNN works on 16 channels, however few there are"
+VOXELS = f"windows of one voxel, at most {FEW_VOXELS:,}"
+VOXELS_REASON = "one product of matrices: a call of oneDNN takes longer than the work"
 WIDENED = "bfloat16, no AVX-512"
 WIDENED_REASON = "in float32, slab by slab: torch's own loops take ten to a hundred times as long"
 HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
@@ -509,6 +521,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             _narrow,
         ),
+        _conv_case("forward", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
         _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
     ),
@@ -521,6 +534,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             lambda problem: _few_channels(problem) and _windows(problem),
         ),
         _conv_case("input", "widened", WIDENED, WIDENED_REASON, _widens),
+        _conv_case("input", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
         _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
         _conv_case(
             "input",

@@ -49,7 +49,7 @@ from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.util.derivatives import differentiable_once
-from hyperslab.util.torch_internals import EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 _KEYS_AT_ONCE = 1024
 """Limits the keys of a tile of scores."""
@@ -212,7 +212,7 @@ def _finite(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(x == -math.inf, 0)
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(BlockFunction):
     """Computes what this rank's queries see of all keys.
 
     Distribution scheme, forward: for each block of keys and values, 1. send it on and begin to

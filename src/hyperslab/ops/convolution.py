@@ -84,6 +84,7 @@ from hyperslab.ops.slabs import (
     planes_of_slab,
 )
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import BlockFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,7 @@ class ConvSpec(ConvPasses):
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
 
 
-class BufferConv(torch.autograd.Function):
+class BufferConv(BlockFunction):
     """Convolution whose windows do not line up with the cut, or whose input has `HaloPaddedBuffer`.
 
     Distribution scheme, forward: 1. exchange halos, 2. put block and halos into one buffer that
@@ -300,7 +301,7 @@ def _touched(window: Window, slab: Interval, out: Interval) -> tuple[Plane, ...]
     return tuple(planes)
 
 
-class SlabConv(torch.autograd.Function):
+class SlabConv(BlockFunction):
     """Convolves where the windows line up with the cut.
 
     Distribution scheme, forward: 1. send boundary planes, 2. convolve the block with the layer's
@@ -729,7 +730,7 @@ def _slab_geometry(
         nbytes = math.prod(largest_block(output)) * dtype.itemsize // parts
     if nbytes is None or x.is_complex():
         return None
-    if 0 in output.shape or any(cut is not None and cut.thin for cut in output.cuts):
+    if 0 in output.shape or output.thin:
         return None
     extents = largest_block(output)
     windows = windows_of(weight.shape, stride, padding, dilation)

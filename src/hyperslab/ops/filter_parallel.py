@@ -24,13 +24,13 @@ from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
-from hyperslab.util.torch_internals import dispatch_modes_active
+from hyperslab.util.torch_internals import BlockFunction, dispatch_modes_active
 
 MADE_AT_HOME = 1 << 17
 """Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
 
 
-class _ShardParameter(torch.autograd.Function):
+class _ShardParameter(BlockFunction):
     """Casts rows of a parameter; makes the gradient where it is averaged, if that is possible."""
 
     @staticmethod
@@ -168,15 +168,17 @@ def filter_share(
     scope = x.policy.scope
     if scope is None or not scope.is_open or registry.device_kind(x) != "cpu":
         return None  # a GPU computes such a layer in less time than a message takes
-    products = output.box(x.grid.coords).size * math.prod(weight.shape[1:])
-    if weight.numel() + products // PRODUCTS_PER_WEIGHT < SHARED_FROM:
-        return None
-    return _lay_out_share(x.grid, output, dim)
+    return _lay_out_share(x.grid, output, dim, weight.shape)
 
 
 @per_grid
-def _lay_out_share(grid: Grid, output: Partition, dim: int) -> FilterShare | None:
+def _lay_out_share(
+    grid: Grid, output: Partition, dim: int, weight: torch.Size
+) -> FilterShare | None:
     """Lays out the share along the axis with most ranks; the data axis has other samples."""
+    products = output.box(grid.coords).size * math.prod(weight[1:])
+    if weight.numel() + products // PRODUCTS_PER_WEIGHT < SHARED_FROM:
+        return None
     free = [name for name in grid.extents if name != "data" and name not in output.axes]
     axis = max(free, key=lambda name: grid.extents[name], default=None)
     if axis is None or grid.extents[axis] == 1:

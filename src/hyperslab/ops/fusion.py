@@ -32,7 +32,8 @@ from hyperslab.kernels.memory_format import (
 )
 from hyperslab.kernels.registry import OPERATORS, device_kind
 from hyperslab.tensor import Sharded
-from hyperslab.util.torch_internals import version_of
+from hyperslab.tensor.deferred import recording
+from hyperslab.util.torch_internals import BlockFunction, version_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,7 +306,7 @@ class EpilogueOps:
         return bool(self.pool and self.maximum) or (self.statistics is None and self.slope != 1)
 
 
-class EpilogueFunction(torch.autograd.Function):
+class EpilogueFunction(BlockFunction):
     """Applies an epilogue to a block with the weight and bias of its normalisation.
 
     Kept are, with a normalisation, the block itself, which serial torch keeps too; without one, a
@@ -492,10 +493,10 @@ class FusedEpilogue:
         for parent, done in reversed(self._alive()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
             rest = links.after(done)
-            with torch.set_grad_enabled(self.with_graph):
+            with recording(self.with_graph):
                 block = dense(parent.block, memory_format_of(parent.block))
                 return _apply_epilogue(block, rest, self.padded)
-        with torch.set_grad_enabled(self.with_graph):
+        with recording(self.with_graph):
             return self.computed(links)
 
     def check_unchanged(self) -> None:
@@ -555,8 +556,9 @@ def is_launch_bound(x: Sharded) -> bool:
     On a GPU the host is then the limit, and an epilogue with its statistics takes it several times
     as long.
     """
-    small = math.prod(x.partition.shape) <= LAUNCH_BOUND * x.grid.size
-    return small and device_kind(x) == "cuda"
+    if device_kind(x) != "cuda":
+        return False
+    return math.prod(x.partition.shape) <= LAUNCH_BOUND * x.grid.size
 
 
 def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
@@ -569,10 +571,11 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
         if x.pending.goes_on:
             return x.pending.taken_over(x)
         x.force()  # what goes on without gradients must not have the graph of what is pending
-    empty = 0 in x.shape or any(cut is not None and cut.thin for cut in x.partition.cuts)
-    if empty or not has_kernels(x):
+    partition = x.partition
+    if partition.thin or 0 in partition.shape or not has_kernels(x):
         return None
-    block = dense(x.block, memory_format_of(x.block))
+    block = x.block
+    block = dense(block, memory_format_of(block))
     version = 0 if block.is_inference() else version_of(block)
     return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
 

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import (
     HALF,
     as_float32,
@@ -80,28 +82,15 @@ def batch_norm(
     if not training:
         return _by_torch(x, running_mean, running_var, weight, bias, False, momentum, eps)
     x = without_empty_shards(x, range(x.dim()))
-    axes = x.partition.axes
-    shape = list(x.shape)
-    fewest = list(x.shape)
-    if x.policy.batch_norm == "replica" and "data" in axes:
-        axes = tuple(axis for axis in axes if axis != "data")
-        for dim, cut in enumerate(x.partition.cuts):  # after a permutation any dim may be the batch
-            if cut is not None and cut.axis == "data":
-                shape[dim] = x.box.shape[dim]
-                fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
-    if math.prod(fewest) <= fewest[1]:
-        raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
-        )
+    replica = x.policy.batch_norm == "replica"
+    over = _lay_out_batch_norm(x.grid, x.partition, replica)
     if not x.partition.axes and (is_launch_bound(x) or not has_kernels(x)):
         return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    count = math.prod(shape) // shape[1]
-    over = Population(count, x.grid.group(axes))
-    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias), eps)
+    y, moments = _normalised(x, over, Affine.of(weight, bias), eps)
     if running_mean is not None and running_var is not None:
-        mean = mean[0]
-        unbiased = var[0] * (count / (count - 1))
-        data = x.grid.group(("data",)) if x.policy.batch_norm == "replica" else None
+        mean, var, *_ = moments[:, 0].unbind()
+        unbiased = var * (over.count / (over.count - 1))
+        data = x.grid.group(("data",)) if replica else None
         if data is not None:  # on every rank alike: to the replicas' mean
             both = torch.stack([mean, unbiased])
             both = data.sum_in_place(both, "the running statistics of batch_norm")
@@ -109,6 +98,27 @@ def batch_norm(
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     return y
+
+
+@per_grid
+def _lay_out_batch_norm(grid: Grid, x: Partition, replica: bool) -> Population:
+    """Counts the values of a channel over the ranks of the grid, or of a replica.
+
+    Raises:
+        ValueError: a channel has one value.
+    """
+    axes = tuple(axis for axis in x.axes if not (replica and axis == "data"))
+    shape = list(x.shape)
+    fewest = list(x.shape)
+    for dim, cut in enumerate(x.cuts):  # after a permutation any dim may be the batch
+        if cut is not None and cut.axis not in axes:
+            shape[dim] = x.box(grid.coords).shape[dim]
+            fewest[dim] = min(hi - lo for lo, hi in cut.intervals)  # all ranks judge alike
+    if math.prod(fewest) <= fewest[1]:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
+        )
+    return Population(math.prod(shape) // shape[1], grid.group(axes))
 
 
 def _by_torch(
@@ -164,10 +174,10 @@ def instance_norm(
         return x.like(with_gradient_in(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), 1)
-    y, (mean, var) = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
+    y, moments = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
     if running_mean is not None and running_var is not None:
         # To the mean over all samples, on every rank alike.
-        new = torch.stack([mean, var * (count / (count - 1))]).sum(1) / x.shape[0]
+        new = torch.stack([moments[0], moments[1] * (count / (count - 1))]).sum(1) / x.shape[0]
         group = group_over(x, [0])
         if group is not None:
             new = group.sum_in_place(new, "the running statistics of instance_norm")
@@ -226,11 +236,11 @@ def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
 
 def _normalised(
     x: Sharded, over: Population, affine: Affine, eps: float, dtype: torch.dtype | None = None
-) -> tuple[Sharded, Sequence[torch.Tensor]]:
+) -> tuple[Sharded, torch.Tensor]:
     """Normalise, in a fused epilogue if a kernel takes the block.
 
-    Also returns mean and biased variance, (1, C) or, with ``over.pool`` channels of each sample
-    together, (N, C).
+    Also returns the moments, mean and biased variance first, (..., 1, C) or, with ``over.pool``
+    channels of each sample together, (..., N, C).
     """
     if x.pending is not None and not _is_deferred_conv(x):
         x.force()  # a normalisation is the first link of its chain
@@ -238,12 +248,12 @@ def _normalised(
     if chain is not None:
         statistics = statistics_of(chain.block, over, affine, eps)
         chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
-        return epilogue_result(chain, x, x.partition), statistics.moments[:2].unbind()
+        return epilogue_result(chain, x, x.partition), statistics.moments
     block = x.block if dtype is None else x.block.to(dtype)
     y, *moments = normalised_with_graph(
         as_float32(block), affine.weight, affine.bias, over, eps, of_batch=over.pool is None
     )
-    return x.like(y.to(block.dtype), fresh=True), [m.detach() for m in moments]
+    return x.like(y.to(block.dtype), fresh=True), torch.stack(moments).detach()
 
 
 def _is_deferred_conv(x: Sharded) -> bool:

@@ -76,6 +76,8 @@ def whole_of(tensor: Operand, what: str) -> Operand:
 
 def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
     """Gathers ``x`` where some rank has nothing of ``dims``, no mean, maximum or last element."""
+    if not x.partition.thin:
+        return x
     cuts = [x.partition.cuts[d] for d in dims]
     thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
     return gather(x, thin) if thin else x

@@ -36,7 +36,7 @@ def batched_input(x: object, n: int, name: str) -> Sharded:
         raise LayoutError(
             f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n    {remedy}"
         )
-    return with_whole(x, (1,), name)
+    return x if x.partition.cuts[1] is None else with_whole(x, (1,), name)
 
 
 def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:

@@ -81,7 +81,7 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.tensor import Sharded
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 
 def move_indices(
@@ -181,7 +181,7 @@ def _tiles_every_block(p: PoolingInput) -> bool:
 _kernels = torch.ops.hyperslab
 
 
-class WindowMaximum(torch.autograd.Function):
+class WindowMaximum(BlockFunction):
     """The maximum of every window, in ``dtype``; kept is one byte an element of the result."""
 
     @staticmethod

@@ -30,7 +30,7 @@ from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim
-from hyperslab.util.torch_internals import EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
@@ -241,7 +241,7 @@ LARGEST_INDEX = torch.iinfo(torch.int64).max
 _ValuesAndIndices = tuple[torch.Tensor, torch.Tensor]
 
 
-class _Extremum(torch.autograd.Function):
+class _Extremum(BlockFunction):
     """Finds the largest or smallest elements; equal ones share the gradient equally.
 
     Distribution scheme: 1. find the local extremum, 2. find the extremum over all ranks. Backward:

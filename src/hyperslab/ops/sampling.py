@@ -32,6 +32,7 @@ from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.util.derivatives import differentiable_once
+from hyperslab.util.torch_internals import BlockFunction
 
 _OUTPUTS_AT_ONCE = 1 << 16
 """Limits the outputs whose taps exist at the same time."""
@@ -129,7 +130,7 @@ class Sampler:
         )
 
 
-class _Sample(torch.autograd.Function):
+class _Sample(BlockFunction):
     """Samples a cut volume at this rank's coordinates.
 
     Distribution scheme, forward: for each plan 1. fetch a piece of the voxels that this rank reads,

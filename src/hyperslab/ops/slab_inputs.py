@@ -337,7 +337,7 @@ def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> boo
     """Tell if a rank's block has several slabs of ``nbytes``; all ranks decide alike."""
     if nbytes is None or 0 in partition.shape:
         return False
-    if any(cut is not None and cut.thin for cut in partition.cuts):
+    if partition.thin:
         return False
     return math.prod(largest_block(partition)) * dtype.itemsize >= FEWEST_SLABS * nbytes
 

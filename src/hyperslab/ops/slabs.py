@@ -47,6 +47,7 @@ from hyperslab.ops.fusion import (
     in_format,
 )
 from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
+from hyperslab.util.torch_internals import BlockFunction
 
 SLAB_BYTES = 1 << 25
 """Bytes of the convolution's result in one slab: small beside any block that does not fit."""
@@ -151,7 +152,7 @@ def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
     return parts[:, sample : sample + 1].contiguous()
 
 
-class SlabStage(torch.autograd.Function):
+class SlabStage(BlockFunction):
     """Convolves and applies an epilogue, slab by slab.
 
     Distribution scheme, forward: 1. exchange the halo of the whole block, unless the statistics of

@@ -29,7 +29,7 @@ from hyperslab.ops.placement import reads_nearly_all
 from hyperslab.ops.slab_inputs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
-from hyperslab.util.torch_internals import EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 _LAYOUTS = 4096
 """Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
@@ -611,17 +611,36 @@ def join(
     Distribution scheme: 1. fetch the part of every section that lies in this rank's box of the
     target (nothing travels if the section is cut like the target), 2. concatenate the parts.
     """
-    parts = []
-    offset = 0
-    for section in sections:
-        cover = _wanted_boxes(target, dim, offset, section.interval)
-        offset += section.interval[1] - section.interval[0]
-        if isinstance(section.source, Sharded):
-            plan = plan_exchange(section.source.partition, cover, like.grid)
-            parts.append(fetch(section.source.block, plan, what=what))
-        else:
-            parts.append(section.source[cover.box(like.grid.coords).slices()])
+    sources = [section.source for section in sections]
+    held = tuple(s.partition if isinstance(s, Sharded) else None for s in sources)
+    intervals = tuple(section.interval for section in sections)
+    ways = _lay_out_join(like.grid, held, intervals, dim, target)
+    parts = [
+        fetch(source.block, way, what=what) if isinstance(source, Sharded) else source[way]
+        for source, way in zip(sources, ways, strict=True)
+    ]
     return like.like(_cat(parts, dim), target, fresh=True)
+
+
+@per_grid
+def _lay_out_join(
+    grid: Grid,
+    held: tuple[Partition | None, ...],
+    intervals: tuple[Interval, ...],
+    dim: int,
+    target: Partition,
+) -> list[Any]:
+    """Plans the exchange of each section; slices of an ordinary one."""
+    ways: list[Any] = []
+    offset = 0
+    for partition, interval in zip(held, intervals, strict=True):
+        cover = _wanted_boxes(target, dim, offset, interval)
+        offset += interval[1] - interval[0]
+        if partition is None:
+            ways.append(cover.box(grid.coords).slices())
+        else:
+            ways.append(plan_exchange(partition, cover, grid))
+    return ways
 
 
 def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
@@ -632,7 +651,7 @@ def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(parts, dim)
 
 
-class _JoinedChannels(torch.autograd.Function):
+class _JoinedChannels(BlockFunction):
     """Concatenates channels, which are last in memory.
 
     Torch hands views of the gradient on. On the CPU adding another one to such a view takes seven
@@ -667,26 +686,22 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
     return Cover(cover.axes, tuple(intervals))
 
 
-def cut_of_joined(tensors: Sequence[torch.Tensor], dim: int, extent: int, grid: Grid) -> Partition:
+@per_grid
+def cut_of_joined(
+    grid: Grid, cut: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
+) -> Partition:
     """Cuts the joined tensor like that operand for which the fewest elements travel.
 
     Along ``dim``, where that operand is cut there, in balanced shards. But where one of them is
     whole in dims that are thin, the joined tensor is, too: see `_gathered_once`.
+
+    Args:
+        cut: how the cut operands are.
+        held: how all are, ordinary ones too.
+        dim: along which they are joined.
     """
-    cut = [t.partition for t in tensors if isinstance(t, Sharded)]
-    candidates = tuple(dict.fromkeys(_candidate_cut(partition, dim, extent) for partition in cut))
-    if len(candidates) == 1:
-        return candidates[0]
-    held = tuple(
-        t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in tensors
-    )
-    return _cheapest_cut(grid, candidates, held, dim)
-
-
-@per_grid
-def _cheapest_cut(
-    grid: Grid, candidates: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
-) -> Partition:
+    extent = sum(partition.shape[dim] for partition in held)
+    candidates = dict.fromkeys(_candidate_cut(partition, dim, extent) for partition in cut)
     for target in candidates:
         others = [other for other in candidates if other != target]
         if all(_gathered_once(target, other, dim) for other in others):
@@ -741,7 +756,9 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     # Torch skips one-dimensional empty tensors, with which old code begins its lists.
     kept = [t for t in tensors if tuple(t.shape) != (0,) or like.dim() == 1]
     check_alike_but(kept, dim, name, "crop, pad or interpolate")
-    target = cut_of_joined(kept, dim, sum(t.shape[dim] for t in kept), like.grid)
+    cut = tuple(t.partition for t in kept if isinstance(t, Sharded))
+    held = tuple(t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in kept)
+    target = cut_of_joined(like.grid, cut, held, dim)
     joined = join([SourceInterval(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
     if len(kept) == len(tensors):
         return joined

@@ -53,7 +53,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -221,6 +221,14 @@ class _BaseOfCopy:
         return self._counter is not None and self._now != self._then
 
 
+_AS_IT_IS = nullcontext()
+
+
+def recording(graph: bool) -> AbstractContextManager[object]:
+    """Record a graph or none, as ``torch.set_grad_enabled``, which costs time where it is so."""
+    return _AS_IT_IS if graph == torch.is_grad_enabled() else torch.set_grad_enabled(graph)
+
+
 class Deferred(Protocol):
     """Computes a block that is put off."""
 
@@ -288,13 +296,15 @@ class DeferredTensor(torch.Tensor):
 
     def _compute(self) -> None:
         """Become what is pending; the object stays the same for all that refer to it."""
+        if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+            with torch.inference_mode(False):  # it was put off outside; grad mode is on in here
+                return self._compute()
         assert self.pending is not None
         pending = self.pending
         recomputable = pending.recomputable
-        with torch.inference_mode(False):  # put off outside of it, looked at inside
-            value = pending.value()
-            self.pending = None
-            self.replace_storage(value)
+        value = pending.value()
+        self.pending = None
+        self.replace_storage(value)
         if self._copied is not None:
             self._copied.watch(self._block)
             self.share()
@@ -311,7 +321,7 @@ class DeferredTensor(torch.Tensor):
         self._own = None
         self._computed = None
         graph = value.requires_grad or torch.is_grad_enabled()
-        with DisableTorchFunctionSubclass(), torch.set_grad_enabled(graph):
+        with DisableTorchFunctionSubclass(), recording(graph):
             try:
                 swap_tensor_impl(self, value.as_subclass(type(self)))
             except RuntimeError:  # torch's profiler knows the old one

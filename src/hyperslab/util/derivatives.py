@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hyperslab.errors import UnsupportedOp
+from hyperslab.util.torch_internals import BlockFunction
 
 Backward = Callable[..., tuple[torch.Tensor | None, ...]]
 
@@ -56,7 +57,7 @@ class _Refused(torch.autograd.Function):
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
 
-class LinearMap(torch.autograd.Function):
+class LinearMap(BlockFunction):
     """Applies a map to a tensor, and its adjoint to the gradient; saves nothing.
 
     ``linear`` is the map without its constant, if it has one.

@@ -50,6 +50,17 @@ profiler_runs: Callable[[], bool] = torch._C._autograd._profiler_enabled
 foreach_multiply_: Callable[..., None] = torch._foreach_mul_
 """Scales a list of tensors in place with one kernel on a GPU; no optimizer offers that alone."""
 
+
+class BlockFunction(torch.autograd.Function):
+    """Is applied by rules to this rank's blocks: no cut tensor, no transform is among them.
+
+    ``Function.apply`` looks for those of torch in Python, and is wrapped for cut tensors; both
+    together take longer than the call.
+    """
+
+    apply: Any = vars(torch._C._FunctionBase).get("apply", vars(torch.autograd.Function)["apply"])
+
+
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
 tree_map_only = _pytree.tree_map_only

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import conv_variants as matrix
@@ -47,7 +47,14 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
+VOXEL = ConvOptions(stride=(1,) * 3, dilation=(1,) * 3, groups=1)
+WINDOWS_OF_ONE_VOXEL = problem_for(
+    "forward", (2, 4, 3, 2, 3), (3, 4, 1, 1, 1), torch.float32, VOXEL, (0,) * 3
+)
+
+
 @settings(deadline=None, max_examples=60, derandomize=True)
+@example(WINDOWS_OF_ONE_VOXEL)
 @given(problems())
 def test_every_variant_equals_the_reference(problem: Problem) -> None:
     torch.manual_seed(0)
