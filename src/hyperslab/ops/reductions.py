@@ -558,18 +558,49 @@ def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor
         return torch.linalg.vector_norm(input - other, p)
 
 
+class _Softmax(BlockFunction):
+    """Computes softmax over a cut dim, or its logarithm; saves its output, as torch does.
+
+    Distribution scheme: 1. find the local maximum, and the local sum of exponentials relative to
+    it, 2. stack both from all ranks, 3. compute the block. Backward: 1. compute the local sum, 2.
+    all-reduce it, 3. compute the block's gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dim: int, group: Communicator, log: bool
+    ) -> torch.Tensor:
+        largest, sums = _largest_and_sum(x, dim, group)
+        y = x - largest
+        y = y.sub_(sums.log_()) if log else y.exp_().div_(sums)
+        ctx.dim = dim
+        ctx.group = group
+        ctx.log = log
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        part = gradient if ctx.log else gradient * y
+        total = all_reduce_sum(
+            part.sum(ctx.dim, keepdim=True), ctx.group, "the gradient of softmax"
+        )
+        dx = gradient - y.exp() * total if ctx.log else (gradient - total) * y
+        return dx, None, None, None
+
+
 def _largest_and_sum(
     x: torch.Tensor, dim: int, group: Communicator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the global maximum, as a constant, and the global sum of exp(x - maximum)."""
-    largest = x.detach().amax(dim, keepdim=True)
+    """Computes the global maximum, and the global sum of exp(x - maximum)."""
+    largest = x.amax(dim, keepdim=True)
     # A shard of -inf alone adds nothing; if all are, the result is NaN, as it is in torch.
-    sums = (x - largest.masked_fill(largest == -torch.inf, 0)).exp().sum(dim, keepdim=True)
+    sums = (x - largest.masked_fill(largest == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
     stack = stack_ranks(torch.stack([largest, sums]), group, "softmax over a cut dim")
     all_largest, all_sums = stack.unbind(1)
-    all_largest = all_largest.detach()
     total = all_largest.amax(0)
-    return total, (all_sums * (all_largest - total).exp()).sum(0)
+    return total, (all_sums * (all_largest - total).exp_()).sum(0)
 
 
 @register_each("softmax", "log_softmax", family="reductions", dims=["dim"], merged=True)
@@ -581,12 +612,7 @@ def softmax(
     dtype: torch.dtype | None = None,
     **_: object,
 ) -> Sharded:
-    """Runs over one dim, cut or not.
-
-    Distribution scheme: 1. find the local maximum, and the local sum of exponentials relative to
-    it, 2. stack both from all ranks, 3. compute the block. The adjoint of the stack is one message
-    as large.
-    """
+    """Runs over one dim, cut or not."""
     # The third argument is a type, or a ``_stacklevel`` in torch.nn.functional.
     dtype = next((arg for arg in args if isinstance(arg, torch.dtype)), dtype)
     if dim is None:
@@ -596,11 +622,8 @@ def softmax(
     if group is None:
         return x.like(operator(x.local, dim, dtype=dtype))
     whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
-    block = as_float32(x.local.to(whole))
-    largest, sums = _largest_and_sum(block, dim, group)
-    shifted = block - largest
     log = operator.__name__ == "log_softmax"
-    y = shifted - sums.log() if log else shifted.exp() / sums
+    y = _Softmax.apply(as_float32(x.local.to(whole)), dim, group, log)
     return x.like(y.to(whole), fresh=True)
 
 
