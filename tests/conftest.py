@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hyperslab.kernels.compile import CannotCompile, ready_library
-from tests.forked import forked_commands
+from tests.forked import command_server, forked_commands, import_commands
 from tests.gpus import SAMPLES_ON, runs_samples
 from tests.header_children import fork_small_children
 from tests.ranks import close_pool, rest_idle_ranks, start_server
@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.mkdtemp(prefix="hyperslab-state-")
     os.environ["XDG_STATE_HOME"] = state
     config.add_cleanup(lambda: shutil.rmtree(state, ignore_errors=True))
+    if hasattr(config, "workerinput"):  # its tests import that anyway
+        import_commands()
+    config.add_cleanup(command_server().end)
     with suppress(CannotCompile):  # the installation's kernels may be of older sources
         ready_library(compiled=True)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

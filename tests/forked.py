@@ -1,10 +1,12 @@
 """Forks commands from a process that has imported everything, instead of importing for seconds.
 
-Inside ``with forked_commands():`` `subprocess` starts ``python -m hyperslab ...`` and programs of
-``python -c`` in this way, with their own standard streams, folder, environment, process group and
-exit code; everything else is started as ever. The ranks that such a command starts fork from it in
-turn. A fork lacks a command line and an environment of its own in /proc: tests that look there
-start interpreters, and so do those of the start itself.
+That process is itself a fork: of a session that has not yet collected its tests, and shares with it
+what both import (`command_server`). Inside ``with forked_commands():`` `subprocess` starts
+``python -m hyperslab ...`` and programs of ``python -c`` in this way, with their own standard
+streams, folder, environment, process group and exit code; everything else is started as ever. The
+ranks that such a command starts fork from it in turn. A fork lacks a command line and an
+environment of its own in /proc: tests that look there start interpreters, and so do those of the
+start itself.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 import pickle
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,10 +28,13 @@ import tempfile
 import threading
 import traceback
 import types
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ranks import settle_server
 
 ROOT = Path(__file__).parent.parent
 IMPORTED = (
@@ -66,7 +72,7 @@ class ForkedPopen(subprocess.Popen[Any]):
     def fork(self, start: Start, given: list[int]) -> int:
         """Start the command with these descriptors; its process id."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.connect(_server())
+        connection.connect(command_server().address)
         socket.send_fds(connection, [pickle.dumps(start)], given)
         self.status = connection
         return int(connection.recv(64))
@@ -233,17 +239,57 @@ def _run(words: list[str]) -> int:
     return int(code or 0) & 255  # type: ignore[call-overload]
 
 
-def serve(address: str) -> None:
-    """Fork commands until the other end of the standard input is closed."""
-    gc.disable()
+@dataclass(frozen=True)
+class Server:
+    address: str
+    end: Callable[[], None]
+
+
+@functools.cache
+def command_server() -> Server:
+    """Fork the server of commands from this process, which then has to be without threads of torch.
+
+    It imports what commands need, unless this process has, when it is first asked.
+    """
+    address = os.path.join(tempfile.mkdtemp(prefix="forked-"), "socket")
+    here, until = os.pipe()
+    with listening(address) as server, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that there are other threads
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest
+                os.dup2(here, 0)
+                settle_server([server.fileno()])
+                forget_session()
+                select.select([server, 0], [], [])
+                import_commands()
+                gc.freeze()  # collections of commands would look at all of it, and copy its pages
+                gc.enable()
+                fork_for(server, lambda work, given, who: become(pickle.loads(work), given, who))
+            finally:
+                os._exit(0)
+    os.close(here)
+
+    def end() -> None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(until)
+        shutil.rmtree(os.path.dirname(address), ignore_errors=True)
+
+    return Server(address, end)
+
+
+def import_commands() -> None:
     for module in IMPORTED:
         __import__(module)
-    gc.freeze()  # collections of commands would look at all of it, and copy its pages
-    gc.enable()
-    server = listening(address)
-    print("ready", flush=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which then ends this
-    fork_for(server, lambda request, given, client: become(pickle.loads(request), given, client))
+
+
+def forget_session() -> None:
+    """Leave out where pytest looks for modules, and how."""
+    places = {ROOT, ROOT / "benchmarks", Path(sys.executable).parent}
+    sys.path[:] = [entry for entry in sys.path if entry and Path(entry) not in places]
+    sys.meta_path[:] = [m for m in sys.meta_path if not type(m).__module__.startswith("_pytest")]
 
 
 def listening(address: str) -> socket.socket:
@@ -293,46 +339,13 @@ def _say_ended(waiting: dict[int, socket.socket]) -> None:
         connection.close()
 
 
-@functools.cache
-def _server() -> str:
-    """The address of this session's server, which ends with it."""
-    folder = tempfile.mkdtemp(prefix="forked-")
-    address = os.path.join(folder, "socket")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", address],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    process.stdout.close()
-
-    def end() -> None:
-        process.stdin.close()  # type: ignore[union-attr]
-        process.wait()
-        Path(address).unlink(missing_ok=True)
-        os.rmdir(folder)
-
-    atexit.register(end)
-    return address
-
-
 @contextlib.contextmanager
 def forked_commands() -> Iterator[None]:
     """Let `subprocess` fork commands of hyperslab."""
-    _server()
+    command_server()
     original = subprocess.Popen
     subprocess.Popen = ForkedPopen  # type: ignore[misc]
     try:
         yield
     finally:
         subprocess.Popen = original  # type: ignore[misc]
-
-
-if __name__ == "__main__":
-    from tests.forked import serve as serve_imported
-
-    sys.path.remove(str(ROOT))  # a command has its own folder there
-    serve_imported(sys.argv[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import sys
 
 from hypothesis import given, settings
@@ -53,6 +54,24 @@ def test_every_message_has_two_ends(owned: dict[int, Box], wanted: dict[int, Box
     due = [(t.rank, rank, t.box) for rank, plan in enumerate(plans) for t in plan.receives]
     assert sorted(sent, key=repr) == sorted(due, key=repr)
     assert all(sender != receiver for sender, receiver, _ in sent)
+
+
+def test_a_box_with_neighbours_on_all_sides() -> None:
+    """27 boxes of a cube, each of which wishes one voxel more on every side."""
+    spans = [(0, 2), (2, 3), (3, 6)]
+    places = [tuple(zip(*place, strict=True)) for place in itertools.product(spans, repeat=3)]
+    owned = {rank: Box(low, high) for rank, (low, high) in enumerate(places)}
+    wanted = {
+        rank: Box(tuple(x - 1 for x in low), tuple(x + 1 for x in high))
+        for rank, (low, high) in enumerate(places)
+    }
+    known = set().union(*map(indices, owned.values()))
+    plans = [plan_transfers(rank, owned, wanted) for rank in owned]
+    for rank, plan in enumerate(plans):
+        assert received(plan) == indices(wanted[rank]) & known - indices(owned[rank])
+        assert plan.kept == owned[rank]
+    middle = {*owned} - {13}
+    assert {t.rank for t in plans[13].receives} == {t.rank for t in plans[13].sends} == middle
 
 
 def test_the_examples() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,9 +47,9 @@ def test_the_table_names_every_implementation_and_its_file() -> None:
     assert all(row[1] and row[4] for row in rows), "when, and why"
 
 
-def test_the_table_is_printed() -> None:
-    command = [sys.executable, "-m", "hyperslab.kernels"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module("hyperslab.kernels", run_name="__main__")
+    said = capsys.readouterr().out
     for row in table():
         assert any(row[0] in line and row[2] in line for line in said.splitlines()), row
     for missing in registry.missing_instructions():

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +28,7 @@ from tests.selection import in_gate
 
 RANKS = in_gate((1, 2, 3, 4, 6, 8), kept=(1, 2, 8))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-SHARES = {1: 4, 8: 2}
+SHARES = {1: 8, 2: 2, 8: 4}
 """By what the number of examples on so many ranks is divided in the gate."""
 
 TOGETHER = 14  # examples that are drawn at a time
@@ -54,11 +53,11 @@ class Example:
 def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     """The same ``count`` examples on every run, to be sent to the ranks in one call.
 
-    In the gate half as many on eight ranks, where one takes as long as on all other numbers
-    together, and a quarter on one, where nothing is cut; the long run has all.
+    In the gate half as many on two ranks, a quarter on eight, where one takes as long as on all
+    other numbers together, and an eighth on one, where nothing is cut; the long run has all.
     Hypothesis often repeats most of what it drew before, and running an example takes ten times as
-    long as drawing it: of three times as many these are the ones that are least alike. Many are
-    drawn at a time, which takes half as long and makes them more different.
+    long as drawing it: of three times as many these are the ones that cover most. Many are drawn at
+    a time, which takes half as long and makes them more different.
     """
     found: dict[str, Any] = {}
 
@@ -78,29 +77,43 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     examples = list(found.values())
     if isinstance(examples[0], Example) and settings.default.derandomize:  # the gate's profile
         count //= SHARES.get(math.prod(examples[0].grid.values()), 1)
-    return unlike(examples, count)
+    return covering(examples, count)
 
 
-def unlike(examples: list[Any], count: int) -> list[Any]:
-    """One by one the example whose grid, shape and options were chosen least often."""
-    chosen, seen = [], Counter[Hashable]()
-    rest = [(example, traits(example)) for example in examples]
+def covering(examples: list[Any], count: int) -> list[Any]:
+    """One by one the example with the most pairs of traits that none before it has."""
+    chosen, seen = [], set[Hashable]()
+    rest = [(example, {*itertools.combinations(traits(example), 2)}) for example in examples]
     while rest and len(chosen) < count:
-        often = [sum(seen[trait] for trait in own) / len(own) for _, own in rest]
-        example, own = rest.pop(often.index(min(often)))
+        fresh = [len(pairs - seen) for _, pairs in rest]
+        example, pairs = rest.pop(fresh.index(max(fresh)))
         chosen.append(example)
-        seen.update(own)
+        seen |= pairs
     return chosen
 
 
 def traits(example: Any) -> list[Hashable]:
-    """What there should be much of: values of all fields but the seed, and of every option."""
+    """How each dim is cut, every option, and the other fields: all pairs of these are wanted."""
     if not isinstance(example, Example):
         return [repr(example)]
-    fields = {**vars(example), "dims": len(example.shape), "options": sorted(example.options)}
-    del fields["seed"]
-    fields |= {f"option {name}": value for name, value in example.options.items()}
+    names = ("dtype", "rounded", "channels_last", "mean")
+    fields: dict[str, Any] = {name: getattr(example, name) for name in names}
+    fields |= {"dims": len(example.shape), "weights": [w is None for w in example.weights]}
+    for name, value in example.options.items():
+        fields[f"option {name}"] = {*value} if isinstance(value, (list, tuple)) else value
+    for axis, extent in zip(AXES[::-1], [*example.shape[:1:-1], 0, 0][:3], strict=False):
+        fields[axis] = cut_of(extent, example.grid.get(axis, 1))
+    fields["data"] = cut_of(example.shape[0], example.grid.get("data", 1))
     return [(name, repr(value)) for name, value in fields.items()]
+
+
+def cut_of(extent: int, parts: int) -> str:
+    """How a dim of this extent is cut."""
+    if parts == 1:
+        return "whole"
+    if extent < parts:
+        return "some have none"
+    return "evenly" if extent % parts == 0 else "unevenly"
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from tests.train.test_run import stopped
 from tests.train.universes import losses, run
 
 TOLERANCE = 1e-4
+FEW = "data.counts=[4,1,1]"
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_statistics_per_replica(tmp_path: Path, scans: Path) -> None:
     found = {}
     for grid in ("grid.depth=2", "grid.data=2"):
         for statistics in ("grid", "replica"):
-            keys = (grid, f"model.statistics={statistics}", "data.batch_size=2")
+            keys = (grid, f"model.statistics={statistics}", "data.batch_size=2", FEW)
             run_ranks(2, again, recipe, *keys)
             found[grid, statistics] = losses(tmp_path / "run")
             shutil.rmtree(tmp_path / "run")
