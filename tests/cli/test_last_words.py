@@ -30,6 +30,9 @@ def test_no_memory_is_one_line(
         torch.empty(1 << 60, dtype=torch.uint8)
     words = "can't allocate memory: you tried to allocate 1152921504606846976 bytes"
     assert capsys.readouterr().err == f"error: out of memory: {words}\n"
+    with pytest.raises(SystemExit), clean_errors():
+        torch.empty(1 << 40, 1 << 40)
+    assert capsys.readouterr().err.startswith("error: out of memory: Storage size calculation ")
     with pytest.raises(RuntimeError, match="of somebody's"), clean_errors():
         raise RuntimeError("of somebody's")
     monkeypatch.setenv(DEBUG, "1")

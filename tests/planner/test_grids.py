@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import LayoutError
-from hyperslab.planner.search import MOST_RANKS, grids, host_memory, refusal, words_of
+from hyperslab.planner.search import MOST_PLANNED, grids, host_memory, refusal, words_of
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, small_job
 
@@ -67,6 +67,6 @@ def test_a_plan_of_whole_samples(tmp_path: Path) -> None:
 
 
 def test_of_more_ranks_than_any_machine_has_no_grids_are_listed() -> None:
-    assert next(grids(MOST_RANKS)).data == MOST_RANKS
+    assert next(grids(MOST_PLANNED)).data == MOST_PLANNED
     with pytest.raises(LayoutError, match="more than any machine has"):
         next(grids(10**18))

@@ -31,8 +31,10 @@ if TYPE_CHECKING:  # slow to import, and not for every command
 DEBUG = "HYPERSLAB_DEBUG"
 """Set to anything in the environment, it asks for tracebacks; rank processes inherit it."""
 
-NO_MEMORY = re.compile(r"can't allocate memory: you tried to allocate \d+ bytes")
-"""Matches torch's error of memory of the host that there is not."""
+NO_MEMORY = re.compile(
+    r"can't allocate memory: you tried to allocate \d+ bytes|Storage size calculation overflowed.*"
+)
+"""Matches torch's errors of memory of the host that there is not, or cannot be."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Says that a disk, a quota or a file is full, such as the one that standard output goes to."""

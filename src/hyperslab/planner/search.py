@@ -43,7 +43,8 @@ from hyperslab.util.free_memory import free_memory
 from hyperslab.util.gpu_memory import free_gpu_memory
 from hyperslab.util.torch_internals import import_compiler
 
-MOST_RANKS = 1 << 30
+MOST_PLANNED = 1 << 30
+"""Limits the ranks whose grids are listed."""
 
 
 def grids(ranks: int) -> Iterator[GridSection]:
@@ -53,10 +54,12 @@ def grids(ranks: int) -> Iterator[GridSection]:
     [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
 
     Raises:
-        LayoutError: they are more than `MOST_RANKS`.
+        LayoutError: they are more than `MOST_PLANNED`.
     """
-    if ranks > MOST_RANKS:
-        raise LayoutError(f"{ranks} ranks are more than any machine has; plan {MOST_RANKS} at most")
+    if ranks > MOST_PLANNED:
+        raise LayoutError(
+            f"{ranks} ranks are more than any machine has; plan {MOST_PLANNED} at most"
+        )
     for data in _divisors(ranks):
         for depth in _divisors(ranks // data):
             for height in _divisors(ranks // (data * depth)):

@@ -33,7 +33,7 @@ from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
-from hyperslab.recipe.section import OneOf, Section, TargetSection
+from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection
 from hyperslab.util.documents import open_plain
 
 if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
@@ -58,13 +58,16 @@ class KeysSection(Section):
     labels: str | None = None  # the path of an array with the class of every voxel
 
 
+Repeats = Annotated[int, Field(gt=0, le=10**6)]
+
+
 class SyntheticSection(Section):
     """Volumes of random counts, made in memory, for measuring; see `SyntheticVolumes`."""
 
     width: PositiveInt | None = None  # voxels along each side
     extents: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None  # or D, H and W
     channels: PositiveInt = 4  # in each volume
-    samples: PositiveInt = 128  # in all splits
+    samples: Annotated[int, Field(gt=0, le=10**7)] = 128  # in all splits
     targets: PositiveInt | None = None  # numbers to predict; None: 4 if there are no classes
     classes: Annotated[int, Field(ge=2, le=256)] | None = None  # of the voxels, if they have any
 
@@ -290,8 +293,8 @@ class DataSection(TargetSection):
     splits: Literal["drawn", "folders"] = "drawn"  # or sub-folders train, validation, test
     # volumes to train, validate and test on, in place of fractions; train null: the rest
     counts: tuple[NonNegativeInt | None, NonNegativeInt, NonNegativeInt] | None = None
-    repeat: PositiveInt = 1  # how often an epoch shows every sample to train on
-    seed: NonNegativeInt = 0  # for the split and the order
+    repeat: Repeats = 1  # how often an epoch shows every sample to train on
+    seed: Seed = 0  # for the split and the order
     driver: Literal["mpio"] | None = None  # read HDF5 together, by MPI-IO
     # whether boxes are kept, see `open`; sample: one rank reads and sends, for comparison
     mode: Literal["direct", "store", "preload", "sample"] = "store"
@@ -321,6 +324,13 @@ class DataSection(TargetSection):
         if not math.isclose(sum(fractions), 1.0, abs_tol=1e-6):
             raise ValueError(f"train, validation and test make {sum(fractions):g}, not 1")
         return fractions
+
+    @field_validator("window")
+    @classmethod
+    def _rising(cls, window: tuple[float, float] | None) -> tuple[float, float] | None:
+        if window is not None and not window[0] < window[1]:
+            raise ValueError("it should be two numbers, the lower first")
+        return window
 
     @field_validator("redshifts", "targets")
     @classmethod

@@ -12,7 +12,6 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
@@ -25,7 +24,7 @@ from hyperslab.recipe.data import DataSection
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import CodeSection, OneOf, Section, TargetSection, declared
+from hyperslab.recipe.section import CodeSection, OneOf, Section, Seed, TargetSection, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -168,7 +167,7 @@ class Recipe(CodeSection):
     ] = "none"
     # cuda: one rank per device, by NCCL; cuda-shared: several ranks per device, by gloo, for tests
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
-    seed: NonNegativeInt = 0  # for the weights and dropout
+    seed: Seed = 0  # for the weights and dropout
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()  # when they are written, and how many stay
     loggers: tuple[AnyLogger, ...] = ("csv",)  # names, or targets; csv is always written
@@ -210,6 +209,13 @@ class Recipe(CodeSection):
                 "set the same thing: give one of them"
             )
         return self
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _named(cls, output: Any) -> Any:
+        if output == "":  # which would be the current folder
+            raise ValueError("it should be a path")
+        return output
 
     @field_validator("loss")
     @classmethod

@@ -23,6 +23,9 @@ from pydantic import (
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.trust import NO_TRUST, Trust
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""Limits a seed to what torch takes."""
+
 
 class Section(BaseModel):
     """A part of a recipe: no unknown keys, no changes, no infinite numbers."""
