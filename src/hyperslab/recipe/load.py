@@ -110,7 +110,7 @@ def _sentence(key: str, problem: dict[str, Any], fields: Mapping[str, Any]) -> s
         nearest = nearest_key(key, known)
         return f"unknown key {key!r}\n    nearest: {nearest!r}{siblings(key, known)}"
     if kind == "missing":
-        return f"{key!r} is missing{siblings(key, known)}"
+        return f"{key!r} is missing{'' if '.' in key else siblings(key, known)}"
     if kind == "value_error" and isinstance(value, dict):  # of keys that do not go together
         return str(problem["msg"].removeprefix("Value error, "))
     if kind in ("model_type", "model_attributes_type"):
