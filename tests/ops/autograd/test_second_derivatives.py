@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
+from hyperslab.util.torch_internals import BlockFunction
 from tests.ops.serial import Example, compare
 from tests.ranks import run_ranks
 
@@ -33,7 +34,7 @@ ELSEWHERE = {
 ONCE = {"_Sample", "_Scatter", "_Attend"}
 """Functions that are differentiable once."""
 
-HELPERS = {"_Refused"}
+HELPERS = {"_Refused", "BlockFunction"}
 
 
 def functions() -> dict[str, type[torch.autograd.Function]]:
@@ -43,7 +44,7 @@ def functions() -> dict[str, type[torch.autograd.Function]]:
         for module in pkgutil.walk_packages(folder.__path__, f"{folder.__name__}."):
             if ".cuda" not in module.name and not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    found = torch.autograd.Function.__subclasses__()
+    found = [*torch.autograd.Function.__subclasses__(), *BlockFunction.__subclasses__()]
     return {one.__name__: one for one in found if one.__module__.startswith("hyperslab.")}
 
 
