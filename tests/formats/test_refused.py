@@ -260,7 +260,7 @@ def test_two_samples_of_one_name(tmp_path: Path, suffix: str) -> None:
     else:
         mlperf(tmp_path / "a.tfrecord", 0)
         mlperf(tmp_path / "a.tfrecord.gz", 0, packed=True)
-    with pytest.raises(hs.DataError, match=r"the name 'a': .* and "):
+    with pytest.raises(hs.DataError, match=r" and .* are samples of one name, 'a'"):
         source_of(tmp_path, Seat())
 
 

@@ -106,9 +106,10 @@ def test_a_run_whose_every_name_is_nasty(
     quoted = [f'"{cell}"'.replace("sigma_8", nasty.replace('"', '""')) for cell in head.split(",")]
     (evaluation / "predictions.csv").write_bytes("\n".join([",".join(quoted), *rows, ""]).encode())
     recipe = yaml.safe_load((run / "recipe.yaml").read_text())
-    recipe["model"] |= {"name": nasty, "variant": nasty}
-    recipe |= dict.fromkeys(("loss", "device", "precision", nasty), nasty)
-    recipe["data"]["path"] = nasty.replace("\0", "")
+    text = nasty.replace("\0", "")  # with it no text of YAML is read
+    recipe["model"] |= {"name": text, "variant": text}
+    recipe |= dict.fromkeys(("loss", "device", "precision", text), text)
+    recipe["data"]["path"] = text
     (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     profile = a_profile(0)
     layers = [layer.model_copy(update={"layer": nasty}) for layer in profile.layers]
