@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from torch.overrides import resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hyperslab.comm import Grid, log_once, per_grid
+from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.util.torch_internals import inside_ddp
 
@@ -329,28 +329,41 @@ def check_operands(
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
-        elif kind is Parameter and value.requires_grad and torch.is_grad_enabled():
-            _watch_gradient(value, next((x for x in values if type(x) is cut), None))
+        elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad and value.is_leaf:
+            x = next((x for x in values if type(x) is cut), None)
+            if torch.is_grad_enabled() and (x is not None or grid is not None):
+                _watch_gradient(value, x, grid or x._grid)
     return grid
 
 
 @per_grid
 def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
-    """Return the hooks that `_watch_gradient` set, by parameter, for `parallelize` to remove."""
+    """Return the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
     return WeakTensorKeyDictionary()
 
 
-def _watch_gradient(parameter: Parameter, x: Any) -> None:
-    """Have a warning logged if a parameter gets a gradient that nothing averages.
+def _watch_gradient(leaf: torch.Tensor, x: Any, grid: Grid) -> None:
+    """Have the gradient of an ordinary leaf averaged, or have a warning logged that nothing does.
 
-    The policy of the cut tensor ``x`` beside it has ``homes`` if it entered a parallelised module.
+    The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
+    entered a parallelised module.
     """
-    if x is None or x._grid.size == 1 or x._policy.homes is not None or inside_ddp():
+    kept = isinstance(leaf, Parameter)
+    if grid.size == 1 or (kept and (x is None or x._policy.homes is not None or inside_ddp())):
         return
-    watched = watched_gradients(x._grid)
-    if parameter not in watched:
-        hook = partial(_warn_of_part, weakref.ref(x._grid))
-        watched[parameter] = parameter.register_post_accumulate_grad_hook(hook)
+    watched = watched_gradients(grid)
+    if leaf not in watched:
+        hook = partial(_warn_of_part if kept else _average, weakref.ref(grid))
+        watched[leaf] = leaf.register_post_accumulate_grad_hook(hook)
+
+
+def _average(reference: weakref.ref[Grid], leaf: torch.Tensor) -> None:
+    """Average over all ranks, as parameters' gradients; equal ones of earlier passes stay."""
+    grid = reference()
+    if grid is None or leaf.grad is None:
+        return
+    group = grid.group(tuple(grid.extents))
+    leaf.grad = all_reduce_sum(leaf.grad, group, "the gradient of an ordinary tensor") / grid.size
 
 
 def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None:
