@@ -90,14 +90,19 @@ def changed_in_place(x: torch.Tensor) -> list[torch.Tensor]:
         lambda g: g.detach().add_(1),
     ]
     found = []
+    step = torch.zeros_like(x, requires_grad=True)  # a leaf of its own
     for change in changes:
         (x**3).sum().backward()
         change(x.grad)
         assert x.grad is not None
         found.append(x.grad.clone())
-    (x**2).sum().backward()
-    assert x.grad is not None
-    return [*found, x.grad]
+    for _ in range(2):
+        ((x + step) ** 2).sum().backward()
+        assert x.grad is not None
+        assert step.grad is not None
+        step.grad *= 0.5
+        x.grad = x.grad + step.grad
+    return [*found, x.grad, step.grad]
 
 
 def changed_gradients(axes: dict[str, int], shape: tuple[int, ...]) -> None:

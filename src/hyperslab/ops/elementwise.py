@@ -135,6 +135,9 @@ def apply_pointwise(
         return like
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
     fresh = function.__name__ not in MAY_ALIAS
+    if kwargs.get("requires_grad"):  # of zeros_like and its kin: the cut tensor is to be the leaf
+        y = like.like(result.detach(), target, reordered=reordered, fresh=fresh)
+        return torch.Tensor.requires_grad_(y)
     return like.like(result, target, reordered=reordered, fresh=fresh)
 
 

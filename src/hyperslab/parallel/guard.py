@@ -167,6 +167,8 @@ class Guard:
                 logging.WARNING,
             )
         trainable = self._check_parameters()
+        if self.inputs is not None:
+            self.inputs.average_gradients(args, kwargs)
         if self.inputs is not None and trainable:
             self.alone = self.inputs.check(args, kwargs)
             if self.alone is not None and self.module.training:

@@ -348,22 +348,40 @@ def _watch_gradient(leaf: torch.Tensor, x: Any, grid: Grid) -> None:
     The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
     entered a parallelised module.
     """
-    kept = isinstance(leaf, Parameter)
-    if grid.size == 1 or (kept and (x is None or x._policy.homes is not None or inside_ddp())):
+    if not isinstance(leaf, Parameter):
+        average_gradient(leaf, grid)
+    elif grid.size > 1 and x is not None and x._policy.homes is None and not inside_ddp():
+        watched = watched_gradients(grid)
+        if leaf not in watched:
+            hook = partial(_warn_of_part, weakref.ref(grid))
+            watched[leaf] = leaf.register_post_accumulate_grad_hook(hook)
+
+
+def average_gradient(x: torch.Tensor, grid: Grid) -> None:
+    """Have the gradient of an ordinary tensor averaged over all ranks, as parameters' gradients.
+
+    Each rank has its part of what comes from cut tensors, and equal gradients of all else.
+    """
+    if grid.size == 1:
         return
-    watched = watched_gradients(grid)
-    if leaf not in watched:
-        hook = partial(_warn_of_part if kept else _average, weakref.ref(grid))
-        watched[leaf] = leaf.register_post_accumulate_grad_hook(hook)
+    mean = partial(_mean, weakref.ref(grid))
+    if not x.is_leaf:
+        x.register_hook(mean)
+    elif x not in (watched := watched_gradients(grid)):
+        watched[x] = x.register_post_accumulate_grad_hook(partial(_average, mean))
 
 
-def _average(reference: weakref.ref[Grid], leaf: torch.Tensor) -> None:
-    """Average over all ranks, as parameters' gradients; equal ones of earlier passes stay."""
+def _average(mean: Callable[[torch.Tensor], torch.Tensor], leaf: torch.Tensor) -> None:
+    if leaf.grad is not None:
+        leaf.grad = mean(leaf.grad)
+
+
+def _mean(reference: weakref.ref[Grid], gradient: torch.Tensor) -> torch.Tensor:
     grid = reference()
-    if grid is None or leaf.grad is None:
-        return
+    if grid is None:
+        return gradient
     group = grid.group(tuple(grid.extents))
-    leaf.grad = all_reduce_sum(leaf.grad, group, "the gradient of an ordinary tensor") / grid.size
+    return all_reduce_sum(gradient, group, "the gradient of an ordinary tensor") / grid.size
 
 
 def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None:

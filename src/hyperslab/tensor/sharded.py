@@ -314,9 +314,13 @@ class Sharded(DeferredTensor):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None:
-            raise LayoutError("the gradient of a cut tensor can only be set to None")
-        self._gradient = None
+        if value is not None and (not isinstance(value, Sharded) or value.shape != self.shape):
+            raise LayoutError(
+                "the gradient of a cut tensor can only be set to None or a cut tensor of its shape"
+            )
+        self._gradient = (
+            None if value is None else value.redistribute(self._partition, "a gradient that is set")
+        )
         with DisableTorchFunctionSubclass():
             _TORCH_GRAD.__set__(self, None)
 
