@@ -202,7 +202,7 @@ def any_or_all(
 @register(are_all_true, family="reductions")
 def all_true(input: Sharded) -> torch.Tensor:
     """Is ``all``, as ``torch.distributions`` check their arguments."""
-    return any_or_all(torch.all, input)  # type: ignore[no-any-return]
+    return any_or_all(torch.all, input)
 
 
 @register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])

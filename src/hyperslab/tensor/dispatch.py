@@ -330,7 +330,7 @@ def check_operands(
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
         elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad and value.is_leaf:
-            x = next((x for x in values if type(x) is cut), None)
+            x: Any = next((x for x in values if type(x) is cut), None)
             if torch.is_grad_enabled() and (x is not None or grid is not None):
                 _watch_gradient(value, x, grid or x._grid)
     return grid
