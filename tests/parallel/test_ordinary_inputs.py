@@ -165,3 +165,28 @@ def test_unknown_words() -> None:
     for asked in ({"ordinary_inputs": "any"}, {"random_states": "equal"}):
         with pytest.raises(hs.LayoutError, match="; use one of "):
             hs.parallelize(nn.Linear(1, 1), hs.Grid(), **asked)  # type: ignore[arg-type]
+
+
+def gradients_of_inputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """Of a time and of what another is made of; no cut tensor is beside either in the network."""
+    time = torch.tensor([[0.5], [2.0]], dtype=torch.float64, requires_grad=True)
+    other = torch.ones_like(time, requires_grad=True)
+    for t in (time, other * 2):
+        (model(x, t) ** 2).mean().backward()
+    return [time.grad, other.grad]
+
+
+def averaged() -> None:
+    torch.manual_seed(0)
+    model = Conditioned().double()
+    want = gradients_of_inputs(model, volume(torch.float64))
+    grid = hs.Grid(depth=2)
+    got = gradients_of_inputs(hs.parallelize(model, grid), hs.shard(volume(torch.float64), grid))
+    for a, b in zip(got, want, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.allclose(a, b, rtol=1e-12)
+
+
+def test_their_gradients_are_serial() -> None:
+    run_ranks(2, averaged)

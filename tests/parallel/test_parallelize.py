@@ -249,3 +249,16 @@ def refused_backward() -> None:
 
 def test_autograd_backward_outside_a_backward_pass() -> None:
     run_ranks(2, refused_backward)
+
+
+def lazy() -> str:
+    model = nn.Sequential(nn.LazyConv3d(2, 3), nn.LazyBatchNorm3d())
+    with pytest.raises(hs.LayoutError) as caught:
+        hs.parallelize(model, hs.Grid(depth=2))
+    return str(caught.value)
+
+
+def test_parameters_that_are_not_made_yet_are_one_clear_error() -> None:
+    for words in run_ranks(2, lazy):
+        assert words.startswith("6 parameters and buffers of Sequential have no shape before")
+        assert "call the module once, on a small volume" in words

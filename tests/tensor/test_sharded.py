@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,6 +78,90 @@ def leaf_gradient(axes: dict[str, int], shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("axes", GRIDS, ids=str)
 def test_gradient_of_a_leaf(axes: dict[str, int], shape: tuple[int, ...]) -> None:
     run_ranks(math.prod(axes.values()), leaf_gradient, axes, shape)
+
+
+def changed_in_place(x: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients that are changed in place between backward passes, which add to them."""
+    changes: list[Callable[[Any], object]] = [
+        lambda g: g.mul_(0.5),
+        lambda g: g[:, 0].fill_(0.25),
+        lambda g: torch.nn.utils.clip_grad_norm_([x], 1.0),
+        lambda g: g.zero_(),
+        lambda g: g.detach().add_(1),
+    ]
+    found = []
+    step = torch.zeros_like(x, requires_grad=True)  # a leaf of its own
+    for change in changes:
+        (x**3).sum().backward()
+        change(x.grad)
+        assert x.grad is not None
+        found.append(x.grad.clone())
+    for _ in range(2):
+        ((x + step) ** 2).sum().backward()
+        assert x.grad is not None
+        assert step.grad is not None
+        step.grad *= 0.5
+        x.grad = x.grad + step.grad
+    return [*found, x.grad, step.grad]
+
+
+def changed_gradients(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    full = torch.randn(shape, dtype=torch.float64)
+    x = hs.shard(full, hs.Grid(**axes)).requires_grad_()
+    pairs = zip(changed_in_place(x), changed_in_place(full.requires_grad_()), strict=True)
+    for got, want in pairs:
+        assert isinstance(got, hs.Sharded)
+        assert torch.allclose(got.full(), want, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 5, 4), (4, 7)])
+@pytest.mark.parametrize("axes", GRIDS[1:4], ids=str)
+def test_changes_of_a_gradient_in_place_stay(axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    """Attacks that set ``delta.grad.zero_()``, clipping, optimizers that keep gradients."""
+    run_ranks(math.prod(axes.values()), changed_gradients, axes, shape)
+
+
+def of_ordinary_leaves(x: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor | None]:
+    """Gradients of ordinary tensors, over passes with and without a cut tensor beside them."""
+    leaves = [value.clone().requires_grad_() for value in values]
+    scale, shift, channel = leaves
+    for _ in range(2):
+        y = torch.cat([x * scale + shift, torch.addcmul(x, value=0.5, tensor1=x, tensor2=channel)])
+        (y**2).mean().backward()
+    (scale**2).sum().backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def ordinary_leaves(axes: dict[str, int]) -> None:
+    full = torch.randn(4, 2, 7, 5, 4, dtype=torch.float64)
+    values = (full[0, 0, 0, 0], full.flip(2), full[0, :, :1, :1, :1])
+    found = of_ordinary_leaves(hs.shard(full, hs.Grid(**axes)), *values)
+    for got, want in zip(found, of_ordinary_leaves(full, *values), strict=True):
+        assert got is not None
+        assert want is not None
+        assert torch.allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("axes", GRIDS[1:4], ids=str)
+def test_gradients_of_ordinary_tensors_are_serial(axes: dict[str, int]) -> None:
+    """Noise, latents and learned weights of a loss that are no parameters of a module."""
+    run_ranks(math.prod(axes.values()), ordinary_leaves, axes)
+
+
+def contiguity() -> bool:
+    """Networks branch on it, so all ranks have to hear the same: rank 0 has all of its planes."""
+
+    def views(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x, x.transpose(2, 3), x[:, 0], x[:1], x.flatten(3), x[:, :1].expand_as(x), x.mT * 1]
+
+    full = torch.randn(3, 2, 7, 5, 6)
+    x = hs.shard(full, hs.Grid(depth=2))
+    assert [v.is_contiguous() for v in views(x)] == [v.is_contiguous() for v in views(full)]
+    return x[:, :, :6].is_contiguous()
+
+
+def test_all_ranks_say_alike_what_is_contiguous() -> None:
+    assert run_ranks(2, contiguity) == [False, False]
 
 
 def gathered_gradient() -> None:

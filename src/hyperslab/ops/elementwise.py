@@ -41,6 +41,7 @@ from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, 
 from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
+from hyperslab.tensor.attributes import lies_as_whole
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -100,12 +101,13 @@ def apply_pointwise(
     operands = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     like = next(v for v in operands if isinstance(v, Sharded))
     target = common_partition(operands, function)
+    first = args[0] if args else kwargs.get("input")
     in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
-    ordinary = isinstance(args[0], torch.Tensor) and not isinstance(args[0], Sharded)
+    ordinary = isinstance(first, torch.Tensor) and not isinstance(first, Sharded)
     unwrapped = in_place and ordinary and not target.axes  # every rank changes its copy alike
     in_place = in_place and not unwrapped
     replaced = False
-    if in_place and (args[0] is not like or like.partition.shape != target.shape):
+    if in_place and (first is not like or like.partition.shape != target.shape):
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
             "use the operator that returns a new tensor"
@@ -126,8 +128,7 @@ def apply_pointwise(
             function = getattr(torch.Tensor, OUT_OF_PLACE[function.__name__])
             replaced = True
     local = partial(operand_block, target=target, like=like)
-    blocks = [like.block if in_place and value is like else local(value) for value in args]
-    result = function(*blocks, **{key: local(value) for key, value in kwargs.items()})
+    result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
     if replaced:
         like.replace_storage(result.to(like.dtype))
         return like
@@ -140,6 +141,9 @@ def apply_pointwise(
         return like
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
     fresh = function.__name__ not in MAY_ALIAS
+    if kwargs.get("requires_grad"):  # of zeros_like and its kin: the cut tensor is to be the leaf
+        y = like.like(result.detach(), target, reordered=reordered, fresh=fresh)
+        return torch.Tensor.requires_grad_(y)
     return like.like(result, target, reordered=reordered, fresh=fresh)
 
 
@@ -235,16 +239,11 @@ def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Sharded:
     """Copies the block if the whole is not contiguous, even if the block is."""
-    block = self.local
-    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
-    strides = zip(self.shape, block.stride(), plain.stride(), strict=True)
-    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
-    single = [c for c in self.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
-    unclear = self.is_crop or len(single) > (memory_format is torch.contiguous_format)
-    if not unclear and all(a == b for extent, a, b in strides if extent > 1):
-        return self.like(block.contiguous(memory_format=memory_format))
-    y = self.like(block.clone(memory_format=memory_format))
-    if unclear:
+    known = lies_as_whole(self, memory_format)
+    if known:
+        return self.like(self.local.contiguous(memory_format=memory_format))
+    y = self.like(self.local.clone(memory_format=memory_format))
+    if known is None:
         y.mark_as_copy(self)
     return y
 
@@ -260,6 +259,13 @@ def _register_all() -> None:
 
 
 _register_all()
+
+
+@register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)
+def detach_(input: Sharded) -> Sharded:
+    """Takes the tensor out of its graph; torch itself detaches no view in place."""
+    input.replace_storage(input.block.detach())
+    return input
 
 
 @register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)

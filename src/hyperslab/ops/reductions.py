@@ -30,7 +30,7 @@ from hyperslab.ops.overloads import Operator, integers, register_each
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim
-from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, are_all_true
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
@@ -184,6 +184,12 @@ def any_or_all(
     result = ~found if negate else found
     result = result.to(torch.uint8) if input.dtype == torch.uint8 else result
     return wrap_reduced(input, result, dims, keepdim)
+
+
+@register(are_all_true, family="reductions")
+def all_true(input: Sharded) -> torch.Tensor:
+    """Is ``all``, as ``torch.distributions`` check their arguments."""
+    return any_or_all(torch.all, input)
 
 
 @register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])

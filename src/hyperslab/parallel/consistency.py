@@ -29,6 +29,7 @@ from hyperslab.comm.communicator import as_sent
 from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
+from hyperslab.tensor.dispatch import average_gradient
 from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
 from hyperslab.util.torch_internals import tree_leaves
 
@@ -213,6 +214,14 @@ class OrdinaryInputs:
         if ordinary:
             self._compare(ordinary)
         return None
+
+    def average_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the gradients of ordinary tensors averaged that enter beside cut ones."""
+        if not kwargs and all(type(value) is Sharded for value in args):
+            return
+        for x in tree_leaves((args, kwargs)):
+            if type(x) is torch.Tensor and x.requires_grad:
+                average_gradient(x, self.grid)
 
     def _alone(self, x: torch.Tensor) -> LayoutError:
         return LayoutError(

@@ -8,6 +8,7 @@ has sharded are refused: see docs/design/0026-fsdp.md.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import sys
 import types
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
+from torch.nn.parameter import is_lazy
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError
@@ -57,6 +59,21 @@ def refuse_sharded_parameters(module: nn.Module) -> None:
             f"the parameters of {type(module).__name__} are sharded (fully_shard, or tensor "
             "parallelism), but hyperslab.parallelize needs whole ones\n    to shard what the "
             "optimizer keeps, use torch.distributed.optim.ZeroRedundancyOptimizer"
+        )
+
+
+def refuse_unmade_parameters(module: nn.Module) -> None:
+    """
+    Raises:
+        LayoutError: a lazy layer (`torch.nn.LazyConv3d`) has not made its parameters yet.
+    """
+    named = itertools.chain(module.named_parameters(), module.named_buffers())
+    lazy = [name for name, tensor in named if is_lazy(tensor)]
+    if lazy:
+        raise LayoutError(
+            f"{len(lazy)} parameters and buffers of {type(module).__name__} have no shape before "
+            f"its first forward pass: {', '.join(lazy[:3])}\n    call the module once, on a small "
+            "volume that is not cut, before hyperslab.parallelize"
         )
 
 
@@ -150,6 +167,8 @@ class Guard:
                 logging.WARNING,
             )
         trainable = self._check_parameters()
+        if self.inputs is not None:
+            self.inputs.average_gradients(args, kwargs)
         if self.inputs is not None and trainable:
             self.alone = self.inputs.check(args, kwargs)
             if self.alone is not None and self.module.training:

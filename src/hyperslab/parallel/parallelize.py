@@ -42,6 +42,7 @@ from hyperslab.parallel.guard import (
     Guard,
     GuardedForward,
     refuse_sharded_parameters,
+    refuse_unmade_parameters,
     replace_sync_batch_norm,
     run_eagerly,
 )
@@ -210,6 +211,8 @@ def parallelize(
     _check_choice(gradients, "gradients", get_args(Gradients))
     _check_rounding(gradients, grid)
     refuse_sharded_parameters(module)
+    if grid.size > 1:
+        refuse_unmade_parameters(module)
     if any(map(is_compiled, module.modules())):
         log_once(
             grid,

@@ -73,8 +73,22 @@ def retain_grad(self: Sharded) -> None:
 def is_contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> bool:
-    """Asks the block about a memory format."""
+    """Asks about a memory format: all ranks alike, of a part of a cut dim no for an answer."""
+    if memory_format is torch.contiguous_format:
+        return bool(lies_as_whole(self, memory_format))
     return self.local.is_contiguous(memory_format=memory_format)
+
+
+def lies_as_whole(x: Sharded, memory_format: torch.memory_format) -> bool | None:
+    """Tell whether serial torch has a tensor in this format; None where no block says so."""
+    block = x.local
+    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
+    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
+    single = [c for c in x.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
+    if x.is_crop or len(single) > (memory_format is torch.contiguous_format):
+        return None
+    strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
+    return all(a == b for extent, a, b in strides if extent > 1)
 
 
 @register(torch.is_tensor, family="attribute", merged=True)

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from torch.overrides import resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from hyperslab.comm import Grid, log_once, per_grid
+from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.util.torch_internals import inside_ddp
 
@@ -329,28 +329,59 @@ def check_operands(
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
-        elif kind is Parameter and value.requires_grad and torch.is_grad_enabled():
-            _watch_gradient(value, next((x for x in values if type(x) is cut), None))
+        elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad and value.is_leaf:
+            x: Any = next((x for x in values if type(x) is cut), None)
+            if torch.is_grad_enabled() and (x is not None or grid is not None):
+                _watch_gradient(value, x, grid or x._grid)
     return grid
 
 
 @per_grid
 def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
-    """Return the hooks that `_watch_gradient` set, by parameter, for `parallelize` to remove."""
+    """Return the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
     return WeakTensorKeyDictionary()
 
 
-def _watch_gradient(parameter: Parameter, x: Any) -> None:
-    """Have a warning logged if a parameter gets a gradient that nothing averages.
+def _watch_gradient(leaf: torch.Tensor, x: Any, grid: Grid) -> None:
+    """Have the gradient of an ordinary leaf averaged, or have a warning logged that nothing does.
 
-    The policy of the cut tensor ``x`` beside it has ``homes`` if it entered a parallelised module.
+    The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
+    entered a parallelised module.
     """
-    if x is None or x._grid.size == 1 or x._policy.homes is not None or inside_ddp():
+    if not isinstance(leaf, Parameter):
+        average_gradient(leaf, grid)
+    elif grid.size > 1 and x is not None and x._policy.homes is None and not inside_ddp():
+        watched = watched_gradients(grid)
+        if leaf not in watched:
+            hook = partial(_warn_of_part, weakref.ref(grid))
+            watched[leaf] = leaf.register_post_accumulate_grad_hook(hook)
+
+
+def average_gradient(x: torch.Tensor, grid: Grid) -> None:
+    """Have the gradient of an ordinary tensor averaged over all ranks, as parameters' gradients.
+
+    Each rank has its part of what comes from cut tensors, and equal gradients of all else.
+    """
+    if grid.size == 1:
         return
-    watched = watched_gradients(x._grid)
-    if parameter not in watched:
-        hook = partial(_warn_of_part, weakref.ref(x._grid))
-        watched[parameter] = parameter.register_post_accumulate_grad_hook(hook)
+    mean = partial(_mean, weakref.ref(grid))
+    if not x.is_leaf:
+        x.register_hook(mean)
+    elif x not in (watched := watched_gradients(grid)):
+        watched[x] = x.register_post_accumulate_grad_hook(partial(_average, mean))
+
+
+def _average(mean: Callable[[torch.Tensor], torch.Tensor], leaf: torch.Tensor) -> None:
+    if leaf.grad is not None:
+        leaf.grad = mean(leaf.grad)
+
+
+def _mean(reference: weakref.ref[Grid], gradient: torch.Tensor) -> torch.Tensor:
+    grid = reference()
+    if grid is None:
+        return gradient
+    group = grid.group(tuple(grid.extents))
+    return all_reduce_sum(gradient, group, "the gradient of an ordinary tensor") / grid.size
 
 
 def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None:

@@ -33,12 +33,13 @@ from hyperslab.tensor.deferred import (
     sees_serial_gradients,
     watch_functions,
 )
-from hyperslab.tensor.dispatch import RULES, check_operands, refuse
+from hyperslab.tensor.dispatch import RULES, check_operands, describe, op_name, refuse
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     graph_task,
     refusal_to_compile,
+    transforms_active,
 )
 
 
@@ -108,6 +109,8 @@ class Sharded(DeferredTensor):
     _partition: Partition
     _grid: Grid
     _policy: Policy
+    _gradient: Sharded | None = None
+    """The serial gradient as it was last looked at; torch has the block's of later passes."""
 
     @staticmethod
     def from_local(
@@ -296,20 +299,28 @@ class Sharded(DeferredTensor):
     def grad(self) -> Sharded | None:
         """Return this rank's block of the serial gradient of the loss.
 
-        All ranks ask together: copies along axes that do not cut the tensor are summed.
+        All ranks ask together: copies along axes that do not cut the tensor are summed. Until it is
+        set to None it is one tensor, so that what changes it in place changes the gradient.
         """
         with DisableTorchFunctionSubclass():
-            gradient = _TORCH_GRAD.__get__(self)
+            part = _TORCH_GRAD.__get__(self)
             # Inside a backward pass it is re-entrant checkpointing that hands the block's on.
-            inside = graph_task() != -1 and not sees_serial_gradients()
-            if gradient is None or inside:
-                return gradient
-            return self.serial_gradient(gradient)
+            if graph_task() != -1 and not sees_serial_gradients():
+                return part
+            if part is not None:  # what came since the last look
+                _TORCH_GRAD.__set__(self, None)
+                self._gradient = _accumulated(self._gradient, self.serial_gradient(part))
+            return self._gradient
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if value is not None:
-            raise LayoutError("the gradient of a cut tensor can only be set to None")
+        if value is not None and (not isinstance(value, Sharded) or value.shape != self.shape):
+            raise LayoutError(
+                "the gradient of a cut tensor can only be set to None or a cut tensor of its shape"
+            )
+        self._gradient = (
+            None if value is None else value.redistribute(self._partition, "a gradient that is set")
+        )
         with DisableTorchFunctionSubclass():
             _TORCH_GRAD.__set__(self, None)
 
@@ -351,6 +362,12 @@ class Sharded(DeferredTensor):
         rule = RULES.get(func)
         if rule is None:
             raise refuse(func, args, kwargs or {})
+        if transforms_active():  # not a TypeError, of which Python's operators make their own
+            raise LayoutError(
+                f"{op_name(func)}: torch.func and torch.vmap cannot transform a function that uses "
+                f"cut tensors; nothing was computed\n{describe(args)}"
+                "    use torch.autograd.grad(y, x), or x.full()"
+            )
         with DisableTorchFunctionSubclass():
             grid = check_operands(args, rule, Sharded)
             if not kwargs and not rule.signature.dims:
@@ -358,3 +375,14 @@ class Sharded(DeferredTensor):
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
             check_operands(kwargs.values(), rule, Sharded, grid)
             return rule.run(*args, **kwargs)
+
+
+def _accumulated(old: Sharded | None, new: Sharded) -> Sharded:
+    """Add a gradient to the one before, in place where torch does."""
+    if old is None:
+        return new
+    if old.requires_grad or new.requires_grad:
+        return new.like(old.block + new.block)
+    old.block.add_(new.block)
+    old.note_change()
+    return old

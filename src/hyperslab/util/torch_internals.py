@@ -108,6 +108,9 @@ def refusal_to_compile(kind: type[Exception], words: str) -> Exception:
     return error
 
 
+are_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true
+"""Is the ``all`` by which ``torch.distributions`` check their arguments."""
+
 # Tensors and their memory.
 
 swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
@@ -148,6 +151,9 @@ accumulation_hooks: Callable[[torch.Tensor], Any] = operator.attrgetter(
 """Returns what ``register_post_accumulate_grad_hook`` has added, which nothing public lists."""
 
 # Transforms of functions.
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Tells whether code runs inside a function that ``torch.func`` or ``torch.vmap`` transforms."""
 
 
 def function_transforms() -> list[tuple[Any, str, str, str]]:

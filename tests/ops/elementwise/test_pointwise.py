@@ -24,10 +24,10 @@ from tests.ops.elementwise import test_alpha_dropout, test_creation, test_draws,
 from tests.ops.serial import average
 from tests.ranks import run_ranks
 
-COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous"}}
+COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_"}}
 SHAPE = (4, 3, 5, 4, 3)
-UNCHECKED = {"torch.Tensor.cuda", "torch.detach_", "torch.Tensor.detach_", "torch.Tensor.type"}
-"""Needs a device which this tier has not; torch detaches no view in place; has a test below."""
+UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type"}
+"""Needs a device which this tier has not; has a test below."""
 
 TESTED_ELSEWHERE = {"torch.gradient", "torch.nn.functional.glu"}
 """Take no operands of these shapes: see `test_differences` and `test_softmax`."""
@@ -280,6 +280,51 @@ def test_modules_in_place() -> None:
 
 def test_in_place() -> None:
     run_ranks(2, in_place)
+
+
+def by_name() -> None:
+    """All operands by their names, in any order."""
+    full = torch.randn(2, 3, 6, 4, 4)
+    x, y = hs.shard(full, hs.Grid(depth=2)), hs.shard(full.flip(2), hs.Grid(depth=2))
+    calls: list[Callable[[Any, Any], Any]] = [
+        lambda x, y: torch.sub(other=y, input=x, alpha=2),
+        lambda x, y: torch.clamp(input=x, min=y),
+        lambda x, y: torch.where(condition=x > 0, input=x, other=y),
+        lambda x, y: F.elu(input=x * 1, inplace=True),
+        lambda x, y: F.gelu(input=x),
+    ]
+    for call in calls:
+        assert torch.allclose(call(x, y).full(), call(full, full.flip(2)))
+
+
+def test_operands_by_name() -> None:
+    run_ranks(2, by_name)
+
+
+def truncated(x: torch.Tensor) -> torch.Tensor:
+    """The last state of a loop whose states are detached in place, with gradients of two steps."""
+    state = x * 0.5
+    for step in range(4):
+        state = torch.tanh(state * 2 + x)
+        if step == 1:
+            state.detach_()
+            assert not state.requires_grad
+    return state
+
+
+def detached_in_place() -> None:
+    full = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
+    leaf, serial = full.clone().requires_grad_(), full.clone().requires_grad_()
+    got, expected = truncated(hs.shard(leaf, hs.Grid(depth=2))).full(), truncated(serial)
+    for y in (got, expected):
+        (y**2).sum().backward()
+    assert torch.allclose(got, expected, rtol=1e-12)
+    assert leaf.grad is not None
+    assert torch.allclose(leaf.grad, serial.grad, rtol=1e-12)
+
+
+def test_detaching_in_place() -> None:
+    run_ranks(2, detached_in_place)
 
 
 def refused(case: str) -> None:

@@ -29,6 +29,7 @@ COVERS = {
         "prod",
         "nansum",
         "nanmean",
+        "_is_all_true",
     },
     "normalization": {"normalize"},
 }
@@ -229,6 +230,32 @@ def far_from_zero(dtype: torch.dtype) -> float:
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 2e-5), (torch.float64, 1e-12)])
 def test_nothing_cancels_far_from_zero(dtype: torch.dtype, error: float) -> None:
     assert max(run_ranks(4, far_from_zero, dtype)) <= error
+
+
+def of_distributions(x: Any) -> list[torch.Tensor]:
+    """Their arguments are checked, cut or not."""
+    normal = torch.distributions.Normal(x, x.exp())
+    standard = torch.distributions.Normal(0.0, 1.0)
+    classes = torch.distributions.Categorical(logits=x.mean((2, 3, 4)))
+    return [
+        normal.log_prob(x * 2).mean(),
+        torch.distributions.kl_divergence(normal, standard).mean(),
+        torch.distributions.Bernoulli(logits=x).entropy().sum(),
+        classes.log_prob(torch.tensor([0, 2])).mean(),
+    ]
+
+
+def distributions() -> None:
+    full = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
+    x = hs.shard(full, hs.Grid(depth=2))
+    for got, want in zip(of_distributions(x), of_distributions(full), strict=True):
+        assert torch.allclose(got, want, rtol=1e-12)
+    with pytest.raises(ValueError, match="parameter scale"):
+        torch.distributions.Normal(x, x)
+
+
+def test_arguments_of_distributions_are_checked() -> None:
+    run_ranks(2, distributions)
 
 
 def refused(case: str) -> None:
