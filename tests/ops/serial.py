@@ -100,7 +100,9 @@ def traits(example: Any) -> list[Hashable]:
     fields: dict[str, Any] = {name: getattr(example, name) for name in names}
     fields |= {"dims": len(example.shape), "weights": [w is None for w in example.weights]}
     for name, value in example.options.items():
-        fields[f"option {name}"] = {*value} if isinstance(value, (list, tuple)) else value
+        if "seed" not in name:
+            several = value if isinstance(value, (list, tuple)) else [value]
+            fields[f"option {name}"] = sorted({repr(one) for one in several})
     for axis, extent in zip(AXES[::-1], [*example.shape[:1:-1], 0, 0][:3], strict=False):
         fields[axis] = cut_of(extent, example.grid.get(axis, 1))
     fields["data"] = cut_of(example.shape[0], example.grid.get("data", 1))

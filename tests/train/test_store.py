@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -58,20 +59,23 @@ def spoilt(universes: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("mode", "accumulate"),
-    in_gate(
-        [(mode, n) for mode in ("direct", "store", "sample") for n in (1, 2)],
-        kept=[("direct", 1), ("store", 2), ("sample", 1)],
-    ),
-)
+SKIPPING = [
+    (*way, grid)
+    for way in itertools.product(("direct", "store", "sample"), (1, 2))
+    for grid in ("data", "width", "data width")
+]
+IN_TURN = [("direct", 1, "width"), ("store", 2, "data width"), ("sample", 1, "data")]
+
+
+@pytest.mark.parametrize(("mode", "accumulate", "cut"), in_gate(SKIPPING, kept=IN_TURN))
 def test_skipping_is_the_same_on_every_grid(
-    tmp_path: Path, spoilt: Path, mode: str, accumulate: int
+    tmp_path: Path, spoilt: Path, mode: str, accumulate: int, cut: str
 ) -> None:
     recipe = write_recipe(tmp_path / "run.yaml", spoilt, epochs=2)
     how = ("data.on_error=skip", f"data.mode={mode}", f"optimizer.accumulate={accumulate}")
     run(recipe, *how, f"output={tmp_path}/serial")
-    run_ranks(4, on_ranks, recipe, *how, "grid.data=2", "grid.width=2")
+    grid = [f"grid.{axis}=2" for axis in cut.split()]
+    run_ranks(2 ** len(grid), on_ranks, recipe, *how, *grid)
     expected = losses(tmp_path / "serial")
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=TOLERANCE)
 

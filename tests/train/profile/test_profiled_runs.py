@@ -110,10 +110,8 @@ def test_nothing_is_left_of_it_after_its_steps(tmp_path: Path, universes: Path) 
         hooks = any(m._forward_hooks or m._forward_pre_hooks for m in trainer.model.modules())
         seen.append((PendingMessages.__init__ is original, hooks))
 
-    with at_step(2, look):
-        profiled(write_recipe(tmp_path / "during.yaml", universes))
-    with at_step(6, look):
-        profiled(write_recipe(tmp_path / "after.yaml", universes))
+    with at_step(2, look), at_step(6, look):
+        profiled(write_recipe(tmp_path / "run.yaml", universes))
     assert seen == [(False, True), (True, False)]
 
 
