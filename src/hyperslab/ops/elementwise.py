@@ -48,7 +48,8 @@ from hyperslab.util.derivatives import LinearMap
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
-arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
+arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+bitwise_right_shift bitwise_xor ceil celu clamp
 clamp_max clamp_min clip complex copysign cos cosh deg2rad digamma div divide eq erf erfc erfinv exp
 exp2 expm1 fix float_power floor floor_divide fmax fmin fmod frac ge greater greater_equal gt
 hypot isclose isfinite isinf isnan isneginf isposinf isreal le lerp less less_equal lgamma
@@ -66,7 +67,8 @@ POINTWISE_METHODS = """
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
 __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ __ifloordiv__
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
-__rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __eq__ __ne__ __lt__ __le__
+__rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __lshift__ __rlshift__
+__ilshift__ __rshift__ __rrshift__ __irshift__ __eq__ __ne__ __lt__ __le__
 __gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
 short zero_
 """.split()

@@ -93,6 +93,8 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
     if isinstance(item, Sharded):
         raise refused_subscript(x, index, "the index is itself cut")
     positions = torch.as_tensor(item, device=x.device)
+    if not positions.numel():
+        positions = positions.long()  # an empty list is one of numbers
     if positions.dtype == torch.bool and tuple(positions.shape) == (extent,):
         positions = positions.nonzero().squeeze(1)
     if positions.dim() != 1 or positions.dtype in (torch.bool, torch.uint8):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -180,10 +181,12 @@ DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
 @register_each(*DIMS_OF_PRODUCT, family="linalg", merged=True)
 def fixed_product(
-    operator: Operator, input: torch.Tensor, other: torch.Tensor, **options: object
+    operator: Operator, input: torch.Tensor, other: Any = None, **options: Any
 ) -> torch.Tensor:
     """Takes any cut dims; over a contracted cut dim the partial products are summed."""
     name = operator.__name__
+    for word in ("mat2", "vec", "tensor"):  # by which torch knows the second factor
+        other = options.pop(word, other)
     dims = DIMS_OF_PRODUCT[name]
     if options:
         raise LayoutError(f"{name} of cut tensors with other options has no rule: {options}")

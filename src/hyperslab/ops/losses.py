@@ -243,9 +243,9 @@ def label_loss(
     """
     check_reduction(reduction, size_average, reduce)
     options = {"ignore_index": ignore_index, **more}
-    like, partition, block, labels = _blocks(function, input, target)
     if isinstance(weight, Sharded):
         raise LayoutError(f"{function.__name__}: the weight of the classes is an ordinary tensor")
+    like, partition, block, labels = _blocks(function, input, target)
     if reduction == "none":
         losses = function(block, labels, weight, reduction="none", **options)
         return like.like(losses, partition.without_dim(1))
