@@ -331,9 +331,11 @@ with here.in_little_memory():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
 @pytest.mark.parametrize("where", WORDS)
-@pytest.mark.usefixtures("forked")
 def test_words_of_hdf5_that_stand_for_gigabytes(tmp_path: Path, where: str) -> None:
-    """In a process of its own: one that has given back memory has more addresses than it fills."""
+    """In a process of its own: one that has given back memory has more addresses than it fills.
+
+    Nor is it forked: the peak of a child would be that of the session.
+    """
     words_of_gigabytes(tmp_path / "a.hdf5", where)
     command = [sys.executable, "-c", OPENS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)

@@ -28,7 +28,7 @@ from tests.selection import in_gate
 
 RANKS = in_gate((1, 2, 3, 4, 6, 8), kept=(1, 2, 8))
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-SHARES = {1: 8, 2: 2, 8: 4}
+SHARES = {1: 4, 8: 2}
 """By what the number of examples on so many ranks is divided in the gate."""
 
 TOGETHER = 14  # examples that are drawn at a time

@@ -211,8 +211,7 @@ def test_a_window_of_any_value(run: Path, window: str) -> None:
     recipe = (run / "recipe.yaml").read_text()
     assert "[-100.0, 200.0]" in recipe
     (run / "recipe.yaml").write_text(recipe.replace("[-100.0, 200.0]", window))
-    page = write_report(run).read_text()
-    assert ("No scan of this run can be shown" in page) == (window != "[200, -100]")
+    assert "No scan of this run can be shown" in write_report(run).read_text()
 
 
 def test_a_page_reads_no_files_outside_of_the_data(tmp_path: Path) -> None:
