@@ -121,15 +121,34 @@ def test_changes_of_a_gradient_in_place_stay(axes: dict[str, int], shape: tuple[
     run_ranks(math.prod(axes.values()), changed_gradients, axes, shape)
 
 
+class Scaled(torch.nn.Module):
+    """Multiplies by what it computes of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight.exp()
+
+
 def of_ordinary_leaves(x: torch.Tensor, *values: torch.Tensor) -> list[torch.Tensor | None]:
-    """Gradients of ordinary tensors, over passes with and without a cut tensor beside them."""
+    """Gradients of ordinary tensors, over passes with and without a cut tensor beside them.
+
+    Some meet it themselves, and of some what is computed does, before and behind a network.
+    """
+    network: torch.nn.Module = Scaled()
+    if isinstance(x, hs.Sharded):
+        network = hs.parallelize(network, x.grid)
     leaves = [value.clone().requires_grad_() for value in values]
     scale, shift, channel = leaves
     for _ in range(2):
         y = torch.cat([x * scale + shift, torch.addcmul(x, value=0.5, tensor1=x, tensor2=channel)])
+        computed = channel.sin()
+        y = network(y * computed) * computed + torch.sub(x[:1], other=shift.exp()).mean() * computed
         (y**2).mean().backward()
     (scale**2).sum().backward()
-    return [leaf.grad for leaf in leaves]
+    return [leaf.grad for leaf in (*leaves, *network.parameters())]
 
 
 def ordinary_leaves(axes: dict[str, int]) -> None:

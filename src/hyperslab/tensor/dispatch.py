@@ -329,7 +329,7 @@ def check_operands(
                 grid = value._grid
             elif grid is not value._grid and grid.extents != value._grid.extents:
                 raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
-        elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad and value.is_leaf:
+        elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad:
             x: Any = next((x for x in values if type(x) is cut), None)
             if torch.is_grad_enabled() and (x is not None or grid is not None):
                 _watch_gradient(value, x, grid or x._grid)
@@ -342,19 +342,22 @@ def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
     return WeakTensorKeyDictionary()
 
 
-def _watch_gradient(leaf: torch.Tensor, x: Any, grid: Grid) -> None:
-    """Have the gradient of an ordinary leaf averaged, or have a warning logged that nothing does.
+def _watch_gradient(operand: torch.Tensor, x: Any, grid: Grid) -> None:
+    """Have an ordinary operand's gradient averaged, or have a warning logged that nothing does.
 
     The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
-    entered a parallelised module.
+    entered a parallelised module. While that one's forward runs, what is computed of parameters
+    needs no average of its own, as theirs is taken.
     """
-    if not isinstance(leaf, Parameter):
-        average_gradient(leaf, grid)
+    if not isinstance(operand, Parameter):
+        scope = None if x is None else x._policy.scope
+        if operand.is_leaf or scope is None or not scope.forward_runs:
+            average_gradient(operand, grid)
     elif grid.size > 1 and x is not None and x._policy.homes is None and not inside_ddp():
         watched = watched_gradients(grid)
-        if leaf not in watched:
+        if operand not in watched:
             hook = partial(_warn_of_part, weakref.ref(grid))
-            watched[leaf] = leaf.register_post_accumulate_grad_hook(hook)
+            watched[operand] = operand.register_post_accumulate_grad_hook(hook)
 
 
 def average_gradient(x: torch.Tensor, grid: Grid) -> None:

@@ -50,8 +50,12 @@ class ForwardScope:
         self._running = 0
 
     @property
+    def forward_runs(self) -> bool:
+        return self._running > 0
+
+    @property
     def is_open(self) -> bool:
-        return self._running > 0 or graph_task() != -1
+        return self.forward_runs or graph_task() != -1
 
     @contextmanager
     def running(self) -> Iterator[None]:
