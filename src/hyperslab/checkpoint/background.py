@@ -87,7 +87,7 @@ class BackgroundWriter:
             lost = isinstance(error, (CommError, RuntimeError, KeyboardInterrupt))
             try:
                 self.wait(PATIENCE_IF_LOST if lost else None)
-            except Exception as other:
+            except Exception as other:  # whatever writing has raised must not hide the first error
                 error.add_note(f"also: {other}")
             raise
         self.wait()

@@ -151,18 +151,25 @@ def stopped_after(parts: int, original: Any) -> Any:
     return predict_mask
 
 
+def stop_predicting(run: Path, path: Path, out: Path, after: int) -> None:
+    """Predicts until so many bands of layers are done, where the command is killed."""
+    killed = stopped_after(after, predicting.predict_mask)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predicting, "predict_mask", killed)
+        with pytest.raises(KeyboardInterrupt):
+            predict(run, [path], out, native=True, windows=POLICY)
+
+
 def test_a_stopped_mask_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.nii.gz", numbers(XYZ))
     out = tmp_path / "out"
-    original = predicting.predict_mask
-    monkeypatch.setattr(predicting, "predict_mask", stopped_after(3, original))
-    with pytest.raises(KeyboardInterrupt):
-        predict(run, [path], out, native=True, windows=POLICY)
+    stop_predicting(run, path, out, after=3)
     rows = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert [row["layers"] for row in rows[1:]] == [4, 8, 12]
     under_way = out / ".a-mask.bytes.partial"
     assert under_way.stat().st_size == np.prod(XYZ)
     firsts: list[int] = []
+    original = predicting.predict_mask
 
     def noted(*arguments: Any) -> Any:
         firsts.append(arguments[-1])
@@ -221,16 +228,10 @@ def layers_of(journal: Path) -> list[int]:
     return [row["layers"] for row in rows if "layers" in row]
 
 
-def test_a_file_that_was_changed_begins_anew(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_changed_begins_anew(run: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.nii", numbers(XYZ))
     out = tmp_path / "out"
-    original = predicting.predict_mask
-    monkeypatch.setattr(predicting, "predict_mask", stopped_after(3, original))
-    with pytest.raises(KeyboardInterrupt):
-        predict(run, [path], out, native=True, windows=POLICY)
-    monkeypatch.setattr(predicting, "predict_mask", original)
+    stop_predicting(run, path, out, after=3)
     write(path, numbers(XYZ, seed=1))
     predict(run, [path], out, native=True, windows=POLICY)
     predict(run, [path], tmp_path / "anew", native=True, windows=POLICY)
@@ -238,22 +239,14 @@ def test_a_file_that_was_changed_begins_anew(
     np.testing.assert_array_equal(*masks)
 
 
-def test_a_stop_after_the_bytes_have_gone_leaves_no_zeros(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_after_the_bytes_have_gone_leaves_no_zeros(run: Path, tmp_path: Path) -> None:
     """A full disk takes the bytes of a mask; the next start is stopped before its first layers."""
     path = write(tmp_path / "a.nii", numbers(XYZ))
     out = tmp_path / "out"
-    original = predicting.predict_mask
-    monkeypatch.setattr(predicting, "predict_mask", stopped_after(3, original))
-    with pytest.raises(KeyboardInterrupt):
-        predict(run, [path], out, native=True, windows=POLICY)
+    stop_predicting(run, path, out, after=3)
     (out / ".a-mask.bytes.partial").unlink()
-    monkeypatch.setattr(predicting, "predict_mask", stopped_after(0, original))
-    with pytest.raises(KeyboardInterrupt):
-        predict(run, [path], out, native=True, windows=POLICY)
+    stop_predicting(run, path, out, after=0)
     assert (out / ".a-mask.bytes.partial").exists()
-    monkeypatch.setattr(predicting, "predict_mask", original)
     predict(run, [path], out, native=True, windows=POLICY)
     predict(run, [path], tmp_path / "unbroken", native=True, windows=POLICY)
     masks = [canonical(folder / "a-mask.nii.gz") for folder in (out, tmp_path / "unbroken")]
