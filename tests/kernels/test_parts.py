@@ -1,104 +1,83 @@
-"""Parts of a compiled function in threads: none outlives the call (tier: one process)."""
+"""Parts of a compiled function on the threads of torch's OpenMP (tier: one process)."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
-import time
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
-from hyperslab.kernels.compile import _in_parts
+from hyperslab.kernels import compile as compiled
+from hyperslab.kernels.compile import WORTH_A_THREAD
 
-PARTS = 4
+THREADS = 4
+WORDS = 5
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """Gives torch more threads than one, and takes them back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
 
 
 class Work:
-    """Stands for a compiled function: notes which parts ran, and how many run now."""
+    """Stands for a compiled function: notes its arguments and the thread of each call."""
 
-    def __init__(self) -> None:
-        self.ran: list[int] = []
-        self.running = 0
+    def __init__(self, failing: int | None = None) -> None:
+        self.called: list[tuple[int, ...]] = []
+        self.threads: list[int] = []
+        self.failing = failing
+        self.function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._run)
 
-    def __call__(self, arguments: bytes) -> int:
-        self.running += 1
-        time.sleep(0.03)
-        (part,) = struct.unpack("q", arguments)
-        self.ran.append(part)
-        self.running -= 1
-        return 0
+    def _run(self, arguments: int) -> int:
+        numbers = struct.unpack(f"{WORDS + 2}q", ctypes.string_at(arguments, 8 * (WORDS + 2)))
+        self.threads.append(threading.get_native_id())
+        self.called.append(numbers)
+        return int(numbers[WORDS] == self.failing)
 
-    def run(self) -> int:
-        return _in_parts(self, [struct.pack("q", i) for i in range(PARTS)])
-
-
-Start = Callable[[threading.Thread], None]
+    def run(self, size: int) -> None:
+        compiled.call(self.function, struct.pack(f"{WORDS}q", *range(WORDS)), size)
 
 
-def at_start(
-    monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException, begins: bool
-) -> None:
-    """Raise ``error`` in the start of this number; the thread ``begins`` nonetheless, or not."""
-    start: Start = threading.Thread.start
-    count = 0
-
-    def failing(thread: threading.Thread) -> None:
-        nonlocal count
-        count += 1
-        if count != number or begins:
-            start(thread)
-        if count == number:
-            raise error
-
-    monkeypatch.setattr(threading.Thread, "start", failing)
-
-
-@pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("number", range(1, PARTS))
-def test_interrupt(monkeypatch: pytest.MonkeyPatch, number: int, begins: bool) -> None:
-    at_start(monkeypatch, number, KeyboardInterrupt(), begins)
+@pytest.mark.parametrize("parts", [2, 3, THREADS])
+def test_every_part_once(parts: int) -> None:
     work = Work()
-    with pytest.raises(KeyboardInterrupt):
-        work.run()
-    assert work.running == 0
-    ran = list(work.ran)
-    time.sleep(0.1)
-    assert work.ran == ran, "a thread wrote after the call"
+    work.run(parts * WORTH_A_THREAD)
+    expected = [(*range(WORDS), part, parts) for part in range(parts)]
+    assert sorted(work.called) == expected
+    assert len(set(work.threads)) == parts, "each on a thread of its own"
 
 
-@pytest.mark.parametrize("number", range(1, PARTS))
-def test_no_more_threads(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    at_start(monkeypatch, number, RuntimeError("can't start new thread"), begins=False)
+def test_threads_are_those_of_torch() -> None:
+    """After the first time, no thread is started for a call: torch's are there already."""
+    torch.ones(1 << 22).exp_()
+    Work().run(THREADS * WORTH_A_THREAD)
+    before = _threads()
+    for _ in range(5):
+        Work().run(3 * WORTH_A_THREAD)
+        torch.ones(1 << 22).exp_()
+    assert _threads() == before
+
+
+def _threads() -> set[str]:
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def test_one_part_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_openmp", lambda: b"")
     work = Work()
-    assert work.run() == 0
-    assert sorted(work.ran) == list(range(PARTS)), "every part once"
+    work.run(THREADS * WORTH_A_THREAD)
+    assert work.called == [(*range(WORDS), 0, 1)]
 
 
-def test_interrupts_while_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second and a third Ctrl-C do not end the wait for the threads either."""
-    interrupts = 0
-
-    class Impatient:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-        def __enter__(self) -> None:
-            nonlocal interrupts
-            if threading.current_thread() is threading.main_thread() and interrupts < 2:
-                interrupts += 1
-                raise KeyboardInterrupt
-            self.lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            self.lock.release()
-
-    at_start(monkeypatch, 2, KeyboardInterrupt(), begins=True)
-    names = SimpleNamespace(Lock=Impatient, Thread=threading.Thread)
-    monkeypatch.setattr("hyperslab.kernels.compile.threading", names)
-    work = Work()
-    with pytest.raises(KeyboardInterrupt):
-        work.run()
-    assert interrupts == 2
-    assert work.running == 0
+@pytest.mark.parametrize("part", range(THREADS))
+def test_a_part_without_memory(part: int) -> None:
+    with pytest.raises(MemoryError, match="fused kernel"):
+        Work(failing=part).run(THREADS * WORTH_A_THREAD)

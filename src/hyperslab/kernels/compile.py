@@ -6,7 +6,7 @@ is not slower with one than without, and its kernels do not change between steps
 
 In reading order: the system's compiler; the library in the user's cache folder, made once, whole,
 by its owner; its functions, loaded once a process and run in parts on several
-threads; and what is packed for them.
+threads of torch; and what is packed for them.
 
 The sources in C11 work on rows of numbers, ``statistics.c`` on those of channels; they know
 neither torch nor Python. Operators fall back to their plain reference for tensors that the C
@@ -41,14 +41,13 @@ import stat
 import struct
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -63,6 +62,7 @@ from hyperslab.kernels.built_in import (
     built_in_library,
     is_whole,
 )
+from hyperslab.util import torch_internals
 from hyperslab.util.private_folders import make_private, user_folder
 
 FOR_THIS_PROCESSOR = ("-march=native", "-mcpu=native")
@@ -333,8 +333,11 @@ log = logging.getLogger(__name__)
 SWITCH = "HYPERSLAB_COMPILE"
 """Asks in the environment: 0 for the plain references, 1 to compile for this very processor."""
 
-WORTH_A_THREAD = 1 << 17
-"""Elements for which a thread is started."""
+WORTH_A_THREAD = 1 << 15
+"""Elements for which a thread is woken, as in torch's own operators."""
+
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+"""Functions that GNU's, Intel's and LLVM's libraries have."""
 
 PART_OF_WORK = struct.Struct("@2q")
 """At the end of each structure: which part of the work, of how many."""
@@ -369,6 +372,7 @@ class Library:
     normalisation: CompiledFunction
     parameter_gradients: CompiledFunction
     through_statistics: CompiledFunction
+    in_parts: CompiledFunction
 
 
 @functools.cache
@@ -461,9 +465,25 @@ def load_library(path: Path) -> Library:
     return Library(*functions)
 
 
+@functools.cache
+def _openmp() -> bytes:
+    """Packs what starts the threads of torch's OpenMP; nothing where torch has none."""
+    torch_library = ctypes.CDLL(torch_internals.LIBRARY)
+    try:
+        functions = [getattr(torch_library, name) for name in OPENMP]
+    except AttributeError:
+        return b""
+    return b"".join(map(_code, functions))
+
+
+def _code(function: Any) -> bytes:
+    """Packs where a compiled function is."""
+    return integers(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
 def parts_for(size: int) -> int:
     """Counts the parts of the work on so many elements: torch's threads, if it pays."""
-    if size < 2 * WORTH_A_THREAD:
+    if size < 2 * WORTH_A_THREAD or not _openmp():
         return 1
     return max(1, min(torch.get_num_threads(), size // WORTH_A_THREAD))
 
@@ -478,66 +498,15 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
         MemoryError: it found none.
     """
     parts = parts_for(size)
-    if parts == 1:
+    functions = library()
+    if parts == 1 or functions is None:
         failed = function(arguments + WHOLE_WORK)
     else:
-        failed = _in_parts(
-            function, [arguments + PART_OF_WORK.pack(i, parts) for i in range(parts)]
-        )
+        # All threads are asked for: OpenMP ends those that a smaller team has no use for.
+        numbers = integers(torch.get_num_threads(), parts, len(arguments) // 8)
+        failed = functions.in_parts(_code(function) + _openmp() + numbers + arguments)
     if failed:
         raise MemoryError("no memory for rows of a fused kernel")
-
-
-def _in_parts(function: CompiledFunction, arguments: list[bytes]) -> int:
-    """Runs one part here and the others in threads of their own: ctypes lets them run at once.
-
-    Whatever is raised, no thread works on the tensors afterwards: their memory may be given back.
-    """
-    results = [0] * len(arguments)
-    at_work = [threading.Lock() for _ in arguments]
-    closed = False
-
-    def run(i: int) -> None:
-        with at_work[i]:
-            if not closed:
-                results[i] = function(arguments[i])
-
-    def close() -> None:
-        nonlocal closed
-        # Not `join`: it refuses a thread whose `start` was interrupted, and that one may yet begin.
-        closed = True
-        for lock in at_work:
-            with lock:
-                pass
-
-    threads = []
-    here = [0]
-    try:
-        for i in range(1, len(arguments)):
-            thread = threading.Thread(target=run, args=(i,))
-            try:
-                thread.start()
-            except RuntimeError:  # the limit of threads is reached
-                here.append(i)
-            else:
-                threads.append(thread)
-        for i in here:
-            results[i] = function(arguments[i])
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        _uninterrupted(close)
-        raise
-    return max(results)
-
-
-def _uninterrupted(wait: Callable[[], None]) -> None:
-    """Waits to the end, however often the user interrupts."""
-    while True:
-        try:
-            return wait()
-        except KeyboardInterrupt:
-            continue
 
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}

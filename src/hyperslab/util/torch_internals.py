@@ -234,6 +234,10 @@ onednn_enabled: Callable[[], bool] = torch._C._get_mkldnn_enabled
 """Tells whether oneDNN is switched on, as the public flag does, which every convolution asks."""
 
 
+LIBRARY: str = torch._C.__file__
+"""Is the library that loads all others of torch: its OpenMP is found through it, not another's."""
+
+
 def onednn_has_bfloat16() -> bool:
     """Tell whether oneDNN computes in bfloat16 on this processor."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
