@@ -66,6 +66,36 @@ def test_reorder(case: Case) -> None:
     check_reorder(case)
 
 
+@EXAMPLES
+@given(
+    st.sampled_from([3, 4, 16, 70]),
+    st.tuples(st.integers(3, 6), st.integers(2, 9), st.integers(2, 40)),
+    st.tuples(st.integers(0, 2), st.integers(1, 3)),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES),
+)
+def test_reorder_window(
+    channels: int,
+    extents: tuple[int, ...],
+    window: tuple[int, int],
+    dtype: torch.dtype,
+    result: torch.dtype,
+) -> None:
+    """Of planes of a block no copy is made first: the kernel takes the gaps between channels."""
+    block = torch.randn(2, channels, *extents).to(dtype)
+    for memory_format in (torch.contiguous_format, torch.channels_last_3d):
+        x = block.contiguous(memory_format=memory_format)[:, :, window[0] : sum(window)]
+        to_last = memory_format is torch.contiguous_format
+        wanted = torch.channels_last_3d if to_last else torch.contiguous_format
+        expected = x.to(result, copy=True).contiguous(memory_format=wanted)
+        got = torch.ops.hyperslab.reorder(x, to_last, result)
+        assert got.is_contiguous(memory_format=wanted)
+        assert torch.equal(got, expected)
+        if to_last and x.shape[2] > 1:
+            assert reorder._steps(x, wanted, result) == x.stride()[:2], "the kernel runs"
+            assert reorder._steps(x[..., :-1], wanted, result) is None, "gaps between voxels"
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("maximum", [False, True])
 @pytest.mark.parametrize("shape", [(1, 3, 4, 40, 1200), (2, 600, 2, 4, 6), (2, 16, 32, 32, 64)])

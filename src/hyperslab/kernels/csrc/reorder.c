@@ -6,7 +6,8 @@ typedef struct {
     void *y;
     int64_t x_type, y_type;
     int64_t samples, channels, voxels;
-    int64_t to_last; /* from (channels, voxels) to (voxels, channels), else back */
+    int64_t sample, channel; /* elements from each to the next of an x in contiguous memory */
+    int64_t to_last;         /* from (channels, voxels) to (voxels, channels), else back */
     int64_t stream, part, parts;
 } reordering;
 
@@ -80,7 +81,7 @@ static void tile_to_last(const reordering *k, int64_t sample, int64_t channel, i
 {
     int64_t base = sample * k->channels * k->voxels, stride = VOXELS + SIDE;
     for (int64_t c = 0; c < channels; c++)
-        copy_in(k, base + (channel + c) * k->voxels + voxel, voxels, r->rows + c * stride);
+        copy_in(k, sample * k->sample + (channel + c) * k->channel + voxel, voxels, r->rows + c * stride);
     for (int64_t v = 0; v < up_to(voxels, SIDE); v += SIDE)
         for (int64_t c = 0; c < up_to(channels, SIDE); c += SIDE)
             turn(r->rows + c * stride + v, stride, r->turned + v * channels + c, channels,
@@ -142,12 +143,12 @@ INLINE int64_t four_to_last(const float *x, int64_t stride, void *y, int64_t y_t
 
 static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel, int64_t voxels)
 {
-    int64_t base = sample * 4 * k->voxels, first = base + 4 * voxel;
-    const float *x = (const float *)k->x + base + voxel;
+    int64_t first = 4 * (sample * k->voxels + voxel);
+    const float *x = (const float *)k->x + sample * k->sample + voxel;
     int past_caches = k->stream && can_stream(k->y, k->y_type, first);
     if (k->y_type == BFLOAT16)
-        return four_to_last(x, k->voxels, k->y, BFLOAT16, first, voxels, past_caches);
-    return four_to_last(x, k->voxels, k->y, k->y_type, first, voxels, past_caches);
+        return four_to_last(x, k->channel, k->y, BFLOAT16, first, voxels, past_caches);
+    return four_to_last(x, k->channel, k->y, k->y_type, first, voxels, past_caches);
 }
 #else
 static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel, int64_t voxels)
