@@ -41,6 +41,34 @@ def test_what_is_kept_is_the_stores_own(stored: str, dtype: torch.dtype) -> None
                 y.local.fill_(-1)
 
 
+@pytest.mark.parametrize("writable", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("stored", ["int16", "float32"])
+def test_what_a_source_gave_is_its_own(stored: str, order: Any, writable: bool) -> None:
+    """A mini-batch of one sample is not copied, and nobody changes the source by it."""
+
+    class Held(Numbered):
+        def read(self, sample: int, box: Box) -> Any:
+            return held[sample]
+
+        def target(self, sample: int) -> Any:
+            return targets[sample]
+
+    counted = np.arange(60).reshape(1, 3, 4, 5)
+    held = [np.array(counted + i, stored, order=order) for i in range(4)]
+    targets = [np.array([i], np.float64) for i in range(4)]
+    for array in held + targets:
+        array.flags.writeable = writable
+    with open(Held(dtype=stored), Seat(), batch_size=1, mode="direct", **HOW) as data:
+        for epoch in range(2):
+            for (x, y), number in zip(data.epoch(epoch), data.names(epoch), strict=True):
+                i = int(number.split()[1])
+                assert np.array_equal(x.local[0], counted + i)
+                assert y.local.item() == i
+                x.local.fill_(-1)
+                y.local.fill_(-1)
+
+
 @pytest.mark.parametrize("stored", ["int16", "float32"])
 def test_a_source_may_give_a_wider_type(stored: str) -> None:
     wide = {"int16": "int64", "float32": "float64"}[stored]

@@ -218,7 +218,7 @@ class LocalBatch:
     partition: Partition  # of the values
     target_partition: Partition
     samples: tuple[int, ...]  # of the whole mini-batch
-    kept: bool  # both are the store's own, which must not be changed
+    kept: bool  # both are what the store keeps, or a source gave, and must not be changed
     arrived: torch.cuda.Event | None = None  # when both are on a CUDA device
 
 
@@ -318,11 +318,7 @@ class BatchAssembler:
                 return None
         plans = self.planner.plan(turn, samples)
         computed = [plan for plan in plans if plan.transfer.wanted is not None]
-        # The only sample that this rank computes, if it keeps that as it is wanted: no copy.
-        # On a device batches are page-locked, which what the store keeps is not.
-        alone = len(computed) == 1 and computed[0].keeps and not self._pinned
-        alone = alone and computed[0].augmentation == IDENTITY
-        alone = alone and computed[0].transfer.own == computed[0].transfer.wanted
+        alone = len(computed) == 1 and self._lies_as_wanted(computed[0])
         batch: LocalBatch | None = None
         assemblies: list[SampleAssembly] = []
         if not alone:
@@ -336,15 +332,20 @@ class BatchAssembler:
         for assembly in assemblies:
             plan = assembly.plan
             if plan.reads:
-                read = ready.pop(plan.sample) if plan.sample in ready else self._read(plan)
-                assembly.fill(read)
+                assembly.fill(self._read(plan, ready))
             elif plan.keeps:
                 assembly.put(kept[plan.slot])
         for assembly in assemblies:
             assembly.finish()
         if alone:
-            values, target = map(torch.from_numpy, kept[computed[0].slot])
-            batch = self._batch(values[None], target[None], samples, kept=True)
+            (plan,) = computed
+            box = self._read(plan, ready) if plan.reads else kept[plan.slot]
+            types = (self.reader.source.dtype, self.kind.dtype)
+            values, target = (
+                torch.from_numpy(np.require(array, dtype, ["C", "W"]))[None]
+                for array, dtype in zip(box, types, strict=True)
+            )
+            batch = self._batch(values, target, samples, kept=True)
         if self.transport is not None:
             self.transport.settle()
         return batch
@@ -370,7 +371,7 @@ class BatchAssembler:
             if plan.keeps:
                 ready[sample] = self._keep(sample)
             elif plan.reads:
-                ready[sample] = self._read(plan)
+                ready[sample] = self._read(plan, ready)
 
         return _failures(list(plans), attempt)
 
@@ -379,9 +380,21 @@ class BatchAssembler:
         box = self.planner.kept_box(sample)
         return self.store.keep(sample, functools.partial(self.reader.read, sample, box))
 
-    def _read(self, plan: SlotPlan) -> SampleBox:
+    def _read(self, plan: SlotPlan, ready: BoxesRead) -> SampleBox:
+        """Reads what this rank computes of a sample, if it was not read before."""
         assert plan.transfer.wanted is not None
+        if plan.sample in ready:
+            return ready.pop(plan.sample)
         return self.reader.read(plan.sample, plan.transfer.wanted)
+
+    def _lies_as_wanted(self, plan: SlotPlan) -> bool:
+        """Says if a mini-batch of this sample alone is what is kept or read of it, not a copy.
+
+        On a device batches are page-locked, which neither of both is.
+        """
+        if self._pinned or plan.augmentation != IDENTITY:
+            return False
+        return plan.reads or (plan.keeps and plan.transfer.own == plan.transfer.wanted)
 
     @functools.cached_property
     def buffers(self) -> PageLockedBuffers:
