@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -94,24 +95,24 @@ class Communicator(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedMessages:
-    """Describes messages that lie one behind the other in a flat tensor."""
+    """Describes messages, by rank and shape, that lie one behind the other in a flat tensor."""
 
-    ranks: Sequence[int]
-    shapes: Sequence[tuple[int, ...]]
-    sizes: list[int]
-    total: int
+    parts: Sequence[tuple[int, tuple[int, ...]]]
 
-    @staticmethod
-    def of(ranks: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> PackedMessages:
-        sizes = list(map(math.prod, shapes))
-        return PackedMessages(ranks, shapes, sizes, sum(sizes))
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for _, shape in self.parts]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        return [rank for rank, _ in self.parts]
 
     def pieces(self, flat: torch.Tensor) -> list[PeerTensor]:
         """Return the messages apart, in shapes: in shared memory channels may come last."""
-        parts = zip(flat.split(self.sizes), self.shapes, strict=True)
-        return list(zip(self.ranks, [part.view(shape) for part, shape in parts], strict=True))
+        pieces = zip(self.parts, flat.split(self.sizes), strict=True)
+        return [(rank, piece.view(shape)) for (rank, shape), piece in pieces]
 
     def addressed(self, flat: torch.Tensor) -> list[Addressed]:
         """Return the messages apart, as a process group takes them."""
@@ -130,7 +131,7 @@ def exchange_packed(
     Raises:
         CommError: a peer died or did not answer within the time limit.
     """
-    arriving = leaving.new_empty(receives.total)
+    arriving = leaving.new_empty(sum(receives.sizes))
     if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(leaving):
         communicator.exchange_flat(leaving, sends, arriving, receives, what)
     else:

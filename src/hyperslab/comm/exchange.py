@@ -390,16 +390,14 @@ class Gathers:
     @staticmethod
     def of(plan: ExchangePlan, box: Box, last: bool, device: torch.device) -> Gathers:
         """Return the indices: places are moved as values would be, on the host."""
-        sends, receives = (
-            PackedMessages.of([t.rank for t in transfers], [t.box.shape for t in transfers])
-            for transfers in (plan.sends, plan.receives)
-        )
+        sends = PackedMessages([(t.rank, t.box.shape) for t in plan.sends])
+        receives = PackedMessages(plan.parts_received)
         with torch.inference_mode(False):
             own, whole = _places(plan.own, last), _places(box, last)
             arriving = _numbered(receives, plan.own.size)
-            nothing = plan.own.size + receives.total
+            nothing = plan.own.size + sum(receives.sizes)
             brought = join_halo(own, arriving, plan, box, nothing)
-            nothing = box.size + sends.total
+            nothing = box.size + sum(sends.sizes)
             terms = [own.new_full(plan.own.shape, nothing) for _ in range(1 + len(plan.sends))]
             copy_overlap(terms[0], plan.own, whole, box)
             for t, term, places in zip(
@@ -484,7 +482,7 @@ def _in_memory(values: torch.Tensor, last: bool) -> torch.Tensor:
 
 def _numbered(messages: PackedMessages, first: int) -> list[torch.Tensor]:
     """Number the elements of messages, one behind the other; each has its message's shape."""
-    places = torch.arange(first, first + messages.total, device="cpu")
+    places = torch.arange(first, first + sum(messages.sizes), device="cpu")
     return [piece for _, piece in messages.pieces(places)]
 
 
