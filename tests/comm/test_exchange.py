@@ -218,6 +218,35 @@ def test_gradients_of_gradients() -> None:
     assert max(run_ranks(4, double_backward)) <= 1e-12
 
 
+def without_shared_memory(extents: dict[str, int]) -> bool:
+    """Tell if a halo and its adjoint are the same where the process group sends all messages."""
+    grid = hs.Grid(**extents)
+    full = torch.arange(2 * 8 * 9 * 5, dtype=torch.float64).view(1, 2, 8, 9, 5).sin()
+    weight = torch.arange(3 * 2 * 27, dtype=torch.float64).view(3, 2, 3, 3, 3).cos()
+    found, calls = [], []
+    own = communicator.GroupCommunicator.exchange_flat
+    for shared in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not shared:
+                patch.setattr(communicator, "shared_channels", lambda: None)
+            patch.setattr(
+                communicator.GroupCommunicator,
+                "exchange_flat",
+                lambda *of: (calls.append(shared), own(*of)),  # noqa: B023 - called in this turn
+            )
+            x = hs.shard(full, grid, check=False).requires_grad_()
+            y = torch.nn.functional.conv3d(x, weight, padding=1).full()
+            (y * y.cos()).sum().backward()
+            assert x.grad is not None
+            found.append((y.detach(), x.grad.full()))
+    return len(calls) >= 2 and not any(calls) and all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("extents", [{"depth": 4}, {"depth": 2, "height": 2}], ids=str)
+def test_flat_messages_of_a_process_group(extents: dict[str, int]) -> None:
+    assert all(run_ranks(4, without_shared_memory, extents))
+
+
 DTYPES = [torch.int16, torch.uint16, torch.uint32, torch.complex64, torch.bool, torch.bfloat16]
 
 

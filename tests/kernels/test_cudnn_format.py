@@ -13,7 +13,7 @@ from hyperslab.kernels.memory_format import (
     memory_format_of,
     strides_in,
 )
-from hyperslab.kernels.registry import choose, choose_as_if_on
+from hyperslab.kernels.registry import choose_as_if_on, conv_format
 
 LAST = torch.channels_last_3d
 
@@ -92,7 +92,7 @@ def test_one_channel_is_channels_last_by_its_strides(monkeypatch: pytest.MonkeyP
 
 def test_the_rule() -> None:
     def cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
-        return choose("conv", x, weight, "fixed") == "cudnn channels last"
+        return conv_format(x, weight, "fixed") == "cudnn channels last"
 
     half = torch.zeros(1, 2, 3, 3, 3, dtype=torch.float16)
     assert not cudnn_takes_last(half, half)

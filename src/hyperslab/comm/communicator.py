@@ -8,6 +8,7 @@ behind the backward pass.
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 import weakref
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -39,7 +41,7 @@ from hyperslab.comm.bootstrap import (
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError, UnsupportedOp
 from hyperslab.util.capture import refuse_capture
-from hyperslab.util.torch_internals import begin_messages, set_time_limit
+from hyperslab.util.torch_internals import Addressed, begin_messages, set_time_limit
 
 PeerTensor = tuple[int, torch.Tensor]
 """Pairs a rank with what it is sent, or with the buffer for what it sends."""
@@ -93,6 +95,50 @@ class Communicator(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class PackedMessages:
+    """Describes messages, by rank and shape, that lie one behind the other in a flat tensor."""
+
+    parts: Sequence[tuple[int, tuple[int, ...]]]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [math.prod(shape) for _, shape in self.parts]
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        return [rank for rank, _ in self.parts]
+
+    def pieces(self, flat: torch.Tensor) -> list[PeerTensor]:
+        """Return the messages apart, in shapes: in shared memory channels may come last."""
+        pieces = zip(self.parts, flat.split(self.sizes), strict=True)
+        return [(rank, piece.view(shape)) for (rank, shape), piece in pieces]
+
+    def addressed(self, flat: torch.Tensor) -> list[Addressed]:
+        """Return the messages apart, as a process group takes them."""
+        return list(zip(flat.split(self.sizes), ranks_in_torch(self.ranks), strict=True))
+
+
+def exchange_packed(
+    communicator: Communicator,
+    leaving: torch.Tensor,
+    sends: PackedMessages,
+    receives: PackedMessages,
+    what: str,
+) -> torch.Tensor:
+    """Send flat messages, of a type that NCCL has, and return those that arrive.
+
+    Raises:
+        CommError: a peer died or did not answer within the time limit.
+    """
+    arriving = leaving.new_empty(sum(receives.sizes))
+    if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(leaving):
+        communicator.exchange_flat(leaving, sends, arriving, receives, what)
+    else:
+        communicator.exchange(sends.pieces(leaving), receives.pieces(arriving), what).wait()
+    return arriving
+
+
 class GroupCommunicator:
     """Over a process group; between ranks of one machine through the memory that they share."""
 
@@ -125,6 +171,25 @@ class GroupCommunicator:
         way = ThroughHost if self._through_host else PendingMessages
         return way(self._group(what), sends, receives, what)
 
+    def sends_alone(self, x: torch.Tensor) -> bool:
+        """Tell if the process group sends all messages of a tensor, out of the memory it is in."""
+        return self._noted if x.device.type == "cuda" else shared_channels() is None
+
+    def exchange_flat(
+        self,
+        leaving: torch.Tensor,
+        sends: PackedMessages,
+        arriving: torch.Tensor,
+        receives: PackedMessages,
+        what: str,
+    ) -> None:
+        """Exchange parts of flat tensors, which need no look at each of them."""
+        if self._noted:
+            _BEGUN.append((time.time_ns(), what))
+        peers = [*receives.ranks, *sends.ranks]
+        messages = receives.addressed(arriving), sends.addressed(leaving)
+        _wait_for(_begin(self._group(what), *messages, peers, what), peers, what)
+
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         wide = _SUMMED_AS.get(x.dtype)
         if wide is not None:
@@ -134,8 +199,8 @@ class GroupCommunicator:
                 f"{what}: ranks cannot add up {x.dtype}, of shape {tuple(x.shape)}\n"
                 "    convert it to a type that holds the sum: x.to(torch.int64), x.float()"
             )
-        shared = shared_channels()
-        if shared is not None and x.device.type == "cpu":
+        shared = shared_channels() if x.device.type == "cpu" else None
+        if shared is not None:
             shared.all_reduce(x, self.ranks, what)
             return x
         if self._noted:
@@ -203,16 +268,11 @@ class PendingMessages:
             if shared is None or not shared.fits(b)
         ]
         self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
-        try:
-            pieces = [as_sent(arriving) for _, _, arriving in self._far]
-            pieces += [as_sent(buffer) for _, buffer in self._sends]
-            messages = list(zip(pieces, ranks_in_torch(self._peers), strict=True))
-            far = len(self._far)
-            self._works = begin_messages(group, messages[:far], messages[far:]) if messages else []
-        except RuntimeError as error:
-            raise self._lost(self._peers, error) from error
-        except ValueError as error:
-            raise group_has_ended(what) from error
+        pieces = [as_sent(arriving) for _, _, arriving in self._far]
+        pieces += [as_sent(buffer) for _, buffer in self._sends]
+        messages = list(zip(pieces, ranks_in_torch(self._peers), strict=True))
+        far = len(self._far)
+        self._works = _begin(group, messages[:far], messages[far:], self._peers, what)
 
     def wait(self) -> list[torch.Tensor]:
         """Return the received buffers, in the order of the plan; those of before if called again.
@@ -223,12 +283,7 @@ class PendingMessages:
         if self._arrived:
             return [buffer for _, buffer in self._receives]
         self._arrived = True
-        for index, work in enumerate(self._works):
-            peers = self._peers if len(self._works) < len(self._peers) else [self._peers[index]]
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise self._lost(peers, error) from error
+        _wait_for(self._works, self._peers, self._what)
         for _, buffer, arriving in self._far:
             if arriving is not buffer:
                 buffer.copy_(arriving)
@@ -237,8 +292,32 @@ class PendingMessages:
                 self._shared.receive(buffer, peer, self._what)
         return [buffer for _, buffer in self._receives]
 
-    def _lost(self, peers: Sequence[int], error: RuntimeError) -> CommError:
-        return lost_contact(own_rank(), peers, self._what, error)
+
+def _begin(
+    group: dist.ProcessGroup,
+    receives: Sequence[Addressed],
+    sends: Sequence[Addressed],
+    peers: Sequence[int],
+    what: str,
+) -> list[dist.Work]:
+    """Begin messages; their works are in this order, as ``peers`` are, or one for all of them."""
+    if not peers:
+        return []
+    try:
+        return begin_messages(group, receives, sends)
+    except RuntimeError as error:
+        raise lost_contact(own_rank(), peers, what, error) from error
+    except ValueError as error:
+        raise group_has_ended(what) from error
+
+
+def _wait_for(works: Sequence[dist.Work], peers: Sequence[int], what: str) -> None:
+    for index, work in enumerate(works):
+        try:
+            work.wait()
+        except RuntimeError as error:
+            late = peers if len(works) < len(peers) else [peers[index]]
+            raise lost_contact(own_rank(), late, what, error) from error
 
 
 _SENT_AS_THEY_ARE = frozenset(

@@ -16,7 +16,13 @@ from functools import partial
 
 import torch
 
-from hyperslab.comm.communicator import Arriving, Communicator, PeerTensor
+from hyperslab.comm.communicator import (
+    Arriving,
+    Communicator,
+    PackedMessages,
+    PeerTensor,
+    exchange_packed,
+)
 from hyperslab.comm.grid import Grid, per_grid
 from hyperslab.comm.packing import (
     PACKED_TYPES,
@@ -287,6 +293,11 @@ def receive_halo(x: torch.Tensor, plan: ExchangePlan, box: Box, what: str) -> li
     return [gathers.exchange(gathers.flat(x), plan, what)]
 
 
+def are_packed(halo: Sequence[torch.Tensor], plan: ExchangePlan) -> bool:
+    """Tell if what was received is one flat tensor, as of small boxes, that `join_halo` takes."""
+    return len(halo) == 1 and halo[0].dim() == 1 < plan.own.ndim
+
+
 def join_halo(
     x: torch.Tensor,
     halo: Sequence[torch.Tensor],
@@ -295,7 +306,7 @@ def join_halo(
     fill: float = 0.0,
 ) -> torch.Tensor:
     """Put the own box ``x`` and what was received together, as `bring` does both."""
-    if len(halo) == 1 and halo[0].dim() == 1 < box.ndim:
+    if are_packed(halo, plan):
         return _gathers_of(x, plan, box).join(x, halo[0], fill)
     out = new_box(box, plan.brought, x, fill)
     copy_overlap(out, box, x, plan.own)
@@ -373,21 +384,21 @@ class Gathers:
     brought: torch.Tensor
     returned: torch.Tensor
     home: torch.Tensor
-    sends: tuple[Peer, ...]
-    receives: tuple[Peer, ...]
+    sends: PackedMessages
+    receives: PackedMessages
 
     @staticmethod
     def of(plan: ExchangePlan, box: Box, last: bool, device: torch.device) -> Gathers:
         """Return the indices: places are moved as values would be, on the host."""
-        sends = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.sends)
-        receives = tuple(Peer(t.rank, t.box.size, t.box.shape) for t in plan.receives)
+        sends = PackedMessages([(t.rank, t.box.shape) for t in plan.sends])
+        receives = PackedMessages(plan.parts_received)
         with torch.inference_mode(False):
             own, whole = _places(plan.own, last), _places(box, last)
             arriving = _numbered(receives, plan.own.size)
-            nothing = plan.own.size + sum(peer.size for peer in receives)
+            nothing = plan.own.size + sum(receives.sizes)
             brought = join_halo(own, arriving, plan, box, nothing)
-            nothing = box.size + sum(peer.size for peer in sends)
-            terms = [own.new_full(plan.own.shape, nothing) for _ in range(1 + len(sends))]
+            nothing = box.size + sum(sends.sizes)
+            terms = [own.new_full(plan.own.shape, nothing) for _ in range(1 + len(plan.sends))]
             copy_overlap(terms[0], plan.own, whole, box)
             for t, term, places in zip(
                 plan.sends, terms[1:], _numbered(sends, box.size), strict=True
@@ -416,46 +427,27 @@ class Gathers:
             )
 
     def exchange(self, own: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        return self._exchange(own, self.sent, self.sends, self.receives, plan, what)
+        assert plan.communicator is not None
+        leaving = own.index_select(0, self.sent)
+        return exchange_packed(plan.communicator, leaving, self.sends, self.receives, what)
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
         own = self.flat(x)
-        joined = torch.cat((own, arrived, own.new_full((1,), fill)))
+        joined = torch.cat((own, arrived, filling(fill, own.dtype, own.device)))
         return self._shaped(joined.index_select(0, self.brought), self.box)
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
+        assert plan.communicator is not None
         whole = self.flat(gradient)
+        leaving = whole.index_select(0, self.returned)
         what = f"the adjoint of {what}"
-        arrived = self._exchange(whole, self.returned, self.receives, self.sends, plan, what)
-        joined = torch.cat((whole, arrived, whole.new_zeros(1)))
+        arrived = exchange_packed(plan.communicator, leaving, self.receives, self.sends, what)
+        joined = torch.cat((whole, arrived, filling(0.0, whole.dtype, whole.device)))
         found = joined.index_select(0, self.home)
         size = math.prod(self.own)
         if found.numel() > size:
             found = found.view(-1, size).sum(0)
         return self._shaped(found, self.own)
-
-    def _exchange(
-        self,
-        flat: torch.Tensor,
-        index: torch.Tensor,
-        to: tuple[Peer, ...],
-        of: tuple[Peer, ...],
-        plan: ExchangePlan,
-        what: str,
-    ) -> torch.Tensor:
-        """Send what ``index`` takes; return all that arrives, one message behind the other."""
-        arriving = flat.new_empty(sum(peer.size for peer in of))
-        leaving = flat.index_select(0, index)
-        sends = [
-            (peer.rank, piece)
-            for peer, piece in zip(to, leaving.split([peer.size for peer in to]), strict=True)
-        ]
-        receives = [
-            (peer.rank, piece.view(peer.shape))  # in shared memory it may have its channels last
-            for peer, piece in zip(of, arriving.split([peer.size for peer in of]), strict=True)
-        ]
-        _exchange(plan, sends, receives, what).wait()
-        return arriving
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:
         """Return the elements in the order of memory that the indices are for."""
@@ -466,13 +458,11 @@ class Gathers:
         return y.movedim(-1, 1) if self.last else y
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Names a rank, and the elements and the shape of a message to it or from it."""
-
-    rank: int
-    size: int
-    shape: tuple[int, ...]
+@functools.lru_cache
+def filling(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return one element that nobody writes to."""
+    with torch.inference_mode(False):
+        return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def _shape_in_memory(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
@@ -490,11 +480,10 @@ def _in_memory(values: torch.Tensor, last: bool) -> torch.Tensor:
     return (values.movedim(1, -1) if last else values).flatten()
 
 
-def _numbered(peers: Sequence[Peer], first: int) -> list[torch.Tensor]:
+def _numbered(messages: PackedMessages, first: int) -> list[torch.Tensor]:
     """Number the elements of messages, one behind the other; each has its message's shape."""
-    sizes = [peer.size for peer in peers]
-    places = torch.arange(first, first + sum(sizes), device="cpu").split(sizes)
-    return [part.view(peer.shape) for part, peer in zip(places, peers, strict=True)]
+    places = torch.arange(first, first + sum(messages.sizes), device="cpu")
+    return [piece for _, piece in messages.pieces(places)]
 
 
 def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:

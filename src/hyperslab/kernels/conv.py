@@ -48,7 +48,7 @@ from hyperslab.kernels.memory_format import (
     channels_last_by_strides,
     dense,
 )
-from hyperslab.kernels.registry import choose, conv_variant, device_kind
+from hyperslab.kernels.registry import conv_format, conv_variant, device_kind
 from hyperslab.util.torch_internals import BlockFunction
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -116,12 +116,12 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
 
 def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
     """Says if a convolution of ``x`` computes, and returns its result, in channels last."""
-    return choose("conv", x, weight, kernels) == "channels last"
+    return conv_format(x, weight, kernels) == "channels last"
 
 
 def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Returns ``x`` in the format that the device's own convolution prefers; differentiable."""
-    if choose("conv", x, weight, kernels) == "cudnn channels last":
+    if conv_format(x, weight, kernels) == "cudnn channels last":
         return channels_last_by_strides(x)
     return x
 

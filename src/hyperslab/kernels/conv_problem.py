@@ -62,7 +62,7 @@ def aten_convolution(
     padding: Sequence[int],
 ) -> torch.Tensor:
     """Convolves by torch's own operator, plain or transposed; differentiable."""
-    return torch.ops.aten.convolution.default(
+    return torch.convolution(
         x,
         weight,
         bias,

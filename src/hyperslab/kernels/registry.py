@@ -35,7 +35,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -316,27 +316,40 @@ class Case:
     supports: Callable[..., bool] = lambda *_: True
 
 
-def _convolves_on_cpu(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+class ConvFacts(NamedTuple):
+    """Holds what the memory format of a convolution depends on.
+
+    ``alike``: weight and block have one type and one device.
+    """
+
+    kernels: Kernels
+    kind: str
+    dtype: torch.dtype
+    dims: int
+    alike: bool
+    onednn: bool
+
+
+def _convolves_on_cpu(facts: ConvFacts) -> bool:
     # Nothing in here may differ between the ranks of a grid: they exchange blocks in this format.
     return (
-        kernels != "torch"
-        and x.dtype == weight.dtype
-        and x.dim() in CHANNELS_LAST
-        and device_kind(x) == "cpu"
-        and weight.device == x.device
-        and onednn_enabled()
-        and x.dtype in (torch.float32, torch.bfloat16)
+        facts.kernels != "torch"
+        and facts.alike
+        and facts.dims in CHANNELS_LAST
+        and facts.kind == "cpu"
+        and facts.onednn
+        and facts.dtype in (torch.float32, torch.bfloat16)
         and onednn_supports(torch.float32)
     )
 
 
-def _cudnn_takes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+def _cudnn_takes_last(facts: ConvFacts) -> bool:
     return (
-        kernels != "torch"
-        and device_kind(x) == "cuda"
-        and x.dim() in CHANNELS_LAST
-        and x.dtype == weight.dtype
-        and x.dtype in (torch.bfloat16, torch.float16)
+        facts.kernels != "torch"
+        and facts.kind == "cuda"
+        and facts.dims in CHANNELS_LAST
+        and facts.alike
+        and facts.dtype in (torch.bfloat16, torch.float16)
     )
 
 
@@ -627,6 +640,18 @@ def choose(operator: str, *facts: Any) -> str:
     return next(
         case.implementation for case in cases if case.supports(*facts) and case.when(*facts)
     )
+
+
+def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
+    """Returns how the operands of a convolution lie in memory: a case of the rule, by name."""
+    alike = x.dtype == weight.dtype and x.device == weight.device
+    facts = ConvFacts(kernels, device_kind(x), x.dtype, x.dim(), alike, onednn_enabled())
+    return choose("conv", facts) if _forced.get() else _format_by_rule(facts)
+
+
+@lru_cache
+def _format_by_rule(facts: ConvFacts) -> str:
+    return choose("conv", facts)
 
 
 def conv_variant(problem: Problem) -> str:

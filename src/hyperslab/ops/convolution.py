@@ -26,6 +26,7 @@ from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.comm.communicator import completing
 from hyperslab.comm.exchange import (
     add_returned,
+    are_packed,
     copy_overlap,
     fetch,
     gaps_in,
@@ -140,7 +141,10 @@ class BufferConv(BlockFunction):
         ctx.spec = spec
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.has_buffer = source is None and padded is not None and padded.buffer is not None
+        in_padded = padded is not None and padded.buffer is not None
+        # A GPU would wait for the host, which joins small boxes in more time than they are worth.
+        small = registry.device_kind(x) == "cuda" and are_packed(halos, plan)
+        ctx.has_buffer = source is None and (in_padded or small)
         halos = [buffer] if ctx.has_buffer else halos
         ctx.save_for_backward(weight, *kept.tensors, *halos)
         ctx.kept = len(kept.tensors)
@@ -482,6 +486,7 @@ class ConvLayout:
 
     ``padding`` and ``margins`` are for torch's own convolution of the block, where nothing is cut
     in space: what both ends of a dim share, and what one end has more, as ``F.pad`` takes it.
+    ``largest`` counts the elements of a rank's largest block, input or output.
     """
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
@@ -489,6 +494,7 @@ class ConvLayout:
     options: ConvOptions
     padding: tuple[int, ...]
     margins: tuple[int, ...]
+    largest: int
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
     halo_planes: tuple[int, int] | None = None  # before and after the block
@@ -517,8 +523,9 @@ def lay_out_conv(
     output = output_partition(x, shape[0], extents, cuts)
     shared = tuple(min(w.before, w.after) for w in windows)
     margins = _margins(windows)
+    largest = max(math.prod(largest_block(part)) for part in (x, output))
     if not any(cuts):
-        return ConvLayout(x, output, options, shared, margins, None, None)
+        return ConvLayout(x, output, options, shared, margins, largest, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     plan = plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid)
     spec = ConvSpec(
@@ -533,7 +540,7 @@ def lay_out_conv(
     if aligned(windows, plan.own, out) and not thin(plan):
         slabs = slabs_of(plan, windows, covered, out)
     halo_planes = _planes_beside(plan.own, plan.wanted)
-    return ConvLayout(x, output, options, shared, margins, spec, slabs, halo_planes)
+    return ConvLayout(x, output, options, shared, margins, largest, spec, slabs, halo_planes)
 
 
 def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
@@ -723,13 +730,13 @@ def _slab_geometry(
 ) -> SlabGeometry | None:
     """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
     nbytes = x.policy.slab
+    parts = _parts_for_cudnn(x, layout)
+    if (nbytes is None and not parts) or x.is_complex():
+        return None
     output = layout.output
     dtype = operand_type(x)
-    parts = _parts_for_cudnn(x, layout)
-    if nbytes is None and parts:
+    if nbytes is None:
         nbytes = math.prod(largest_block(output)) * dtype.itemsize // parts
-    if nbytes is None or x.is_complex():
-        return None
     if 0 in output.shape or output.thin:
         return None
     extents = largest_block(output)
@@ -770,10 +777,10 @@ def _parts_for_cudnn(x: Sharded, layout: ConvLayout) -> int:
 
     A plan, which scales what it traces of few ranks to many, takes such a block for whole.
     """
-    if registry.device_kind(x) != "cuda" or not x.grid.has_values:
+    small = layout.largest <= MOST_AT_ONCE
+    if small or registry.device_kind(x) != "cuda" or not x.grid.has_values:
         return 0
-    largest = max(math.prod(largest_block(part)) for part in (layout.input, layout.output))
-    return 0 if largest <= MOST_AT_ONCE else -(-largest * PARTS_AT_ONCE // MOST_AT_ONCE)
+    return -(-layout.largest * PARTS_AT_ONCE // MOST_AT_ONCE)
 
 
 def serial_is_last(

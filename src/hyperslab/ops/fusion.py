@@ -36,7 +36,7 @@ from hyperslab.tensor.deferred import recording
 from hyperslab.util.torch_internals import BlockFunction, version_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Affine:
     """Holds weight and bias (C), half precision cast to float32 with graph; each may be None.
 
@@ -218,7 +218,7 @@ class Population:
     pool: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Statistics:
     """Holds a normalisation's statistics as `hyperslab.kernels.normalization` computes them.
 
@@ -248,7 +248,7 @@ class Statistics:
         return parameters, through_statistics(shared, self.norm, self.moments, count, pool)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class EpilogueOps:
     """Describes ``pool(activation(normalised x))`` as ``hyperslab::chain_forward`` takes it.
 
@@ -383,7 +383,7 @@ KEPT_UP_TO = 1 << 16
 """Limits the elements of a block that is saved although it could be recomputed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FusedEpilogue:
     """Defers operators on the block of ``source``; see the note in `hyperslab.tensor.deferred`.
 
@@ -401,8 +401,8 @@ class FusedEpilogue:
     parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...] = ()
     """Lists the tensors that this epilogue continues, with their operators."""
 
-    # Constructors are called as they are: `dataclasses.replace` takes three times as long, and
-    # every layer of a network comes by here.
+    # Constructors are called as they are, and nothing here is frozen: `dataclasses.replace` takes
+    # three times as long, a frozen class four times, and every layer of a network comes by here.
     def linked(
         self,
         *,

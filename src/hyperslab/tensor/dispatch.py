@@ -305,10 +305,8 @@ def describe(values: Any) -> str:
     return "".join(lines)
 
 
-def check_operands(
-    values: Iterable[Any], rule: Rule, cut: type, grid: Grid | None = None
-) -> Grid | None:
-    """Return the grid of the cut tensors among an operator's arguments; None if there are none.
+def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = None) -> Any:
+    """Return the first cut tensor among an operator's arguments; None if there are none.
 
     ``cut`` is their class. Unless its rule is ``lazy``, what is pending is computed: see the note
     in `tensor.lazy`. Unless it takes them, dims that were merged where they are cut become whole.
@@ -319,21 +317,23 @@ def check_operands(
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            grid = check_operands(value, rule, cut, grid)
+            first = check_operands(value, rule, cut, first)
         elif kind is cut:
             if not rule.lazy and (value.pending is not None or value.readers):
                 value.force()
             if value._partition.merged and not rule.merged:
                 value.gather_merged()
-            if grid is None:
-                grid = value._grid
-            elif grid is not value._grid and grid.extents != value._grid.extents:
-                raise LayoutError(f"operands on two grids: {grid} and {value._grid}")
+            if first is None:
+                first = value
+            elif first._grid is not value._grid and first._grid.extents != value._grid.extents:
+                raise LayoutError(f"operands on two grids: {first._grid} and {value._grid}")
         elif (kind is Parameter or kind is torch.Tensor) and value.requires_grad:
-            x: Any = next((x for x in values if type(x) is cut), None)
-            if torch.is_grad_enabled() and (x is not None or grid is not None):
-                _watch_gradient(value, x, grid or x._grid)
-    return grid
+            x: Any = first
+            if x is None:
+                x = next((v for v in values if type(v) is cut), None)
+            if x is not None and x._grid.size > 1 and torch.is_grad_enabled():
+                _watch_gradient(value, x)
+    return first
 
 
 @per_grid
@@ -342,18 +342,19 @@ def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
     return WeakTensorKeyDictionary()
 
 
-def _watch_gradient(operand: torch.Tensor, x: Any, grid: Grid) -> None:
+def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
     """Have an ordinary operand's gradient averaged, or have a warning logged that nothing does.
 
     The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
     entered a parallelised module. While that one's forward runs, what is computed of parameters
     needs no average of its own, as theirs is taken.
     """
+    grid = x._grid
     if not isinstance(operand, Parameter):
-        scope = None if x is None else x._policy.scope
+        scope = x._policy.scope
         if operand.is_leaf or scope is None or not scope.forward_runs:
             average_gradient(operand, grid)
-    elif grid.size > 1 and x is not None and x._policy.homes is None and not inside_ddp():
+    elif x._policy.homes is None and not inside_ddp():
         watched = watched_gradients(grid)
         if operand not in watched:
             hook = partial(_warn_of_part, weakref.ref(grid))

@@ -373,11 +373,11 @@ class Sharded(DeferredTensor):
                 "    use torch.autograd.grad(y, x), or x.full()"
             )
         with DisableTorchFunctionSubclass():
-            grid = check_operands(args, rule, Sharded)
+            first = check_operands(args, rule, Sharded)
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            check_operands(kwargs.values(), rule, Sharded, grid)
+            check_operands(kwargs.values(), rule, Sharded, first)
             return rule.run(*args, **kwargs)
 
 

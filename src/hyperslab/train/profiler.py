@@ -86,6 +86,7 @@ def _gradient_label(
 MARKED_METHODS: tuple[tuple[type, str, Method], ...] = (
     (PendingMessages, "__init__", lambda own, _g, _s, _r, what: f"{MARK}halos:{id(own)}:{what}"),
     (PendingMessages, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
+    (GroupCommunicator, "exchange_flat", lambda *of: f"{MARK}halos:{time.time_ns()}:{of[-1]}"),
     (GroupCommunicator, "sum_in_place", lambda _own, _x, what: f"{MARK}statistics:{what}"),
     (SharedChannels, "all_reduce", _gradient_label),
     (SharedChannels, "average_shown", lambda _own, _sums, what, **_: f"{MARK}gradients:{what}"),

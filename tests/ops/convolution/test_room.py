@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm.exchange import Gathers
 from hyperslab.kernels.memory_format import CHANNELS_LAST, HaloPaddedBuffer
+from hyperslab.kernels.registry import choose_as_if_on
 from tests.ranks import run_ranks
 
 
@@ -98,3 +100,36 @@ def on_ranks() -> None:
 
 def test_equals_serial_on_two_ranks() -> None:
     run_ranks(2, on_ranks)
+
+
+def joined_once() -> tuple[int, int, list[float]]:
+    """Counts how often a small block and its halo are joined, on the CPU and as on a GPU.
+
+    And how far gradients as on a GPU, first and second ones, are from those of the CPU.
+    """
+    grid = hs.Grid(depth=2)
+    full = torch.randn(1, 2, 8, 4, 4, dtype=torch.float64)
+    weight = torch.randn(3, 2, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    counts, found = [], []
+    for kind in ("cpu", "cuda"):
+        joined: list[object] = []
+        with pytest.MonkeyPatch.context() as patch, choose_as_if_on(kind):
+            own = Gathers.join
+            patch.setattr(Gathers, "join", lambda *of: (joined.append(of), own(*of))[1])  # noqa: B023
+            x = hs.shard(full, grid).requires_grad_()
+            y = F.conv3d(x, weight, padding=1).square().sum()
+            y.backward()
+            counts.append(len(joined))
+            (first,) = torch.autograd.grad(
+                F.conv3d(x, weight, padding=1).pow(3).sum(), x, create_graph=True
+            )
+            (second,) = torch.autograd.grad(first.square().sum(), x)
+        assert x.grad is not None
+        found.append([x.grad.local, second.local])
+    return *counts, [float((a - b).abs().max()) for a, b in zip(*found, strict=True)]
+
+
+def test_a_gpu_keeps_a_small_block_with_its_halo() -> None:
+    for on_cpu, on_gpu, errors in run_ranks(2, joined_once):
+        assert (on_cpu, on_gpu) == (2, 1)
+        assert max(errors) <= 1e-10
