@@ -56,11 +56,12 @@ def test_gradients_come_through(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(largest))
 
 
-def test_a_checkpoint_begins_and_ends_within_a_chain() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_checkpoint_begins_and_ends_within_a_chain(dtype: torch.dtype) -> None:
     """Both times the same tensors are kept, and running statistics are updated as often."""
-    first = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4))
-    second = nn.Sequential(nn.ReLU(), nn.Conv3d(4, 3, 3))
-    x = torch.randn(2, 2, 5, 6, 4)
+    first = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4)).to(dtype)
+    second = nn.Sequential(nn.ReLU(), nn.Conv3d(4, 3, 3)).to(dtype)
+    x = torch.randn(2, 2, 5, 6, 4, dtype=dtype)
     statistics, gradients, kept = [], [], []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
