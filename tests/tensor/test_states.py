@@ -223,6 +223,16 @@ def test_all_states_equal_plain_torch() -> None:
     assert seen == {"deferred", "source", "private", "reordered", "copy", "crop", "recomputable"}
 
 
+def test_every_change_of_every_view_equals_plain_torch() -> None:
+    """Of a result that lies channels last."""
+    programs: list[list[Step]] = [
+        [("conv", 0, 0), (view, 0, 0), (change, 0, 1)] for view in VIEWS for change in CHANGES
+    ]
+    for results in run_ranks(2, run_all, programs, LAYOUTS[0]):
+        for program, (failures, _, _) in zip(programs, results, strict=True):
+            assert failures == [], program
+
+
 STATES = vars(DeferredTensor)["__annotations__"].keys() | {
     "private",
     "reordered",

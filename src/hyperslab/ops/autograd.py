@@ -13,6 +13,7 @@ what a checkpoint calls again gets them cut as they were.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from hyperslab.ops.operands import block_of
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.deferred import (
     before_functions,
+    nothing_stays_deferred,
     seeing_serial_gradients,
     sees_serial_gradients,
     wrap_while_cut,
@@ -182,7 +184,11 @@ class _Checkpoint(CheckpointFunction):
 
 
 def _checkpointing_cut_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap what prepares a checkpoint that is not re-entrant: a generator."""
+    """Wrap what prepares a checkpoint that is not re-entrant: a generator.
+
+    What the function returns is computed within the checkpoint, both times: else torch would keep
+    what it is computed from, and not come to the running statistics of a norm at the end again.
+    """
 
     @functools.wraps(original)
     def run(
@@ -197,10 +203,14 @@ def _checkpointing_cut_tensors(original: Callable[..., Any]) -> Callable[..., An
     ) -> Any:
         for value in args:
             if isinstance(value, Sharded):
-                value.force()
-        again = _on_arguments_cut_again(function, args)
+                value.forget_origin()  # as it will be used again
+        recompute = nothing_stays_deferred()(_on_arguments_cut_again(function, args))
         options = (preserve_rng_state, context_fn, determinism_check, debug, early_stop)
-        return original(again, *options, *args, **kwargs)
+        with contextlib.closing(original(recompute, *options, *args, **kwargs)) as generator:
+            next(generator)
+            with nothing_stays_deferred():
+                yield
+            yield from generator
 
     return run
 
@@ -226,12 +236,25 @@ def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
     *args: object,
+    inputs: Sequence[Any] | None = None,
     **kwargs: object,
 ) -> None:
-    """Runs in a backward pass, where re-entrant checkpointing calls it with blocks' gradients."""
-    if graph_task() == -1:
-        raise refuse(torch.autograd.backward, (tensors, grad_tensors), {})
+    """Takes cut ``inputs`` of an ordinary loss; within a backward pass cut tensors, too.
+
+    There re-entrant checkpointing calls it with blocks' gradients.
+    """
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
+    if graph_task() == -1 and any(isinstance(t, Sharded) for t in sequence):
+        raise refuse(torch.autograd.backward, (sequence, grad_tensors), {})
+    if inputs is not None:
+        with EnableTorchFunction():
+            for tensor in inputs:
+                if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+                    tensor.retain_grad()
+        # Torch asks the inputs' class; their places in the graph have none.
+        kwargs["inputs"] = [
+            get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in inputs
+        ]
     with torch.enable_grad():
         blocks = [t.local if isinstance(t, Sharded) else t for t in sequence]
     given = grad_tensors

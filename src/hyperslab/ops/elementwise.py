@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ short zero_
 MAY_ALIAS = """
 detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
 """.split()
-"""Lists operators whose result may share the operand's memory."""
+"""Lists operators whose result may share the operand's memory; torch makes most return it."""
 
 OUT_OF_PLACE = {
     form: f"__{name}__" if form.startswith("__") else name
@@ -142,11 +142,10 @@ def apply_pointwise(
         like.note_change()
         return like
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
-    fresh = function.__name__ not in MAY_ALIAS
     if kwargs.get("requires_grad"):  # of zeros_like and its kin: the cut tensor is to be the leaf
-        y = like.like(result.detach(), target, reordered=reordered, fresh=fresh)
+        y = like.like(result.detach(), target, reordered=reordered, fresh=True)
         return torch.Tensor.requires_grad_(y)
-    return like.like(result, target, reordered=reordered, fresh=fresh)
+    return like.like(result, target, reordered=reordered, fresh=True)
 
 
 def _is_in_place(function: Operator) -> bool:
@@ -159,7 +158,7 @@ def _is_in_place(function: Operator) -> bool:
 def _pointwise_rule(function: Operator) -> Operator:
     last = _inplace_position(function)
     random = function in RANDOM_IN_TRAINING
-    quick = not random and not _is_in_place(function) and function.__name__ not in MAY_ALIAS
+    quick = not random and not _is_in_place(function)
 
     def rule(*args: object, **kwargs: object) -> Sharded:
         """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
@@ -206,6 +205,23 @@ def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | N
     return like.like(result, fresh=True, reordered=reordered)
 
 
+def _aliasing_rule(function: Operator) -> Operator:
+    def rule(input: Sharded, *args: object, **kwargs: object) -> Sharded:
+        """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        return _alias_of(input, function, *args, **kwargs)
+
+    return rule
+
+
+def _alias_of(x: Sharded, function: Operator, *args: Any, **kwargs: Any) -> Sharded:
+    """Run an operator of one operand that it returns, or a view, where nothing has to change."""
+    formats = (None, torch.preserve_format)
+    serial = function.__name__ == "detach" or kwargs.get("memory_format") not in formats
+    block = x.local if serial else x.block  # of one order with its view, or as torch compares it
+    result = function(block, *args, **kwargs)
+    return x if result is block else x.like(result)
+
+
 def _inplace_position(function: Operator) -> int:
     """Finds the position of the argument ``inplace``; far away if there is none."""
     try:
@@ -223,7 +239,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs = {}
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
-    return self.like(self.block.to(*args, **kwargs))
+    return _alias_of(self, torch.Tensor.to, *args, **kwargs)
 
 
 @register(torch.Tensor.type, family="elementwise", merged=True)
@@ -233,7 +249,7 @@ def to_type(
     """Converts to another dtype, as ``to``; without one returns the name of the block's type."""
     if dtype is None:
         return self.block.type()
-    return self.like(self.block.type(dtype, non_blocking))
+    return _alias_of(self, torch.Tensor.type, dtype, non_blocking)
 
 
 @register(torch.Tensor.contiguous, family="elementwise", merged=True)
@@ -250,14 +266,18 @@ def contiguous(
     return y
 
 
+def _rule_of(name: str) -> Callable[[Operator], Operator]:
+    return _aliasing_rule if name in MAY_ALIAS else _pointwise_rule
+
+
 def _register_all() -> None:
     for name in POINTWISE:
         for function in (*overloads_of(name), *overloads_of(f"{name}_")):
-            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
+            register(function, family="elementwise", merged=True)(_rule_of(name)(function))
     for name in POINTWISE_METHODS:
         method = getattr(torch.Tensor, name, None)
         if callable(method):
-            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
+            register(method, family="elementwise", merged=True)(_rule_of(name)(method))
 
 
 _register_all()

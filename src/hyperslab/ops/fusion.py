@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,13 +138,17 @@ def composite_epilogue(
     """Computes the epilogue by torch's own operators, statistics included."""
     s = links.statistics
     of_batch = s.norm.shape[1] == 1 and s.over.pool in (None, 1)
-    y, _, _ = normalised_with_graph(as_float32(x), weight, bias, s.over, s.eps, of_batch=of_batch)
+    y = normalised_with_graph(as_float32(x), weight, bias, s.over, s.eps, of_batch=of_batch)
     if links.slope != 1:
         y = F.relu(y) if links.slope == 0 else F.leaky_relu(y, links.slope)
     if links.pool:
         pools = MAXIMUM if links.maximum else AVERAGE
         y = pools[len(links.pool)](y, links.pool)
     return y.to(links.dtype)
+
+
+NoteMoments = Callable[[torch.Tensor], None]
+"""Takes moments, mean and biased variance first: to running statistics."""
 
 
 def normalised_with_graph(
@@ -155,19 +159,23 @@ def normalised_with_graph(
     eps: float,
     *,
     of_batch: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    note: NoteMoments | None = None,
+) -> torch.Tensor:
     """Normalises groups of channels, of each sample or ``of_batch``, by torch's own operators.
 
-    Also returns the means and the biased variances: (1 or N, groups).
+    ``note`` gets the means and the biased variances, (2, 1 or N, groups), before anything is
+    normalised: a checkpoint may go no further when it runs this again.
     """
     groups = x.unflatten(1, (-1, over.pool or 1))
     dims = list(range(2, groups.dim()))
     mean, var = moments_over_ranks(groups, [0, *dims] if of_batch else dims, over)
+    if note is not None:
+        note(torch.stack([mean.flatten(1), var.flatten(1)]).detach())
     y = ((groups - mean) * (var + eps).rsqrt()).flatten(1, 2)
     shape = [1, -1] + [1] * (x.dim() - 2)
     y = y if weight is None else y * weight.view(shape)
     y = y if bias is None else y + bias.view(shape)
-    return y, mean.flatten(1), var.flatten(1)
+    return y
 
 
 def moments_over_ranks(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import EllipsisType, NoneType
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +60,7 @@ class Subscript:
 
 def parse_subscript(x: Sharded, index: object) -> Subscript:
     """Reads a subscript; refuses what no rule covers."""
-    items = list(index) if isinstance(index, tuple) else [index]
+    items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     if any(isinstance(item, bool) for item in items) or taken > x.dim():
         raise refused_subscript(x, index, f"{taken} indices for {x.dim()} dims, or a lone bool")
@@ -76,6 +77,14 @@ def parse_subscript(x: Sharded, index: object) -> Subscript:
             _add(found, x, dim, item, index)
             dim += 1
     return found
+
+
+def _is_tuple(index: object) -> TypeGuard[Sequence[Any]]:
+    """Tells if torch takes it for several indices, as it does a list of more than numbers."""
+    several = (slice, torch.Tensor, list, tuple, EllipsisType, NoneType)
+    return isinstance(index, tuple) or (
+        isinstance(index, list) and any(isinstance(item, several) for item in index)
+    )
 
 
 def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> None:

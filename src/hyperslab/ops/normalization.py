@@ -27,6 +27,7 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
+    NoteMoments,
     Population,
     Statistics,
     begin_epilogue,
@@ -86,8 +87,10 @@ def batch_norm(
     over = _lay_out_batch_norm(x.grid, x.partition, replica)
     if not x.partition.axes and (is_launch_bound(x) or not has_kernels(x)):
         return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
-    y, moments = _normalised(x, over, Affine.of(weight, bias), eps)
-    if running_mean is not None and running_var is not None:
+
+    def note(moments: torch.Tensor) -> None:
+        if running_mean is None or running_var is None:
+            return
         mean, var, *_ = moments[:, 0].unbind()
         unbiased = var * (over.count / (over.count - 1))
         data = x.grid.group(("data",)) if replica else None
@@ -97,7 +100,8 @@ def batch_norm(
             mean, unbiased = (both / x.grid.data).unbind()
         running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-    return y
+
+    return _normalised(x, over, Affine.of(weight, bias), eps, note=note)
 
 
 @per_grid
@@ -174,8 +178,10 @@ def instance_norm(
         return x.like(with_gradient_in(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), 1)
-    y, moments = _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype)
-    if running_mean is not None and running_var is not None:
+
+    def note(moments: torch.Tensor) -> None:
+        if running_mean is None or running_var is None:
+            return
         # To the mean over all samples, on every rank alike.
         new = torch.stack([moments[0], moments[1] * (count / (count - 1))]).sum(1) / x.shape[0]
         group = group_over(x, [0])
@@ -183,7 +189,8 @@ def instance_norm(
             new = group.sum_in_place(new, "the running statistics of instance_norm")
         running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
         running_var.lerp_(new[1].to(running_var.dtype), momentum)
-    return y
+
+    return _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype, note=note)
 
 
 @register(F.group_norm, family="normalization", lazy=True)
@@ -213,7 +220,7 @@ def group_norm(
         return x.like(with_gradient_in(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = result_type("group_norm", x.dtype, x.device)
     over = Population(count, group_over(x, range(2, x.dim())), pool)
-    return _normalised(x, over, Affine.of(weight, bias), eps, dtype)[0]
+    return _normalised(x, over, Affine.of(weight, bias), eps, dtype)
 
 
 def _left_to_torch(x: Sharded, count: int) -> bool:
@@ -235,11 +242,17 @@ def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
 
 
 def _normalised(
-    x: Sharded, over: Population, affine: Affine, eps: float, dtype: torch.dtype | None = None
-) -> tuple[Sharded, torch.Tensor]:
+    x: Sharded,
+    over: Population,
+    affine: Affine,
+    eps: float,
+    dtype: torch.dtype | None = None,
+    *,
+    note: NoteMoments | None = None,
+) -> Sharded:
     """Normalise, in a fused epilogue if a kernel takes the block.
 
-    Also returns the moments, mean and biased variance first, (..., 1, C) or, with ``over.pool``
+    ``note`` gets the moments, mean and biased variance first, (..., 1, C) or, with ``over.pool``
     channels of each sample together, (..., N, C).
     """
     if x.pending is not None and not _is_deferred_conv(x):
@@ -247,13 +260,17 @@ def _normalised(
     chain = begin_epilogue(x)
     if chain is not None:
         statistics = statistics_of(chain.block, over, affine, eps)
+        if note is not None:
+            note(statistics.moments)
         chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
-        return epilogue_result(chain, x, x.partition), statistics.moments
+        return epilogue_result(chain, x, x.partition)
     block = x.block if dtype is None else x.block.to(dtype)
-    y, *moments = normalised_with_graph(
-        as_float32(block), affine.weight, affine.bias, over, eps, of_batch=over.pool is None
+    parameters = (affine.weight, affine.bias)
+    of_batch = over.pool is None
+    y = normalised_with_graph(
+        as_float32(block), *parameters, over, eps, of_batch=of_batch, note=note
     )
-    return x.like(y.to(block.dtype), fresh=True), torch.stack(moments).detach()
+    return x.like(y.to(block.dtype), fresh=True)
 
 
 def _is_deferred_conv(x: Sharded) -> bool:

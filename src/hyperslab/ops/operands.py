@@ -186,7 +186,8 @@ def check_writable(x: Sharded, name: str) -> None:
     if x.is_copy:
         raise LayoutError(
             f"{name} in place, on a copy where serial torch has a view: its base would not change "
-            "as it does serially\n    use the operator that returns a new tensor (inplace=False)"
+            f"as it does serially\n{describe([x])}    use the operator that returns a new tensor "
+            "(inplace=False), and write what it returns into the base: x[:, 2] = x[:, 2] * 3"
         )
 
 

@@ -193,7 +193,8 @@ class Guard:
                 f"the trainable parameters of {type(self.module).__name__} are not those that it "
                 "was parallelised with, so some gradients would not be averaged\n    freeze, "
                 "replace or convert parameters before hyperslab.parallelize; for some frozen "
-                "later pass find_unused_parameters=True"
+                "later pass find_unused_parameters=True;\n    copy other values into them: "
+                "load_state_dict without assign=True, not torch.func.functional_call"
             )
         return now
 

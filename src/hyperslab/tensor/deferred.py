@@ -93,6 +93,25 @@ def seeing_serial_gradients(serial: bool = True) -> Iterator[None]:
         _backward_state.serial = before
 
 
+_regions = threading.local()
+
+
+@contextmanager
+def nothing_stays_deferred() -> Iterator[None]:
+    """Compute at its end what was put off within it and still is."""
+    before = getattr(_regions, "put_off", None)
+    made: list[weakref.ref[DeferredTensor]] = []
+    _regions.put_off = made
+    try:
+        yield
+    finally:
+        _regions.put_off = before
+    for reference in made:
+        tensor = reference()
+        if tensor is not None:
+            tensor.force()
+
+
 _PREPARATIONS: list[PrepareFunction] = []
 
 
@@ -350,6 +369,12 @@ class DeferredTensor(torch.Tensor):
         with DisableTorchFunctionSubclass():
             return pending if version_of(self._block) == version else None
 
+    def forget_origin(self) -> None:
+        """Let rules use this tensor as they would one of unknown origin that has the same block."""
+        self.force()
+        self.share()
+        self._computed = None
+
     @property
     def replaceable(self) -> bool:
         """Tell whether an operator in place may give it another block and drop the old one.
@@ -360,13 +385,13 @@ class DeferredTensor(torch.Tensor):
             wanted = torch.is_grad_enabled() and self._block.requires_grad
             return self.private and wanted and not self.retains_grad
 
-    def _check_base_of_copy(self, what: object) -> None:
+    def _check_base_of_copy(self) -> None:
         """Refuse the use of a copy whose base was changed since."""
         if self._base_of_copy is not None and self._base_of_copy.changed:
             raise LayoutError(
-                f"{what} is a copy where serial torch has a view, and the tensor that it was taken "
-                "from was changed in place since\n    use the operator that returns a new tensor "
-                "(inplace=False) there, or clone() what was taken before"
+                f"{self!r} is a copy where serial torch has a view, and the tensor that it was "
+                "taken from was changed in place since\n    use the operator that returns a new "
+                "tensor (inplace=False) there, or clone() what was taken before"
             )
 
     def mark_as_crop(self) -> None:
@@ -411,6 +436,9 @@ class DeferredTensor(torch.Tensor):
             source.readers = (*alive, weakref.ref(self))
         self.pending = pending
         self.private = True
+        made = getattr(_regions, "put_off", None)
+        if made is not None:
+            made.append(weakref.ref(self))
 
     def put_off_in_place(self, pending: Deferred) -> None:
         """Let go of the block, which ``pending`` took over, and compute another one later."""

@@ -192,7 +192,7 @@ class Sharded(DeferredTensor):
         """
         self.force()
         self.share()
-        self._check_base_of_copy(self._partition)
+        self._check_base_of_copy()
         return self._in_serial_order()
 
     @property
@@ -202,7 +202,7 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: as ``local``.
         """
-        self._check_base_of_copy(self._partition)
+        self._check_base_of_copy()
         return self._block
 
     @property

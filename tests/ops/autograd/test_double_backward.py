@@ -202,6 +202,27 @@ def test_several_outputs_and_inputs() -> None:
     assert max(map(max, run_ranks(4, mixed))) <= 1e-10
 
 
+def some_inputs() -> None:
+    """A leaf, what is computed of it, and a weight get gradients; the other weight does not."""
+    full = torch.randn(2, 2, 5, 4, 3, dtype=torch.float64)
+    grid = hs.Grid(depth=3)
+    found = []
+    for cut in (lambda t: t.clone(), lambda t: hs.shard(t, grid)):
+        weight, other = (torch.full((2, 1, 1, 1), 0.3).double().requires_grad_() for _ in range(2))
+        x = cut(full).requires_grad_()
+        y = (x * weight).sin()
+        (y * other).square().sum().backward(inputs=[x, y, weight])
+        assert other.grad is None
+        gradients = (x.grad, y.grad, weight.grad)
+        found.append([g.full() if isinstance(g, hs.Sharded) else g for g in gradients])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_backward_of_some_inputs() -> None:
+    run_ranks(3, some_inputs)
+
+
 def derivatives() -> bool:
     """What torch computes with nothing but its own grad."""
     full = torch.randn(2, 2, 3, 1, 1, dtype=torch.float64)

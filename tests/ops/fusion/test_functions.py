@@ -54,3 +54,31 @@ def test_gradients_come_through(
     largest = max(g.abs().max() for g in found[0])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(largest))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_checkpoint_begins_and_ends_within_a_chain(dtype: torch.dtype) -> None:
+    """Both times the same tensors are kept, and running statistics are updated as often."""
+    first = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4)).to(dtype)
+    second = nn.Sequential(nn.ReLU(), nn.Conv3d(4, 3, 3)).to(dtype)
+    x = torch.randn(2, 2, 5, 6, 4, dtype=dtype)
+    statistics, gradients, kept = [], [], []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.numel()
+        return tensor
+
+    for value in (x, hs.shard(x, hs.Grid())):
+        norm = first[1]
+        norm.reset_running_stats()  # type: ignore[operator]
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = plain(second, plain(first, value))
+        y.square().sum().backward()
+        statistics.append([norm.running_mean.clone(), norm.running_var.clone()])  # type: ignore
+        gradients.append([p.grad for p in (first[0].weight, second[1].weight)])
+        first.zero_grad()
+        second.zero_grad()
+    torch.testing.assert_close(statistics[1], statistics[0])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-3)
+    assert kept[1] == kept[0]

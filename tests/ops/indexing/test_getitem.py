@@ -109,6 +109,8 @@ def beside() -> None:
         z[:, 1, 2:5][..., 0] += 1
         z[:, :, 1:5] *= 2
         z[1:, :, ::2, 1:] = z[1:, :, 1::2, 1:] * 2
+        several: Any = [slice(1, 3), [2, 0]]  # a list of more than numbers is several indices
+        z[several] = z[[..., slice(0, 1), None]].amax() * 2
     assert torch.equal(x.full(), y)
     mask = torch.tensor([True, False, True])
     assert torch.equal(x[:, mask].full(), y[:, mask])
