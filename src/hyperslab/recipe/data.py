@@ -378,6 +378,12 @@ class DataSection(TargetSection):
     def _keys_that_go_together(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
+        if self.synthetic is not None and any(
+            extent % (self.subvolume or 1) for extent in self.synthetic.shape[1:]
+        ):
+            raise ValueError(
+                f"data.subvolume={self.subvolume} does not divide the extents of data.synthetic"
+            )
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise ValueError(
                 "data.budget and data.staging belong to the store, but data.mode=direct"
