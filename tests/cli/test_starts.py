@@ -106,6 +106,8 @@ WRONG = {
     "doctor --folder nowhere --ranks 2": "nowhere cannot be written on",
     "recipes copy nonsense": "there is no shipped recipe 'nonsense'",
     "train r.yaml output=r.yaml": "output r.yaml is not a folder\n    choose another --output",
+    "train r.yaml output=r.yaml/x": "output r.yaml is not a folder\n    choose another --output",
+    "train data.yaml data.path=arrays data.table=t.csv": "there is no t.csv, in arrays or from",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
@@ -167,6 +169,8 @@ WRONG = {
     "scale strong r.yaml --ranks 1 --axis up": "--axis up: give strong, and one of data, depth",
     "scale weak r.yaml --ranks 1 --axis depth": "--axis depth: give strong, and one of data,",
     "scale strong r.yaml --grid up=2": "--grid up=2: give AXIS=N, AXIS one of data, depth",
+    "report run --control x=nowhere": "--control: there is no folder nowhere",
+    "report run --json nowhere/x.json": "cannot write --json nowhere/x.json: No such file",
     "report run --figures gif": "--figures gif: choose from pdf, png",
     "report run --control x": "--control x: give NAME=FOLDER",
     "inspect empty grid.foo=2": "grid.foo=2: give grid.AXIS=N, AXIS one of data, depth",
@@ -249,6 +253,7 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "variant.yaml": "recipe: r.yaml\nvariants: {a: {model.widht: 16}}\nrates: [0.1]\n"
         "seeds: [1]\n",
         "empty/readme.txt": "no data",
+        "arrays/a.npy": "",
         "nets.py": "import torch\n\n\nclass Net(torch.nn.Module): ...\n",
     }
     for name, words in files.items():
