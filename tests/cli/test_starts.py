@@ -28,7 +28,7 @@ from hyperslab.recipe.load import _fields, load_recipe
 from hyperslab.recipe.text import machine_has_gpu, torch_classes, torch_knows_cuda
 from hyperslab.recipe.trust import Trust
 from hyperslab.studies.report import FigureFormat
-from hyperslab.studies.scaling.study import ScalingKind
+from hyperslab.studies.scaling.points import ScalingKind
 from hyperslab.train.metrics import SURFACE_TOLERANCE
 from hyperslab.train.profiler import ProfilePolicy
 from hyperslab.util.optional_libraries import current_versions
@@ -106,11 +106,14 @@ WRONG = {
     "doctor --folder nowhere --ranks 2": "nowhere cannot be written on",
     "recipes copy nonsense": "there is no shipped recipe 'nonsense'",
     "train r.yaml output=r.yaml": "output r.yaml is not a folder\n    choose another --output",
+    "train r.yaml output=r.yaml/x": "output r.yaml is not a folder\n    choose another --output",
+    "train data.yaml data.path=arrays data.table=t.csv": "there is no t.csv, in arrays or from",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
     "evaluate done --checkpoint step-2": "done has no checkpoint 'step-2'; it has: step-1",
     "predict run a --out b": "run has no checkpoint 'best'; it has none: train it first",
+    "predict done a b --out c": "2 of 2 inputs failed\n    a does not exist\n",
     # options
     "train --foo": "No such option: --foo",
     "train": "Missing argument 'recipe'",
@@ -134,7 +137,20 @@ WRONG = {
     "plan data.yaml": "data.path nowhere is not on this machine, so the shape of its volumes is",
     "plan data.yaml data.path=empty": "empty: no file *.hdf5, *.h5, *.npy,",
     "train r.yaml grid.depth=64": "cannot cut volumes of 16 voxels along depth into 64 shards",
-    "train r.yaml grid.width=9 data.subvolume=8": "cannot cut volumes of 8 voxels along width",
+    "train unet.yaml model.levels=3 grid.width=9 data.subvolume=8": "cannot cut volumes of 8 voxel",
+    "train r.yaml data.synthetic.width=17": "CosmoFlow 'lbann' takes no width 17: use one of 16,",
+    "train r.yaml model.width=32": "holds volumes of [16, 16, 16] voxels but the model takes [32,",
+    "train unet.yaml": "model.levels=5 needs volumes of at least 32 voxels along each side",
+    "train r.yaml data.subvolume=5": "data.subvolume=5 does not divide the extents of data.synth",
+    "plan r.yaml data.subvolume=4": "CosmoFlow 'lbann' takes no width 4: use one of 16, 32,",
+    "plan r.yaml --shape 4,8,16,16": "--shape 4,8,16,16: data.synthetic holds volumes of [8, 16,",
+    "scale strong r.yaml model.width=32 --ranks 1": "[16, 16, 16] voxels but the model takes [32,",
+    "scale strong r.yaml --ranks 3 --axis data": "a mini-batch of 4 cannot be dealt out evenly to",
+    "scale strong r.yaml grid.width=2 --ranks 3": "3 ranks do not make a grid that grows along",
+    "scale strong r.yaml --grid depth=2 --grid width=2": "two grids have 2 ranks",
+    "scale strong r.yaml --ranks 32": "32 ranks (depth 32): cannot cut volumes of 16 voxels along",
+    "scale weak r.yaml grid=auto --ranks 2": "weak scaling adds replicas, and grid=auto does not",
+    "scale strong data.yaml --ranks 1": "data.path nowhere is not here\n    data.path=null",
     "train r.yaml grid=auto": "grid=auto needs to know how many ranks to start: give --ranks",
     "plan r.yaml grid.auto=true": "grid=auto needs to know for how many ranks to plan",
     "plan r.yaml --shape x": "--shape x: give C,D,H,W",
@@ -153,6 +169,8 @@ WRONG = {
     "scale strong r.yaml --ranks 1 --axis up": "--axis up: give strong, and one of data, depth",
     "scale weak r.yaml --ranks 1 --axis depth": "--axis depth: give strong, and one of data,",
     "scale strong r.yaml --grid up=2": "--grid up=2: give AXIS=N, AXIS one of data, depth",
+    "report run --control x=nowhere": "--control: there is no folder nowhere",
+    "report run --json nowhere/x.json": "cannot write --json nowhere/x.json: No such file",
     "report run --figures gif": "--figures gif: choose from pdf, png",
     "report run --control x": "--control x: give NAME=FOLDER",
     "inspect empty grid.foo=2": "grid.foo=2: give grid.AXIS=N, AXIS one of data, depth",
@@ -209,6 +227,7 @@ WRONG = {
     "sweep s.yaml epoch=1": "override epoch=: unknown key 'epoch'",
     "sweep no_rates.yaml": "'rates' is missing",
     "sweep variant.yaml": "unknown key 'model.widht'",
+    "sweep s.yaml model.width=64": "s.yaml, variant 'a': data.synthetic holds volumes of [16, 16,",
 }
 """Command lines that cannot run, and what is said of them."""
 
@@ -220,6 +239,8 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "data: {synthetic: {width: 16}, batch_size: 4}\nmodel: {variant: lbann}\ndevice: cpu\n"
     files = {
         "bad.yaml": "a: [1\n",
+        "unet.yaml": "data: {synthetic: {width: 16, classes: 2}, batch_size: 2}\n"
+        "model: {name: unet3d, levels: 5}\nloss: dice\ndevice: cpu\n",
         "data.yaml": "data: {path: nowhere, batch_size: 2}\ndevice: cpu\n",
         "r.yaml": text,
         "run/recipe.yaml": text,
@@ -232,6 +253,7 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "variant.yaml": "recipe: r.yaml\nvariants: {a: {model.widht: 16}}\nrates: [0.1]\n"
         "seeds: [1]\n",
         "empty/readme.txt": "no data",
+        "arrays/a.npy": "",
         "nets.py": "import torch\n\n\nclass Net(torch.nn.Module): ...\n",
     }
     for name, words in files.items():

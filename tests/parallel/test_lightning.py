@@ -5,12 +5,9 @@ The pair of programs on docs/coming-from/lightning.md is run by tests/docs/test_
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -23,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hyperslab as hs
-from hyperslab.comm.grid import warn_of_metrics
 from tests.docs.test_pairs import variables_of_torchrun
 from tests.ranks import fresh_groups, run_ranks
 
@@ -71,21 +67,19 @@ def logged() -> Iterator[list[logging.LogRecord]]:
 
 
 def warned(asks: bool, cut: bool) -> tuple[int, float]:
-    """Count warnings of a metric that is made after tensors were gathered, and give its result."""
+    """Count warnings of metrics that are made after the last gather, and add up the results."""
     from torchmetrics import SumMetric
 
-    gc.collect()  # other tests' metrics, which refer to themselves
     with logged() as records:
         grid = hs.Grid(depth=2)
         group = grid.process_group() if asks else None
         x = hs.shard(voxels(0).double(), grid, channels=False)
-        for _ in range(5):
-            x.full()
-        grid.next_search = 0.0  # for a program in which time has gone by
-        metric = SumMetric(process_group=group).double()
+        given = x if cut else x.full()
+        total = 0.0
         for _ in range(3):
-            metric.update(x if cut else x.full())
-        total = metric.compute().item()
+            metric = SumMetric(process_group=group).double()
+            metric(given)  # its value is of this rank alone
+            total += metric.compute().item()
     return sum("every voxel once a rank" in record.getMessage() for record in records), total
 
 
@@ -174,25 +168,6 @@ def test_metrics_of_torchmetrics_are_the_serial_ones(extents: dict[str, int], gi
                 torch.testing.assert_close(result, serial[name], rtol=1e-6, atol=0)
     of_cut = {"Jaccard", "confusion", "Dice", "generalised Dice", "all"}
     assert refused == (of_cut if given == "cut" else set())
-
-
-def test_a_search_for_metrics_disturbs_no_other_thread() -> None:
-    """A tuple that is being made must not be referred to: Python ends it with a SystemError."""
-    import torchmetrics  # noqa: F401 - or nothing is searched for
-
-    done = threading.Event()
-
-    def make_tuples() -> None:
-        while not done.is_set():
-            tuple(n % 2 for n in range(40))
-
-    with ThreadPoolExecutor(2) as threads:
-        making = [threads.submit(make_tuples) for _ in range(2)]
-        for _ in range(20):
-            warn_of_metrics(hs.Grid())
-        done.set()
-        for each in making:
-            each.result()
 
 
 def small() -> nn.Module:

@@ -11,7 +11,7 @@ from hyperslab.planner.machine import load_machine
 from hyperslab.planner.search import trace_one
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
-from hyperslab.studies.scaling.study import ScalingKind, grown_points
+from hyperslab.studies.scaling.points import ScalingKind, grown_points
 from tests.planner.small import bounds
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

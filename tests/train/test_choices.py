@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hyperslab.errors import RecipeError
+from hyperslab.models import COSMOFLOW_WIDTHS
 from hyperslab.models.cosmoflow import COSMOFLOW_VARIANTS
 from hyperslab.recipe.network import CosmoFlowSection
 from hyperslab.recipe.schedule import StepSchedule
@@ -22,10 +23,11 @@ from hyperslab.train.step import PRECISIONS, autocast
     ("table", "names"),
     [
         (COSMOFLOW_VARIANTS, get_args(CosmoFlowSection.model_fields["variant"].annotation)),
+        (COSMOFLOW_WIDTHS, COSMOFLOW_VARIANTS),
         (LOSSES, {*get_args(RegressionLoss), *get_args(SegmentationLoss)}),
         (PRECISIONS, get_args(Recipe.model_fields["precision"].annotation)),
     ],
-    ids=["variants", "losses", "precisions"],
+    ids=["variants", "widths", "losses", "precisions"],
 )
 def test_the_names_of_the_schema_are_those_of_the_table(
     table: Collection[str], names: Collection[str]

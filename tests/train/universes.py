@@ -59,10 +59,8 @@ def narrow_network() -> Iterator[None]:
 
     With its own, 4.7 million weights, what takes time is writing them to checkpoints.
     """
-    wide, widths = COSMOFLOW_VARIANTS["lbann"]
-    with mock.patch.dict(
-        COSMOFLOW_VARIANTS, lbann=(lambda n: replace(wide(n), hidden=(64, 16)), widths)
-    ):
+    wide = COSMOFLOW_VARIANTS["lbann"]
+    with mock.patch.dict(COSMOFLOW_VARIANTS, lbann=lambda n: replace(wide(n), hidden=(64, 16))):
         yield
 
 

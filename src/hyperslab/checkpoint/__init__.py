@@ -22,8 +22,9 @@ def check_unused(run: Path) -> None:
     Raises:
         RecipeError: there are checkpoints in it, one that is aside for a moment too; or it is none.
     """
-    if os.path.lexists(run) and not run.is_dir():
-        raise RecipeError(f"output {run} is not a folder\n    choose another --output")
+    there = next(path for path in (run, *run.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise RecipeError(f"output {there} is not a folder\n    choose another --output")
     if any(any(folder_of(run).glob(name)) for name in ("step-*", ".step-*.replaced")):
         raise RecipeError(
             f"output {run} holds a run already\n"

@@ -86,10 +86,15 @@ def plan_command(
     for file in filter(None, (json_path, figure)):
         if not file.absolute().parent.is_dir():
             raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
-    if extents is None and config.data.is_here:
-        config.data.check_path()
-    elif extents is None:
-        _ = config.expected_shape
+    if extents is not None:
+        with _naming_shape(shape):
+            config.model.check_extents(extents[1:], config.data.where)
+    else:
+        if config.data.is_here:
+            config.data.check_path()
+        else:
+            _ = config.expected_shape
+        config.check_extents()
     if calibrate is not None:
         check_machine_file("--calibrate", calibrate)
     count = ranks or config.grid.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -77,6 +78,8 @@ def predict_command(
         if not rank.is_started():
             recipe.check_targets_exist("model")
             check_checkpoint(run, checkpoint)
+            if not any(map(os.path.exists, files)):
+                raise _of_failures([f"{file} does not exist" for file in files], len(files))
     from hyperslab.train.predict import predict
 
     with rank.exit_when_stopped():
@@ -117,10 +120,13 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
         outcomes = work(done=lambda _, total: bar.update(task, advance=1, total=total))
     if is_main:
         print(printable(_summary(outcomes, out)), flush=True)
-    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-    if failed:
-        reasons = "\n".join(f"    {outcome.reason}" for outcome in failed)
-        raise DataError(f"{len(failed)} of {len(outcomes)} inputs failed\n{reasons}")
+    if failed := [outcome.reason for outcome in outcomes if outcome.state == "failed"]:
+        raise _of_failures(failed, len(outcomes))
+
+
+def _of_failures(reasons: Sequence[str], inputs: int) -> DataError:
+    lines = "\n".join(f"    {reason}" for reason in reasons)
+    return DataError(f"{len(reasons)} of {inputs} inputs failed\n{lines}")
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.errors import no_run
+from hyperslab.errors import DataError, no_run
 from hyperslab.studies import check_distinct
 from hyperslab.util.optional_libraries import importing_figures
 
@@ -53,6 +53,11 @@ def report_command(
         if not any(os.path.isfile(run / file) for file in ("recipe.yaml", "sweep.json")):
             raise no_run(run)
     check_distinct(runs)
+    for _, folder in controls:
+        if not folder.is_dir():
+            raise DataError(f"--control: there is no folder {folder}")
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise DataError(f"cannot write --json {json_path}: No such file or directory")
     with importing_figures():
         from hyperslab.studies.report import FigureFormat, write_comparison, write_report
         from hyperslab.studies.report.canvas import figures_beside

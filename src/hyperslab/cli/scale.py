@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,15 @@ from hyperslab.planner import check_machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe, planned_device
 from hyperslab.recipe.trust import trust_of
+from hyperslab.studies.scaling.points import (
+    RefusedPoint,
+    ScalingKind,
+    ScalingPoint,
+    grown_points,
+    not_here,
+    own_points,
+    points_or_refusals,
+)
 from hyperslab.util.atomic_files import check_links
 from hyperslab.util.optional_libraries import importing_figures
 
@@ -87,6 +97,16 @@ def scale_command(
     check_machine(machine)
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     config.check_targets_exist(*(OF_A_STEP if predict else ()))
+    config.check_extents()
+    if not (predict or config.data.is_here):
+        raise not_here(config, "; or --predict")
+    which = ScalingKind(kind)
+    predictor_of = partial(_predictor, machine, config)
+    points, refused = points_of(
+        which, config, counts, axis=axis, grids=grids, predictor_of=predictor_of
+    )
+    if not points:
+        raise refused[0].error
     with importing_figures():
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
     from rich.console import Console
@@ -94,9 +114,7 @@ def scale_command(
     from hyperslab.launch.crew import with_crew
     from hyperslab.studies.scaling import study as scaling
 
-    predictor = _predictor(machine, config) if predict or machine is not None else None
-    which = scaling.ScalingKind(kind)
-    points, refused = points_of(which, config, counts, axis=axis, grids=grids, predictor=predictor)
+    predictor = predictor_of() if predict or machine is not None else None
     request = scaling.StudyRequest(
         kind=which,
         name=recipe.stem,
@@ -126,7 +144,7 @@ def scale_command(
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
 
 
-def _team_of_all(crew: Crew, points: list[scaling.ScalingPoint]) -> Team:
+def _team_of_all(crew: Crew, points: list[ScalingPoint]) -> Team:
     """Return all ranks as a team; refuse a point that needs more (`LayoutError`)."""
     most = max(point.ranks for point in points)
     if most > crew.size:
@@ -147,33 +165,29 @@ def _default_output(recipe: Recipe, kind: str) -> Path:
 
 
 def points_of(
-    kind: scaling.ScalingKind,
+    kind: ScalingKind,
     recipe: Recipe,
     counts: list[int],
     *,
     axis: str | None,
     grids: list[GridSection],
-    predictor: scaling.Predictor | None,
-) -> tuple[list[scaling.ScalingPoint], list[scaling.RefusedPoint]]:
+    predictor_of: Callable[[], scaling.Predictor],
+) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
     """Return the points that the options ask for, by ranks, and those that cannot be.
 
-    A grid that is given comes before the rule.
-
-    The plan's grids are those for the predictor's machine, or for the usual one of the device.
+    A grid that is given comes before the rule. The predictor chooses the plan's grids.
     """
-    from hyperslab.studies.scaling import study as scaling
-
-    points = scaling.own_points(kind, recipe, grids)
+    points = own_points(kind, recipe, grids)
     rest = [count for count in counts if count not in {point.ranks for point in points}]
     # Weak scaling has its rule already: more replicas.
     chooses = axis == AUTO or (axis is None and recipe.grid.auto)
-    weak = kind is scaling.ScalingKind.WEAK
+    weak = kind is ScalingKind.WEAK
     if chooses and rest and not weak:
-        rule = partial((predictor or _predictor(None, recipe)).best_points, recipe)
+        rule = partial(predictor_of().best_points, recipe)
     else:
         grows = "data" if weak else axis or "depth"
-        rule = partial(scaling.grown_points, kind, recipe, axis=grows)
-    more, refused = scaling.points_or_refusals(rest, rule)
+        rule = partial(grown_points, kind, recipe, axis=grows)
+    more, refused = points_or_refusals(recipe, rest, rule)
     return sorted([*points, *more], key=lambda point: point.ranks), refused
 
 

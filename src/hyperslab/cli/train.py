@@ -100,6 +100,7 @@ def train_command(
             else:
                 check_unused(asked.output)
                 asked.data.check_path()
+            asked.check_extents()
             asked.check_cuts()
         config = asked
         # Ranks that something else has started choose together, once they have met.

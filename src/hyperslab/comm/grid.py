@@ -14,12 +14,11 @@ import operator
 import os
 import socket
 import sys
-import time
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence, Sized
+from collections.abc import Callable, Hashable, Sequence, Sized
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -174,11 +173,8 @@ class Grid:
     has_values = True
     """Tells whether its tensors have values: those of a step that is only traced have none."""
 
-    next_search = 0.0
-    """Is the time [s] from which on `Sharded.full` looks for metrics again."""
-
     looks_for_metrics = True
-    """Tells whether `Sharded.full` looks for metrics that add up over ranks."""
+    """Tells whether metrics that add up over ranks are warned of once a tensor is gathered."""
 
     def __init__(
         self,
@@ -466,21 +462,31 @@ class Grid:
 
 
 def warn_of_metrics(grid: Grid) -> None:
-    """Log once if there is a metric of torchmetrics that adds up over ranks.
+    """Have metrics of torchmetrics that add up over ranks log so, once, when they do.
 
-    Called at each gather of a whole tensor, which says nothing of where it goes, it looks through
-    memory, for torchmetrics keeps no list of what is alive; that takes a fiftieth of the time.
+    Called at each gather of a whole tensor, which says nothing of where it goes.
     """
-    now = time.monotonic()
-    if not grid.looks_for_metrics or now < grid.next_search:
+    if not grid.looks_for_metrics:
         return
     kind = sys.modules["torchmetrics"].Metric
-    # Not all objects of this process: to refer to a tuple that another thread is making breaks it.
-    for thing in gc.get_referrers(*_classes_below(kind)):
-        if issubclass(type(thing), kind) and _warn_if_it_adds_up(grid, thing):
-            grid.looks_for_metrics = False
-            return
-    grid.next_search = now + 50 * (time.monotonic() - now)
+    if not hasattr(kind.sync, "grids"):
+        kind.sync = _warning_sync(kind.sync)
+    kind.sync.grids.add(grid)
+
+
+def _warning_sync(sync: Callable[..., None]) -> Callable[..., None]:
+    """Return what adds up the states of a metric, with a warning before."""
+    grids: weakref.WeakSet[Grid] = weakref.WeakSet()
+
+    @wraps(sync)
+    def warn_and_sync(metric: Any, *args: Any, **options: Any) -> None:
+        if options.get("should_sync", True):
+            for grid in grids:
+                _warn_if_it_adds_up(grid, metric)
+        sync(metric, *args, **options)
+
+    warn_and_sync.grids = grids  # type: ignore[attr-defined]
+    return warn_and_sync
 
 
 def warn_of_updated_metric(grid: Grid) -> None:
@@ -500,9 +506,9 @@ def warn_of_updated_metric(grid: Grid) -> None:
         frame = frame.f_back
 
 
-def _warn_if_it_adds_up(grid: Grid, metric: Any) -> bool:
+def _warn_if_it_adds_up(grid: Grid, metric: Any) -> None:
     if metric.process_group is not None or not metric.sync_on_compute:
-        return False
+        return
     log_once(
         grid,
         f"{type(metric).__name__} of torchmetrics adds up over all ranks, and each has the whole "
@@ -510,14 +516,6 @@ def _warn_if_it_adds_up(grid: Grid, metric: Any) -> bool:
         "once a rank: make it with process_group=grid.process_group()",
         logging.WARNING,
     )
-    return True
-
-
-def _classes_below(kind: type[object]) -> Iterator[type[object]]:
-    """Yield a class and all that are derived from it."""
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from _classes_below(derived)
 
 
 _ALIVE: weakref.WeakKeyDictionary[Grid, weakref.ref[dist.ProcessGroup] | None]

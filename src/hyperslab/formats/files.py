@@ -167,6 +167,16 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"{folder}: {state}; give the folder that holds the data")
 
 
+def table_file(folder: Path, table: Path) -> Path:
+    """Finds a table of targets, in the folder of the data or from here; refuses one that is not."""
+    for path in (folder / table, table):
+        if path.is_file():
+            return path
+    raise DataError(
+        f"data.table: there is no {table}, in {folder} or from here ({OWN_DATA}, tables)"
+    )
+
+
 def walk_folder(folder: Path) -> list[str]:
     """Lists relative names of all in a folder and below, sorted; not what is hidden or in Zarr.
 

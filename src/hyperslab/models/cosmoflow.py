@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hyperslab.models import check_width
+
 
 @dataclass(frozen=True)
 class ConvLayer:
@@ -131,26 +133,18 @@ def mlperf(width: int) -> Variant:
     )
 
 
-# The variants and the widths that each takes.
-COSMOFLOW_VARIANTS: dict[str, tuple[Callable[[int], Variant], tuple[int, ...]]] = {
-    "paper2020": (paper2020, (16, 32, 64, 128, 256, 512)),
-    "sc18": (sc18, (128, 64, 32)),
-    "lbann": (lbann, (16, 32, 64, 128, 256, 512)),
-    "mlperf": (mlperf, (32, 64, 128, 256, 512)),
+COSMOFLOW_VARIANTS: dict[str, Callable[[int], Variant]] = {
+    "paper2020": paper2020,
+    "sc18": sc18,
+    "lbann": lbann,
+    "mlperf": mlperf,
 }
 
 
 def variant_of(name: str, width: int) -> Variant:
-    """Raises ValueError, with what is allowed, for a name or a width that does not exist."""
-    if name not in COSMOFLOW_VARIANTS:
-        raise ValueError(
-            f"CosmoFlow has no variant {name!r}: use one of {', '.join(COSMOFLOW_VARIANTS)}"
-        )
-    build, widths = COSMOFLOW_VARIANTS[name]
-    if width not in widths:
-        allowed = ", ".join(map(str, widths))
-        raise ValueError(f"CosmoFlow {name!r} takes no width {width!r}: use one of {allowed}")
-    return build(width)
+    """Describe a variant; raises as `check_width`."""
+    check_width(name, width)
+    return COSMOFLOW_VARIANTS[name](width)
 
 
 def _log2(width: int) -> int:

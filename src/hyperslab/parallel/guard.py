@@ -23,15 +23,17 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.parameter import is_lazy
 
 from hyperslab.comm import Grid, log_once
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.ops.autograd import ask_all_ranks_for_gradients
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
-from hyperslab.tensor import Sharded
+from hyperslab.tensor import Sharded, boxes, gather, scatter, shard
 from hyperslab.tensor.dispatch import watched_gradients
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
+    EagerReason,
+    asks_for_one_graph,
     at_end_of_backward,
     graph_task,
     inside_ddp,
@@ -283,6 +285,8 @@ class GuardedForward(functools.partial[Any]):
 
     def __new__(cls, forward: Callable[..., Any], guard: Guard | None = None) -> GuardedForward:
         def run(*args: Any, **kwargs: Any) -> Any:
+            if asks_for_one_graph():
+                raise UnsupportedOp(RUNS_EAGERLY)
             if guard is not None:
                 _refuse_tracing(guard.module)
                 if not guard.begun:  # it may have been converted since it was parallelised
@@ -300,15 +304,18 @@ class GuardedForward(functools.partial[Any]):
         raise _no_copy()
 
 
+RUNS_EAGERLY = EagerReason(
+    "what works on cut tensors runs eagerly, a module of hyperslab.parallelize above all, because "
+    "graphs cannot hold messages between ranks\n    leave fullgraph=True out, or compile functions "
+    "that do not call it"
+)
+RUNS_EAGERLY.kind = UnsupportedOp
+
+
 def run_eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keep a function that works on cut tensors out of graphs; torch quotes the reason."""
     _keep_packages_out_of_graphs()
-    return torch.compiler.disable(
-        function,
-        reason="a module of hyperslab.parallelize runs eagerly, because graphs cannot hold "
-        "messages between ranks: leave fullgraph=True out, and compile functions that do not call "
-        "the module",
-    )
+    return torch.compiler.disable(function, reason=RUNS_EAGERLY)
 
 
 @functools.cache
@@ -317,7 +324,8 @@ def _keep_packages_out_of_graphs() -> None:
 
     Models and losses are plain torch, which compiles as ever.
     """
-    keep_out_of_graphs([f"hyperslab.{name}" for name in ("comm", "tensor", "ops", "parallel")])
+    packages = [f"hyperslab.{name}" for name in ("comm", "tensor", "ops", "parallel")]
+    keep_out_of_graphs(packages, (boxes, gather, scatter, shard), RUNS_EAGERLY)
 
 
 def replace_sync_batch_norm(module: nn.Module) -> None:

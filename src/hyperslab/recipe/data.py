@@ -31,7 +31,7 @@ from pydantic import (
 
 from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
-from hyperslab.formats.files import AccessPolicy, DataMap
+from hyperslab.formats.files import AccessPolicy, DataMap, table_file
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection
 from hyperslab.util.documents import open_plain
@@ -378,6 +378,12 @@ class DataSection(TargetSection):
     def _keys_that_go_together(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
+        if self.synthetic is not None and any(
+            extent % (self.subvolume or 1) for extent in self.synthetic.shape[1:]
+        ):
+            raise ValueError(
+                f"data.subvolume={self.subvolume} does not divide the extents of data.synthetic"
+            )
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
             raise ValueError(
                 "data.budget and data.staging belong to the store, but data.mode=direct"
@@ -503,16 +509,18 @@ class DataSection(TargetSection):
         return found
 
     def check_path(self) -> None:
-        """Refuse a folder that is not there, or has no files that are data, by their names.
+        """Refuse a folder or table that is not there, or files that are no data by their names.
 
         Files of plug-ins are not known, as these may have to wait until the data are opened.
 
         Raises:
-            DataError: as `registry.check_source`.
+            DataError: as `registry.check_source` and `table_file`.
         """
         if self.path is not None and not self._made and not self.plugins:
             mapped = registry.MAPPED if self.mapping else self.format
             registry.check_source(self.path, mapped)
+            if self.table is not None:
+                table_file(self.path, self.table)
 
     @property
     def is_here(self) -> bool:

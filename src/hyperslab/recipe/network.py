@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
+from hyperslab import models
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.optimizer import Probability
@@ -32,6 +33,12 @@ class NetworkSection(NamedSection):
     def words(self) -> str:
         """Return the words by which errors call the network."""
         return f"model.name={self.name}"
+
+    def check_extents(self, extents: Shape, where: str) -> None:
+        """Refuse volumes (D, H, W) that the network does not take, without torch (`RecipeError`).
+
+        ``where``: what has them.
+        """
 
     def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
         """Make the network for samples of this ``shape`` (C, D, H, W); weights are torch's.
@@ -60,27 +67,28 @@ class CosmoFlowSection(ModelSection):
     batch_norm: bool = False  # after each convolution
     dropout: Probability | None = None  # of dropping a value; None: the variant's own
 
-    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
-        from hyperslab import models
-
-        channels, *extents = shape
+    def check_extents(self, extents: Shape, where: str) -> None:
         width = self.width or extents[0]
-        if extents != [width] * 3:
+        if list(extents) != [width] * 3:
             raise RecipeError(
-                f"{where} holds volumes of {extents} voxels but the model takes {[width] * 3}\n"
-                "    set model.width or data.subvolume"
+                f"{where} holds volumes of {list(extents)} voxels but the model takes "
+                f"{[width] * 3}\n    set model.width or data.subvolume"
             )
         try:
-            return models.CosmoFlow(
-                width,
-                variant=self.variant,
-                in_channels=channels,
-                outputs=outputs,
-                batch_norm=self.batch_norm,
-                dropout=self.dropout,
-            )
+            models.check_width(self.variant, width)
         except ValueError as error:
             raise RecipeError(f"model.width, model.variant: {error}") from None
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        self.check_extents(shape[1:], where)
+        return models.CosmoFlow(
+            shape[1],
+            variant=self.variant,
+            in_channels=shape[0],
+            outputs=outputs,
+            batch_norm=self.batch_norm,
+            dropout=self.dropout,
+        )
 
 
 class UNet3DSection(ModelSection):
@@ -91,16 +99,16 @@ class UNet3DSection(ModelSection):
     channels: PositiveInt = 32  # after the first convolution
     levels: PositiveInt = 3  # poolings
 
-    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
-        from hyperslab import models
-
-        channels, *extents = shape
+    def check_extents(self, extents: Shape, where: str) -> None:
         if min(extents) >> self.levels == 0:
             raise RecipeError(
                 f"model.levels={self.levels} needs volumes of at least {1 << self.levels} voxels "
-                f"along each side, but they have {extents}"
+                f"along each side, but they have {list(extents)}"
             )
-        return models.UNet3D(channels, outputs, channels=self.channels, levels=self.levels)
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        self.check_extents(shape[1:], where)
+        return models.UNet3D(shape[0], outputs, channels=self.channels, levels=self.levels)
 
 
 class TargetModel(TargetSection, NetworkSection):

@@ -278,16 +278,28 @@ class Recipe(CodeSection):
             if used and isinstance(section, TargetSection) and section.target:
                 check_exists(section.target, f"{key}.target", section.trust)
 
+    @property
+    def known_extents(self) -> tuple[int, ...]:
+        """Return the voxels (D, H, W) of a volume as keys say them, and nothing where none do."""
+        data = self.data
+        extents: tuple[int, ...] = ()
+        if data.subvolume is not None:
+            extents = (data.subvolume,) * 3
+        elif data.synthetic is not None:
+            extents = data.synthetic.shape[1:]
+        elif isinstance(self.model, CosmoFlowSection) and self.model.width is not None:
+            extents = (self.model.width,) * 3
+        multiple = data.multiple or 1
+        return tuple(math.ceil(extent / multiple) * multiple for extent in extents)
+
+    def check_extents(self) -> None:
+        """Refuse volumes that the network does not take, where keys say which (`RecipeError`)."""
+        if extents := self.known_extents:
+            self.model.check_extents(extents, self.data.where)
+
     def check_cuts(self) -> None:
         """Refuse more ranks along an axis than voxels, where keys say how many (`LayoutError`)."""
-        extents: tuple[int, ...] = ()
-        if self.data.subvolume is not None:
-            extents = (self.data.subvolume,) * 3
-        elif self.data.synthetic is not None:
-            extents = self.data.synthetic.shape[1:]
-        multiple = self.data.multiple or 1
-        for axis, extent in zip(("depth", "height", "width"), extents, strict=False):
-            voxels = math.ceil(extent / multiple) * multiple
+        for axis, voxels in zip(("depth", "height", "width"), self.known_extents, strict=False):
             shards = getattr(self.grid, axis)
             if shards > voxels:
                 raise LayoutError(

@@ -90,11 +90,19 @@ def import_compiler() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def keep_out_of_graphs(packages: Sequence[str]) -> None:
-    """Let ``torch.compile`` run functions of these packages as they are, and not trace them."""
+def keep_out_of_graphs(
+    packages: Sequence[str], functions: Sequence[Any], reason: EagerReason
+) -> None:
+    """Let ``torch.compile`` run functions of these packages as they are, and not trace them.
+
+    Of those which users call it says the ``reason``.
+    """
     rules = importlib.import_module("torch._dynamo.trace_rules")
     for package in packages:
         rules.add(package)
+    for function in functions:
+        function._torchdynamo_disable = True
+        function._torchdynamo_disable_msg = reason
 
 
 def refusal_to_compile(kind: type[Exception], words: str) -> Exception:
@@ -106,6 +114,27 @@ def refusal_to_compile(kind: type[Exception], words: str) -> Exception:
     made = type(kind.__name__, (short, kind), {"__module__": kind.__module__})
     error: Exception = made(words, first_useful_frame=sys._getframe(1))
     return error
+
+
+def asks_for_one_graph() -> bool:
+    """Tell whether what runs or is traced was compiled with ``fullgraph=True``; torch 2.12 on."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    noted = getattr(frames, "dynamo_tls", None)
+    return getattr(noted, "skip_reasons", None) is not None
+
+
+class EagerReason(str):
+    """Says why a function runs eagerly, for torch to quote.
+
+    Where one graph is asked for, it ends the trace with an error of our own in its words.
+    """
+
+    kind: type[Exception]
+
+    def __format__(self, spec: str) -> str:
+        if asks_for_one_graph():
+            raise refusal_to_compile(self.kind, str(self))
+        return super().__format__(spec)
 
 
 are_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from hyperslab.planner.cost import Breakdown
 from hyperslab.recipe.schema import GridSection
-from hyperslab.studies.scaling.study import (
-    MeasuredStep,
-    PredictedStep,
-    ScalingKind,
-    ScalingPoint,
-    Study,
-    StudyRow,
-)
+from hyperslab.studies.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.studies.scaling.study import MeasuredStep, PredictedStep, Study, StudyRow
 
 
 def breakdown(seconds: float) -> Breakdown:

@@ -10,7 +10,7 @@ import pytest
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import LayoutError
 from hyperslab.recipe.schema import GridSection, Recipe
-from hyperslab.studies.scaling.study import (
+from hyperslab.studies.scaling.points import (
     ScalingKind,
     ScalingPoint,
     grown_points,

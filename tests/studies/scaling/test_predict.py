@@ -19,7 +19,8 @@ from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.studies.scaling import study as predicting
-from hyperslab.studies.scaling.study import Predictor, ScalingPoint, jobs_of
+from hyperslab.studies.scaling.points import ScalingPoint
+from hyperslab.studies.scaling.study import Predictor, jobs_of
 
 MACHINE = "lassen-v100"
 

@@ -22,7 +22,8 @@ from hyperslab.formats.files import lock_folder
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from hyperslab.studies.scaling import study as measuring
-from hyperslab.studies.scaling.study import ScalingKind, ScalingPoint, StudyRequest, crowded
+from hyperslab.studies.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.studies.scaling.study import StudyRequest, crowded
 
 pytestmark = pytest.mark.usefixtures("forked")
 

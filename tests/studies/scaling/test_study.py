@@ -14,7 +14,8 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from hyperslab.recipe.schema import GridSection
-from hyperslab.studies.scaling.study import ScalingKind, ScalingPoint, Study, StudyRow
+from hyperslab.studies.scaling.points import ScalingKind, ScalingPoint
+from hyperslab.studies.scaling.study import Study, StudyRow
 from hyperslab.studies.scaling.summary import (
     STEP_PARTS,
     draw_study,

@@ -371,7 +371,14 @@ def test_variants_that_the_data_cannot_make_are_refused(tmp_path: Path) -> None:
     dry = CliRunner().invoke(app, ["sweep", str(path), "--dry-run"])
     assert isinstance(dry.exception, RecipeError)
     assert "data.shape=[4,16,16,16]" in str(dry.exception)
-    path = write_sweep(tmp_path / "cut", variants={"whole": {}, "12": {"data.subvolume": 12}})
-    with pytest.raises(RecipeError, match=r"variant '12': cannot cut .* into sub-volumes of 12"):
+    path = write_sweep(tmp_path / "made", variants={"whole": {}, "12": {"data.subvolume": 12}})
+    with pytest.raises(RecipeError, match=r"variant '12': .*subvolume=12 does not divide"):
+        sweep_here(path)
+    np.save(tmp_path / "24.npy", np.zeros((24, 24, 24), np.int16))
+    (tmp_path / "targets.txt").write_text("0.1 0.2\n")
+    stored = {"data.synthetic": None, "data.path": str(tmp_path), "data.subvolume": 16}
+    stored |= {"data.files": "*.npy", "data.table": "targets.txt"}
+    path = write_sweep(tmp_path / "stored", variants={"16": stored})
+    with pytest.raises(RecipeError, match=r"variant '16': cannot cut .* into sub-volumes of 16"):
         sweep_here(path)
     assert not (tmp_path / "shape" / "out").exists()

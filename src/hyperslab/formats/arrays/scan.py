@@ -47,6 +47,7 @@ from hyperslab.formats.files import (
     check_names,
     list_files,
     naming,
+    table_file,
     walk_folder,
 )
 from hyperslab.formats.source import Array, ScanOptions
@@ -330,13 +331,7 @@ def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> li
 def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
     if said.table is None:
         return None if known is None or said.targets else known.table
-    inside = folder / said.table
-    found = inside if inside.is_file() else said.table
-    if not found.is_file():
-        raise DataError(
-            f"data.table: there is no {said.table}, in {folder} or from here ({OWN_DATA}, tables)"
-        )
-    return found
+    return table_file(folder, said.table)
 
 
 def files_matching(folder: Path, pattern: str) -> list[str]:

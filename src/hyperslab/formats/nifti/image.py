@@ -230,7 +230,7 @@ CANONICAL = ((0, 1), (1, 1), (2, 1))
 
 Mask = NDArray[np.uint8]
 
-MASK_BLOCK = 32 << 20
+MASK_BLOCK = 8 << 20
 """The most voxels of a mask that are held while it is written; one layer at least."""
 
 

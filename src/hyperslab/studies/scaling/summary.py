@@ -22,7 +22,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from hyperslab.errors import RecipeError, system_errors_as
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
-from hyperslab.studies.scaling.study import MeasuredStep, ScalingKind, Speed, Study, StudyRow
+from hyperslab.studies.scaling.points import ScalingKind
+from hyperslab.studies.scaling.study import MeasuredStep, Speed, Study, StudyRow
 from hyperslab.studies.table import TIMES, Table, TableRow, number, size
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 

@@ -249,6 +249,7 @@ def load_sweep(
         words, varied = ([*overrides, *own], []) if by_user else (overrides, own)
         try:
             recipe = load_recipe(base, words, varied=varied, trust=trust)
+            recipe.check_extents()
             variants.append(_variant(name, section, file, recipe))
         except RecipeError as error:
             raise RecipeError(f"{path}, variant {name!r}: {error}") from None
