@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -261,15 +261,20 @@ def is_done(recipe: Recipe) -> bool:
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
     changes = agreement.broadcast_from_main(lambda: _changes(recipe))
-    groups = state.optimizer.param_groups
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-    at = state.restore(path)
     assert isinstance(state.schedule, RateSchedule)
-    state.schedule.put_settings(settings)
+    state.schedule.changed = _changes_schedule(recipe, changes)
+    at = state.restore(path)
+    state.schedule.put_settings(at)
     if changes:
         _write_on_main(recipe, lambda: record_changes(recipe.output, at.step, changes))
     mend_best(path, at.best_step)
     return at
+
+
+def _changes_schedule(recipe: Recipe, changes: Iterable[str]) -> bool:
+    """Tell whether the rate goes by another schedule, or by numbers of another training."""
+    refers = "${training." in str(recipe.optimizer.schedule) and "epochs" in changes
+    return refers or any(f"{key}.".startswith("optimizer.schedule.") for key in changes)
 
 
 def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:
