@@ -26,7 +26,7 @@ from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.bootstrap import named
 from hyperslab.comm.grid import log_nodes
-from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
@@ -323,20 +323,16 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
 @contextmanager
 def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
     """Raise errors of the operating system and of lost ranks anew, in the user's words."""
+    what = f"training with timeout={recipe.timeout:g} s"
     try:
-        yield
+        with agreement.naming_lost_ranks(what, "go on from the last checkpoint with --resume"):
+            yield
     except HyperslabError:
         raise
     except torch.OutOfMemoryError as error:
         raise HyperslabError(_out_of_memory(grid, error)) from error
     except OSError as error:
         raise HyperslabError(f"run {recipe.output}: {reason(error)}") from error
-    except RuntimeError as error:
-        if grid.size == 1 or not agreement.LOST_RANK_WORDS.search(str(error)):
-            raise
-        what = f"training with timeout={recipe.timeout:g} s"
-        lost = agreement.lost_contact(grid.rank, (), what, error)
-        raise CommError(f"{lost}\n    go on from the last checkpoint with --resume") from error
 
 
 def _out_of_memory(grid: Grid, error: torch.OutOfMemoryError) -> str:
