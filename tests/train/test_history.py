@@ -140,6 +140,33 @@ def test_a_file_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
     assert (second["step"], second["peak_share"]) == ("2", "2")
 
 
+def test_rows_of_other_measures_stay_with_their_columns(tmp_path: Path) -> None:
+    """A resumed run may measure more than before, or less; where no row is kept, as it says."""
+    path = tmp_path / "epochs.csv"
+    for epoch, measures in enumerate((("validation_loss",), ("a", "b"), ("b",), ("b", "c"))):
+        columns = ("epoch", *measures)
+        table = HistoryFile(path, columns, before=epoch)
+        table.add(dict.fromkeys(columns, epoch))
+        table.close()
+    assert path.read_text().splitlines() == [
+        "epoch,b,c,a,validation_loss",
+        "0,,,,0",
+        "1,1,,1,",
+        "2,2,,,",
+        "3,3,3,,",
+    ]
+    HistoryFile(path, ("epoch", "b"), before=0).close()
+    assert path.read_text() == "epoch,b\n"
+
+
+def test_another_table_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "epochs.csv"
+    path.write_text("name,size\na,1\n")
+    with pytest.raises(DataError, match=r"epochs\.csv is damaged: no column is called epoch"):
+        HistoryFile(path, ("epoch", "loss"), before=1)
+    assert path.read_text() == "name,size\na,1\n"
+
+
 def test_what_is_not_known_is_an_empty_cell(tmp_path: Path) -> None:
     reporter = Reporter(tmp_path, measures=MEASURES, step=0, epoch=0, total_steps=4)
     reporter.step({**row(1), "peak_share": None})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from hyperslab.checkpoint.run_state import DataCard
+from hyperslab.checkpoint.run_state import DataCard, Position
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.instantiate import A_LOSS, Maker
@@ -95,7 +95,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", sorted(torch_classes("optimizer.schedule")))
 def test_every_schedule_of_torch_goes_on_where_it_was(name: str) -> None:
-    """Stopped after two epochs of three steps, and gone on with, the rates are the same."""
+    """Stopped after two epochs of three steps and gone on with, rates and momenta are the same."""
     schedule = {"name": name, **ARGUMENTS.get(name, {})}
 
     def made() -> tuple[Any, Any]:
@@ -109,13 +109,15 @@ def test_every_schedule_of_torch_goes_on_where_it_was(name: str) -> None:
             made()
         return
 
-    def rates(optimizer: Any, built: Any, epochs: int) -> list[float]:
+    def rates(optimizer: Any, built: Any, epochs: int) -> list[tuple[float, float]]:
+        """With which each step is taken."""
         found = []
         for _ in range(epochs):
             for _ in range(3):
+                group = optimizer.param_groups[0]
+                found.append((group["lr"], group["betas"][0]))
                 optimizer.step()
                 built.step()
-                found.append(optimizer.param_groups[0]["lr"])
             built.end_epoch({"validation_loss": 1.0})
         return found
 
@@ -124,9 +126,55 @@ def test_every_schedule_of_torch_goes_on_where_it_was(name: str) -> None:
     optimizer, built = made()
     before = rates(optimizer, built, 2)
     other, again = made()
-    settings = [{k: v for k, v in g.items() if k != "params"} for g in other.param_groups]
     other.load_state_dict(optimizer.state_dict())
     again.load_state_dict(built.state_dict())
-    again.put_settings(settings)
+    again.put_settings(Position(6, 2))
     assert before + rates(other, again, 2) == whole
     assert issubclass(type(again.scheduler), lr_scheduler.LRScheduler)
+
+
+@pytest.mark.parametrize("before", ["none", "steplr", "cycliclr", "linear"])
+@pytest.mark.parametrize("now", ["none", "cosineannealinglr", "multisteplr", "linear"])
+def test_a_changed_schedule_goes_on_as_if_it_had_always_been_there(before: str, now: str) -> None:
+    """Whatever the one before was, and whether that counted steps or epochs."""
+
+    def made(name: str) -> tuple[Any, Any]:
+        parameters = [torch.nn.Parameter(torch.ones(2))]
+        schedule = None if name == "none" else {"name": name, **ARGUMENTS.get(name, {})}
+        optimizer, recipe = optimizer_of("adamw", parameters, lr=0.25, schedule=schedule)
+        return optimizer, build_schedule(recipe.optimizer, optimizer, 3, epochs=4)
+
+    def train(optimizer: Any, built: Any, epochs: int) -> list[float]:
+        for _ in range(epochs):
+            for _ in range(3):
+                optimizer.step()
+                built.step()
+            built.end_epoch({"validation_loss": 1.0})
+        return [optimizer.param_groups[0]["lr"]]
+
+    optimizer, built = made(before)
+    train(optimizer, built, 2)
+    other, again = made(now)
+    other.load_state_dict(optimizer.state_dict())
+    again.changed = True
+    again.load_state_dict(built.state_dict())
+    again.put_settings(Position(6, 2))
+    always = made(now)
+    train(*always, 2)
+    for _ in range(3):
+        rate, expected = other.param_groups[0]["lr"], always[0].param_groups[0]["lr"]
+        assert rate == pytest.approx(expected)
+        train(other, again, 1)
+        train(*always, 1)
+
+
+def test_numbers_that_a_schedule_does_not_keep_are_not_ignored() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2))]
+    schedule = {"name": "cycliclr", **ARGUMENTS["cycliclr"]}
+    optimizer, recipe = optimizer_of("adamw", parameters, lr=0.25, schedule=schedule)
+    built = build_schedule(recipe.optimizer, optimizer, 3, epochs=4)
+    again = build_schedule(recipe.optimizer, optimizer, 3, epochs=4)
+    again.changed = True
+    again.load_state_dict(built.state_dict())
+    with pytest.raises(RecipeError, match="CyclicLR has no formula for the rate at its step 6"):
+        again.put_settings(Position(6, 2))

@@ -65,6 +65,20 @@ def test_a_changed_optimizer_takes_effect_and_is_recorded(
     assert [row["step"] for row in read_json_lines(out / CHANGES)[0]] == [3, 6]
 
 
+def test_a_schedule_that_comes_later_counts_from_the_beginning(
+    tmp_path: Path, universes: Path
+) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe, "optimizer.schedule=null")
+    run(recipe, "epochs=2", resume=True)  # the schedule of the defaults
+    assert rates(out) == pytest.approx(
+        [1e-3] * 3 + [1e-3 * (1 - 0.99 * k / 300) for k in (3, 4, 5)]
+    )
+    waves = "optimizer.schedule={target: torch.optim.lr_scheduler.CyclicLR, base_lr: 0, max_lr: 1}"
+    with pytest.raises(RecipeError, match="CyclicLR has no formula for the rate at its step 6"):
+        run(recipe, "epochs=3", waves, resume=True)
+
+
 def test_what_a_run_keeps_is_refused_and_nothing_is_changed(
     tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,14 +10,23 @@ from pathlib import Path
 import pytest
 
 PROGRAM = """
-import os, sys
+import os, resource, sys
 from pathlib import Path
 
-from hyperslab.util.startup import fill_standard_descriptors
+from hyperslab.util.startup import begin_command
+
+begin_command()
+assert min(os.pipe()) > 2
+from hyperslab.launch.forked import can_fork
 from hyperslab.launch.supervisor import launch
 
-fill_standard_descriptors()
-assert min(os.pipe()) > 2
+assert sys.stdin.read() == ""
+print("to nobody")
+print("nor this", file=sys.stderr)
+os.dup2(2, 300)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+assert can_fork() or sys.platform != "linux"
+launch(2, ["-m", "this"], Path(sys.argv[1]) / "logs", limit=60)
 rank = "import os, sys; os.write(1, b'1'); sys.exit(os.environ['RANK'] not in '01')"
 launch(2, ["-c", rank], Path(sys.argv[1]) / "logs", limit=60)
 Path(sys.argv[1], "done").touch()
@@ -25,6 +34,8 @@ Path(sys.argv[1], "done").touch()
 
 
 def test_ranks_start_where_all_streams_are_closed(tmp_path: Path) -> None:
+    """As forks and as interpreters, also with a descriptor beyond the limit of numbers."""
+
     def close() -> None:
         os.closerange(0, 3)
 

@@ -287,7 +287,22 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
     who = named({*peers}) if peers else "another rank"
     words = str(why).strip()
     first = words.splitlines()[0] if words else type(why).__name__
+    first = first.partition(" This is typically caused by")[0]  # gloo's guesses, and good wishes
     return CommError(f"{named([rank])} lost contact with {who} during {what}: {first}")
+
+
+@contextmanager
+def naming_lost_ranks(what: str, remedy: str) -> Iterator[None]:
+    """Turn an error that torch raises where another rank was lost into a `CommError`; no other."""
+    try:
+        yield
+    except HyperslabError:
+        raise
+    except RuntimeError as error:
+        if ranks_in() == 1 or not LOST_RANK_WORDS.search(str(error)):
+            raise
+        lost = lost_contact(own_rank(), (), what, error)
+        raise CommError(f"{lost}\n    {remedy}") from error
 
 
 @contextmanager

@@ -66,6 +66,9 @@ class RankEnd:
         return self.kind == errors.CommError.__name__
 
 
+AGAIN = "run the same command again; a training goes on from its last checkpoint with --resume"
+
+
 class OneRankError(errors.HyperslabError):
     """Reports the end of one rank, the others having been ended; ``rank`` is its number."""
 
@@ -115,7 +118,7 @@ def explain_failures(
             rank,
             f"rank {rank} (process {cause.pid}) was killed by {_signal_name(cause.exitcode)} and "
             f"the others were ended{KILLED.get(cause.exitcode, '')}\n"
-            f"    go on from the last checkpoint with --resume{quote}",
+            f"    {AGAIN}{quote}",
         )
     return RankFailed(rank, f"rank {rank} failed with exit code {cause.exitcode}{quote}")
 
@@ -131,7 +134,7 @@ def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
     quote = f"\n    {heard.splitlines()[0]}" if heard else ""
     return (
         f"rank {cause.rank} (process {cause.pid}) does not answer: {cause.overdue}; it and the "
-        f"others were ended{quote}\n    go on from the last checkpoint with --resume"
+        f"others were ended{quote}\n    {AGAIN}"
     )
 
 

@@ -157,7 +157,10 @@ def _take_descriptors(streams: tuple[int, int, int], kept: Sequence[int]) -> Non
             and number not in (*kept, nowhere)
             and os.path.exists(f"/proc/self/fd/{number}")
         ):
-            os.dup2(nowhere, number, inheritable=False)
+            try:
+                os.dup2(nowhere, number, inheritable=False)
+            except OSError:  # inherited, and beyond the limit of numbers, so no file will get it
+                os.close(number)
 
 
 def _show_environment(environment: Mapping[str, str]) -> None:

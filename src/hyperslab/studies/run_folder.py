@@ -31,6 +31,7 @@ Columns = dict[str, NDArray[np.float64]]  # the columns of a CSV file by name, a
 Measures = dict[str, float | None]
 """Maps what an evaluation measured of a parameter or class; None where it is not defined."""
 
+TEST = "test"
 NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "samples_per_second")
 TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are not numbers
 NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
@@ -95,6 +96,11 @@ class Run:
             int(match[1]) for name in names if (match := re.search(r"tfevents\.(\d{1,11})\b", name))
         ]
         return datetime.datetime.fromtimestamp(min(seconds), datetime.UTC) if seconds else None
+
+    @property
+    def split(self) -> str:
+        """Names the split that was evaluated."""
+        return evaluated_split(self.evaluation)
 
     @property
     def errors(self) -> dict[str, Measures]:
@@ -212,6 +218,20 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     if not named or not all(isinstance(row, dict) for row in named):
         raise DataError(f"{path} holds no errors of parameters and no scores of classes")
     return found
+
+
+def evaluated_split(evaluation: dict[str, Any]) -> str:
+    """Names the split that an evaluation measured; those of other programs are of the test's."""
+    return str(evaluation.get("split", TEST))
+
+
+def check_measured_test(folder: Path, evaluation: dict[str, Any]) -> None:
+    """Refuses an evaluation of another split than the test's, of which a page says that it is."""
+    if (split := evaluated_split(evaluation)) != TEST:
+        raise DataError(
+            f"{folder} measured the {split} split, and this page compares the test split\n"
+            f"    hyperslab evaluate {folder.parent}"
+        )
 
 
 def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Columns:

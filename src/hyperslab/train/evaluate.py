@@ -28,7 +28,12 @@ from hyperslab.checkpoint.retention import best_of, latest
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, read_extra
 from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main, failure_broadcast, start_alike
+from hyperslab.comm.agreement import (
+    broadcast_from_main,
+    failure_broadcast,
+    naming_lost_ranks,
+    start_alike,
+)
 from hyperslab.data import Dataset
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.recipe.compare import launch_facts
@@ -601,8 +606,9 @@ def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None
 def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
     """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
     started = start_alike(recipe.device, recipe.timeout, facts, builders.numbering_of(recipe))
+    what = f"{facts['--command']} with timeout={recipe.timeout:g} s"
     try:
-        with failure_broadcast():
+        with failure_broadcast(), naming_lost_ranks(what, "run the same command again"):
             yield
     finally:
         if started:

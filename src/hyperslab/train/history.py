@@ -12,7 +12,9 @@ import io
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +38,6 @@ STEP_COLUMNS = (
     "flops_per_second",
     "peak_share",
 )
-OPTIONAL_COLUMNS = {"flops_per_second", "peak_share"}
-"""These columns are missing in files of earlier versions; their cells are empty."""
-
 MOST_ROW = 1 << 20  # the longest line of a history that is gone on with [B]
 
 
@@ -64,17 +63,26 @@ class HistoryFile:
         """Go on with an existing file after dropping the rows that count ``before`` or more.
 
         A checkpoint is older than the last rows of a run that was killed; the resumed run writes
-        these steps again.
+        these steps again. Columns that only the file has stay behind the others: earlier versions
+        wrote fewer, and a resumed run may measure more or less than before. What a row has no value
+        for is an empty cell.
 
         Raises:
             DataError: the file that is there is no such table.
         """
-        self.columns = columns
         try:
-            with created_aside(path) as file, io.TextIOWrapper(file, newline="") as new:
-                kept = csv.DictWriter(new, columns, restval="", lineterminator="\n")
-                kept.writeheader()
-                kept.writerows(self._rows_before(path, before))
+            with open_plain(path) if path.exists() else nullcontext(io.BytesIO()) as old:
+                lines = finished_lines(old, MOST_ROW)  # the last one may be half-written
+                rows = csv.DictReader(line.decode() for line in lines)
+                if rows.fieldnames and columns[0] not in rows.fieldnames:
+                    raise ValueError(f"no column is called {columns[0]}")
+                earlier = (row for row in rows if _is_before(row, columns[0], before))
+                first = next(earlier, {})
+                columns = tuple(dict.fromkeys((*columns, *first)))
+                with created_aside(path) as file, io.TextIOWrapper(file, newline="") as new:
+                    kept = csv.DictWriter(new, columns, restval="", lineterminator="\n")
+                    kept.writeheader()
+                    kept.writerows(chain([first] if first else [], earlier))
         except (ValueError, csv.Error) as error:
             raise DataError(
                 f"{path} is damaged: {error}\n"
@@ -82,18 +90,7 @@ class HistoryFile:
             ) from None
         # A row is on disk when it is written.
         self.file = os.fdopen(open_to_append(path), "a", newline="", buffering=1)
-        self.writer = csv.DictWriter(self.file, columns, lineterminator="\n")
-
-    def _rows_before(self, path: Path, before: int) -> Iterator[dict[str, str]]:
-        """Yield the whole rows of the table that count less than ``before``, of these columns."""
-        if not path.exists():
-            return
-        with open_plain(path) as file:
-            lines = finished_lines(file, MOST_ROW)  # the last one may be half-written
-            for row in csv.DictReader(line.decode() for line in lines):
-                known = {*row} <= {*self.columns} <= {*row} | OPTIONAL_COLUMNS
-                if known and None not in row.values() and int(row[self.columns[0]]) < before:
-                    yield row
+        self.writer = csv.DictWriter(self.file, columns, restval="", lineterminator="\n")
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append one row; None becomes an empty cell."""
@@ -101,6 +98,11 @@ class HistoryFile:
 
     def close(self) -> None:
         self.file.close()
+
+
+def _is_before(row: Mapping[str | None, Any], key: str, before: int) -> bool:
+    """Tell whether a row is whole and counts less than ``before``."""
+    return None not in row and None not in row.values() and int(row[key]) < before
 
 
 log = logging.getLogger("hyperslab")
@@ -175,16 +177,16 @@ class Reporter:
 
     def epoch(self, row: dict[str, float | None], step: int) -> None:
         """Record one epoch, counted from 0, that ended with ``step``."""
-        self.epochs.add({name: _csv_cell(row[name]) for name in self.epochs.columns})
-        cells = {f"epoch/{name}": row[name] for name in self.epochs.columns[1:]}
+        self.epochs.add({name: _csv_cell(value) for name, value in row.items()})
+        cells = {f"epoch/{name}": value for name, value in row.items() if name != "epoch"}
         known = {name: value for name, value in cells.items() if value is not None}
         for logger in self.loggers:
             logger.add(known, step)
             logger.flush()
         shown = [
-            f"{name.replace('_', ' ')} {row[name]:.4g}"
-            for name in self.epochs.columns
-            if name.startswith(("train_", "validation_")) and row[name] is not None
+            f"{name.replace('_', ' ')} {value:.4g}"
+            for name, value in row.items()
+            if name.startswith(("train_", "validation_")) and value is not None
         ]
         ended = int(row["epoch"] or 0) + 1  # people count from 1
         self._log(f"epoch {ended}  {'  '.join(shown)}  {row['seconds']:.1f} s")

@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from hyperslab.checkpoint.run_state import Position
 from hyperslab.errors import RecipeError
 from hyperslab.models.larc import scale_by_norms
 from hyperslab.recipe.optimizer import OptimizerSection, Weights, check_optimizer_class
@@ -20,20 +21,32 @@ from hyperslab.recipe.schedule import SCHEDULES_BY_STEP, Every
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.network import UserObjects
 
+GIVEN = "given"
+"""In a schedule's state: the settings that its optimizer was given, as `RateSchedule.given`."""
+
 
 class RateSchedule:
     """A scheduler of torch's, or none, and when it moves on.
 
-    ``every``: after each "step" of the optimizer or each "epoch".
+    ``every``: after each "step" of the optimizer or each "epoch". ``given`` are the settings of the
+    optimizer's groups before the first step, as the recipe or the program says them. A scheduler
+    may move others of them than the rate: OneCycleLR and CyclicLR move the momentum. ``changed``
+    says, before it is loaded, that the state is that of another schedule or of other numbers.
     """
 
     def __init__(self, optimizer: Optimizer, scheduler: LRScheduler | None, every: Every) -> None:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.every = every
-        self.said: dict[str, Any] = {}
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+        self.given = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        self.changed = False
+        self.fresh: dict[str, Any] = {}
+        self.moved: list[set[str]] = [set() for _ in self.given]
 
     def step(self) -> None:
         if self.scheduler is not None and self.every == "step":
@@ -63,45 +76,60 @@ class RateSchedule:
         if self.scheduler is None:
             return {}
         state: dict[str, Any] = self.scheduler.state_dict()
-        return {key: value for key, value in state.items() if not callable(value)}
+        plain = {key: value for key, value in state.items() if not callable(value)}
+        return {**plain, GIVEN: [{k: v for k, v in g.items() if k != "lr"} for g in self.given]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; the recipe's own numbers stay to be compared by `put_settings`."""
-        if self.scheduler is not None:
-            self.said = self._numbers()
-            self.scheduler.load_state_dict(state)
+        """Go on from there; what the recipe says now stays to be compared by `put_settings`."""
+        if self.scheduler is None:
+            return
+        self.fresh = {**vars(self.scheduler)}
+        rest = {**state}
+        then = rest.pop(GIVEN, None)  # earlier versions did not write it
+        if then is not None:
+            pairs = zip(self.given, then, strict=True)
+            self.moved = [{k for k in now if k in old and now[k] == old[k]} for now, old in pairs]
+        for keys in self.moved:
+            keys.update(("lr", "initial_lr"))
+        if not self.changed:
+            self.scheduler.load_state_dict(rest)
+            self.changed = self._numbers(vars(self.scheduler)) != self._numbers(self.fresh)
 
-    def put_settings(self, settings: list[dict[str, Any]]) -> None:
+    def put_settings(self, at: Position) -> None:
         """Give the optimizer settings in place of those that came with a checkpoint.
 
-        The rate is what the schedule makes of the new one, by its own new numbers, at its step.
+        Those that are not said otherwise than then stay as the schedule has moved them. The rate is
+        what the schedule makes of the new one, by its own new numbers, at its step.
 
         Raises:
             RecipeError: rate or numbers have changed, and torch has no formula for this schedule.
         """
         scheduler = self.scheduler
         groups = self.optimizer.param_groups
-        kept = () if scheduler is None else ("lr", "initial_lr")
         before = [group.get("initial_lr") for group in groups]
-        for group, given in zip(groups, settings, strict=True):
-            group.update({key: value for key, value in given.items() if key not in kept})
+        for group, given, moved in zip(groups, self.given, self.moved, strict=True):
+            group.update({key: value for key, value in given.items() if key not in moved})
         if scheduler is None:
             return
-        rates = [given["initial_lr"] for given in settings]
+        rates = [given["initial_lr"] for given in self.given]
+        if self.changed:  # the state may be of another class, and count something else
+            vars(scheduler).clear()
+            vars(scheduler).update(self.fresh)
+            scheduler.last_epoch = at.step if self.every == "step" else at.epoch
+            scheduler._step_count = scheduler.last_epoch + 1
         if isinstance(scheduler, LambdaLR):  # its numbers are within the functions
             step = scheduler.last_epoch
             factors = [function(step) for function in scheduler.lr_lambdas]
             now = [first * factor for first, factor in zip(rates, factors, strict=True)]
-        elif rates == before and self._numbers() == self.said:
+        elif rates == before and not self.changed:
             return
         elif hasattr(scheduler, "_get_closed_form_lr"):
-            vars(scheduler).update(self.said)
             scheduler.base_lrs = rates
             now = scheduler._get_closed_form_lr()
         else:
             raise RecipeError(
                 f"--resume: optimizer.learning_rate or optimizer.schedule has changed, but "
-                f"{type(scheduler).__name__} has no formula for the rate at its epoch "
+                f"{type(scheduler).__name__} has no formula for the rate at its {self.every} "
                 f"{scheduler.last_epoch}\n    change it back, or start another run"
             )
         scheduler.base_lrs = rates
@@ -109,9 +137,8 @@ class RateSchedule:
             group.update(initial_lr=first, lr=rate)
         scheduler._last_lr = [group["lr"] for group in groups]
 
-    def _numbers(self) -> dict[str, Any]:
-        """Return the numbers that the scheduler was made with."""
-        state = {} if self.scheduler is None else vars(self.scheduler)
+    def _numbers(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the numbers that the scheduler was made with, of those that it keeps."""
         names = inspect.signature(type(self.scheduler)).parameters
         return {n: state[n] for n in names if n in state and n not in ("optimizer", "last_epoch")}
 

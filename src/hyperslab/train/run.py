@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.bootstrap import named
 from hyperslab.comm.grid import log_nodes
-from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.recipe.compare import changed_keys, launch_facts
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
@@ -261,15 +261,20 @@ def is_done(recipe: Recipe) -> bool:
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
     changes = agreement.broadcast_from_main(lambda: _changes(recipe))
-    groups = state.optimizer.param_groups
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-    at = state.restore(path)
     assert isinstance(state.schedule, RateSchedule)
-    state.schedule.put_settings(settings)
+    state.schedule.changed = _changes_schedule(recipe, changes)
+    at = state.restore(path)
+    state.schedule.put_settings(at)
     if changes:
         _write_on_main(recipe, lambda: record_changes(recipe.output, at.step, changes))
     mend_best(path, at.best_step)
     return at
+
+
+def _changes_schedule(recipe: Recipe, changes: Iterable[str]) -> bool:
+    """Tell whether the rate goes by another schedule, or by numbers of another training."""
+    refers = "${training." in str(recipe.optimizer.schedule) and "epochs" in changes
+    return refers or any(f"{key}.".startswith("optimizer.schedule.") for key in changes)
 
 
 def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:
@@ -318,20 +323,16 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
 @contextmanager
 def _clear_errors(grid: Grid, recipe: Recipe) -> Iterator[None]:
     """Raise errors of the operating system and of lost ranks anew, in the user's words."""
+    what = f"training with timeout={recipe.timeout:g} s"
     try:
-        yield
+        with agreement.naming_lost_ranks(what, "go on from the last checkpoint with --resume"):
+            yield
     except HyperslabError:
         raise
     except torch.OutOfMemoryError as error:
         raise HyperslabError(_out_of_memory(grid, error)) from error
     except OSError as error:
         raise HyperslabError(f"run {recipe.output}: {reason(error)}") from error
-    except RuntimeError as error:
-        if grid.size == 1 or not agreement.LOST_RANK_WORDS.search(str(error)):
-            raise
-        what = f"training with timeout={recipe.timeout:g} s"
-        lost = agreement.lost_contact(grid.rank, (), what, error)
-        raise CommError(f"{lost}\n    go on from the last checkpoint with --resume") from error
 
 
 def _out_of_memory(grid: Grid, error: torch.OutOfMemoryError) -> str:

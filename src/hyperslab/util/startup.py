@@ -56,13 +56,16 @@ def fill_standard_descriptors() -> None:
     """Open the null device in place of each standard stream that is closed.
 
     The next pipe or file would get its number, and code that takes that for the stream would close
-    it, or read and write there.
+    it, or read and write there. Python has None for such a stream.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     while nowhere <= 2:
         os.set_inheritable(nowhere, True)
         nowhere = os.open(os.devnull, os.O_RDWR)
     os.close(nowhere)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def leave_out_current_folder() -> None:

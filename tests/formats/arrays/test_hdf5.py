@@ -175,6 +175,10 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda p: public(p, counts(0, (7, 7, 7, 4)), namePar=np.array(NAMES[::-1], "S9")),
         "names is .*all files of a data set are stored alike",
     ),
+    "other order of channels": (
+        lambda p: public(p, counts(0, (7, 7, 7, 4)), redshifts=np.array([3.0, 1.5, 0.5, 0.0])),
+        r"redshifts \[3.0, 1.5, 0.5, 0.0\], those of a/univ_000.hdf5 \[0.0.*stored alike",
+    ),
     "targets": (
         lambda p: public(p, counts(0, (7, 7, 7, 4)), unitPar=np.array([0, 0, np.nan, 0])),
         "unitPar.*finite",

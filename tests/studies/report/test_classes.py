@@ -63,6 +63,18 @@ def test_every_class_has_its_scores_and_the_share_of_each_confusion(page: str) -
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_only_samples_of_the_test_split_were_never_seen(run: Path, page: str) -> None:
+    words = "samples of the test split, which the network never saw, on its own lattice"
+    assert words in page
+    path = run / "evaluation" / "metrics.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "split": "train"}))
+    changed = write_report(run).read_text()
+    assert "samples of the train split, on its own lattice" in changed
+    assert "test split" not in changed
+    assert "of the voxels, train split" in changed
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_surfaces_have_a_table_of_their_own_with_whole_samples(run: Path) -> None:
     path = run / "evaluation" / "metrics.json"
     found = json.loads(path.read_text())

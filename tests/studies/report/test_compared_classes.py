@@ -67,3 +67,12 @@ def test_runs_with_other_samples(tmp_path: Path) -> None:
         class_chapter(paths)
     page = write_report(*paths).read_text()
     assert "Their errors are not compared" in page
+
+
+def test_runs_that_were_not_measured_on_the_test_split(tmp_path: Path) -> None:
+    paths = [run(tmp_path, name, 0, [0.9, 0.5, 0.1]) for name in ("a", "wide")]
+    for path in paths:
+        file = path / "evaluation" / "metrics.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "split": "train"}))
+    with pytest.raises(DataError, match="a/evaluation measured the train split, and this page"):
+        class_chapter(paths)

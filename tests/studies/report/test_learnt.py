@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hyperslab.errors import DataError
+from hyperslab.studies.report import write_report
 from hyperslab.studies.report.accuracy import (
     fitted_band,
     learnt_parameters,
@@ -14,6 +17,7 @@ from hyperslab.studies.report.accuracy import (
     ratios_of,
 )
 from hyperslab.studies.report.chapters import key_numbers
+from hyperslab.studies.report.configurations import read_comparison
 from hyperslab.studies.run_folder import read_run
 from hyperslab.studies.table import DASH
 from hyperslab.train.metrics import ConfidenceInterval
@@ -46,6 +50,19 @@ def test_the_sentence_tells_all_parameters_apart() -> None:
     assert "Not distinguishable from predicting the mean: Ωₘ 1.14 (0.900 - 1.40)." in words
     assert "Worse than predicting the mean: nₛ 1.30 (1.10 - 1.60)." in words
     assert learnt_words({}) == ""
+
+
+def test_another_split_than_the_test_says_nothing_and_is_not_compared(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "good", seed=0, noise=0.1)
+    file = path / "evaluation" / "metrics.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "split": "train"}))
+    assert ratios_of(read_run(path)) == {}
+    page = write_report(path).read_text()
+    assert "Normalised parameters of the train split" in page
+    assert "test s" not in page
+    other = write_run(tmp_path / "other", seed=1, noise=0.1)
+    with pytest.raises(DataError, match="good/evaluation measured the train split, and this page"):
+        read_comparison([path, other])
 
 
 def test_too_few_volumes_or_no_mean_say_nothing(tmp_path: Path) -> None:

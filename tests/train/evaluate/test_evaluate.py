@@ -30,7 +30,13 @@ from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import CosmoFlow
 from hyperslab.recipe.load import recipe_for
-from hyperslab.train.evaluate import Evaluation, evaluate, find_checkpoint, write_evaluation
+from hyperslab.train.evaluate import (
+    Evaluation,
+    evaluate,
+    find_checkpoint,
+    started_ranks,
+    write_evaluation,
+)
 from tests.ranks import run_ranks
 from tests.studies.report.fake import NAMES, RANGES, universes
 
@@ -274,6 +280,27 @@ def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
     assert "7 samples of the test split, step-00000007" in text
     for name in NAMES:
         assert re.search(rf"^ *{name} .*{serial.errors[name]['ratio']:.3g}", text, re.MULTILINE)
+
+
+GLOO = "[gloo/unbound_buffer.cc:129] Timed out waiting 6000ms. This is typically caused by cables"
+
+
+def lose_a_rank(made: str, words: str) -> str:
+    recipe = recipe_for(Path(made), ["grid.depth=2"])
+    with pytest.raises(RuntimeError) as caught, started_ranks(recipe, {"--command": "evaluate"}):
+        raise RuntimeError(words)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_what_torch_says_of_a_lost_rank_names_it(made: Path) -> None:
+    """Such as where the parameters are made equal; other errors stay what they are."""
+    found = run_ranks(2, lose_a_rank, str(made), GLOO)
+    assert [words.splitlines()[0] for words in found] == [
+        f"CommError: rank {rank} lost contact with rank {1 - rank} during evaluate with "
+        "timeout=600 s: [gloo/unbound_buffer.cc:129] Timed out waiting 6000ms."
+        for rank in (0, 1)
+    ]
+    assert run_ranks(2, lose_a_rank, str(made), "a bug") == ["RuntimeError: a bug"] * 2
 
 
 @pytest.mark.long

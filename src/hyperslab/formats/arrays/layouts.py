@@ -302,6 +302,12 @@ def scan_layouts(
                     f"{folder / entry[0]}: {word} is {found} but {wanted[word]} in {first[0]}; "
                     "all files of a data set are stored alike"
                 )
+        here, there = entry[1].redshifts, first[1].redshifts
+        if here != there and sorted(here) == sorted(there):
+            raise DataError(
+                f"{folder / entry[0]}: its channels have the redshifts {list(here)}, those of "
+                f"{first[0]} {list(there)}; all files of a data set are stored alike"
+            )
 
     files = list_files(folder, suffixes)
     refuse, own = options.refuse, options.own

@@ -15,7 +15,7 @@ from hyperslab.errors import DataError
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
 from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
-from hyperslab.studies.run_folder import Columns, Measures, Run
+from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
 from hyperslab.studies.table import (
     DASH,
     MINUS,
@@ -44,7 +44,7 @@ def accuracy(run: Run) -> Chapter:
         return Chapter("accuracy", "Accuracy", [notice])
     of = run.evaluation
     about = (
-        f"{of.get('samples', DASH)} samples of the {of.get('split', 'test')} split, checkpoint "
+        f"{of.get('samples', DASH)} samples of the {run.split} split, checkpoint "
         f"{of.get('checkpoint', DASH)}."
     )
     blocks = _of_classes(run, about) if run.scores else _of_numbers(run, about)
@@ -55,9 +55,11 @@ def ratios_of(run: Run) -> Ratios:
     """Computes by parameter the error over that of predicting the training split's mean.
 
     With 95 % intervals, by a bootstrap over volumes. Empty where the evaluation does not say which
-    volumes its samples are of, or what the mean is, and where there are too few.
+    volumes its samples are of, or what the mean is, and where there are too few, or where they are
+    not of the test split: of what it was trained on a network may have learnt nothing but that.
     """
-    if not run.errors or not isinstance(run.evaluation.get("training_mean"), dict):
+    measured = run.errors and run.split == TEST
+    if not measured or not isinstance(run.evaluation.get("training_mean"), dict):
         return {}
     try:
         scored, _ = read_scored(run.path.name, [run.path / "evaluation"])
@@ -156,7 +158,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
     return [
         *blocks,
         Heading("True against predicted"),
-        "Normalised parameters of the test samples; a point on the dashed line is exact.",
+        f"Normalised parameters of the {run.split} split; a point on the dashed line is exact.",
         Figures(scatters, "small"),
         Heading("Residuals"),
         Figures(histograms, "small"),
@@ -216,7 +218,7 @@ def _scatter(
     of_mean = "" if ratio is None else f"Ratio {interval_words(ratio)}; "
     return canvas.picture(
         title=label(name),
-        alt=f"{name}: predicted against true for {len(true)} test samples, R squared {r2}, "
+        alt=f"{name}: predicted against true for {len(true)} samples, R squared {r2}, "
         f"correlation {correlation}.",
         caption=f"{of_mean}R² = {r2}, correlation {correlation}.{shaded}{some}",
     )

@@ -114,7 +114,7 @@ def _loss_by_epoch(run: Run, measure: str) -> Picture:
     if of_mean and run.setting("loss") == "mse":
         level = float(np.mean(of_mean))
         canvas.axes.axhline(level, color=MUTED, linestyle=":", label="predicting the mean")
-        dotted = " Dotted: always predicting the training mean (test split)."
+        dotted = f" Dotted: always predicting the training mean ({run.split} split)."
     canvas.log_if_wide(epochs["train_loss"], epochs["validation_loss"])
     canvas.whole_ticks()
     canvas.axes.set(xlabel="epoch", ylabel=measure)
@@ -289,7 +289,7 @@ def lede(run: Run) -> str:
 def key_numbers(run: Run) -> Iterator[Tile]:
     """Lists the numbers one looks for first; those that are not there yet are left out."""
     for name, dice in dice_of(run.scores):
-        yield Tile(f"Dice: {name}", number(dice), "of the test voxels")
+        yield Tile(f"Dice: {name}", number(dice), f"of the voxels, {run.split} split")
     if ratios := ratios_of(run):
         names = learnt_parameters(ratios)
         which = ", ".join(map(label, names)) or "none"

@@ -29,7 +29,7 @@ from hyperslab.studies.report.canvas import (
 )
 from hyperslab.studies.report.chapters import LOSS_NAMES
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
-from hyperslab.studies.run_folder import Run, folder_names, read_words
+from hyperslab.studies.run_folder import Run, check_measured_test, folder_names, read_words
 from hyperslab.studies.table import DASH, MINUS, Table, TableCell, TableRow, counted, label, number
 from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 
@@ -380,9 +380,11 @@ def class_chapter(paths: Sequence[Path]) -> Chapter | None:
 
 
 def _check_samples(runs: Sequence[Run]) -> None:
-    """Refuses scores of other samples; evaluations of earlier versions do not name theirs."""
+    """Refuses scores of another split or other samples; earlier versions do not name theirs."""
     files = [run.path / "evaluation" / "samples.csv" for run in runs]
     named = [(path, sorted(read_words(path, "sample"))) for path in files if path.exists()]
+    for run in runs:
+        check_measured_test(run.path / "evaluation", run.evaluation)
     for path, samples in named:
         if samples != named[0][1]:
             raise DataError(

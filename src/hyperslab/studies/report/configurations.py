@@ -175,6 +175,7 @@ def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     """Reads the names of an evaluation's parameters, and their training mean (P,)."""
     path = folder / "metrics.json"
     evaluation = run_folder.read_evaluation(path)
+    run_folder.check_measured_test(folder, evaluation)
     if "parameters" not in evaluation:
         what = "evaluates classes" if evaluation else "is not there"
         raise DataError(

@@ -38,7 +38,7 @@ from hyperslab.recipe.trust import NO_TRUST, leave_out_liberties
 from hyperslab.simulate.parameters import FIDUCIAL_H_0
 from hyperslab.studies.report.canvas import FIGURE_STYLE, Canvas, Picture
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Legend, Notice
-from hyperslab.studies.run_folder import Run
+from hyperslab.studies.run_folder import TEST, Run
 from hyperslab.studies.table import number, times
 from hyperslab.train.evaluate import MASKS_SHOWN
 from hyperslab.util.documents import open_plain
@@ -555,8 +555,9 @@ def _scan_blocks(run: Run) -> Iterator[Block]:
     if not found:
         yield Notice("The masks are those of an evaluation:", f"hyperslab evaluate {run.path}")
         return
+    unseen = ", which the network never saw" if run.split == TEST else ""
     text = (
-        "These are test samples that the network never saw, on its own lattice, in the planes "
+        f"These are samples of the {run.split} split{unseen}, on its own lattice, in the planes "
         "through the centre of the foreground. Lines: the true mask. Filled: the predicted one."
     )
     if any(cut.parts > 1 for cut in _cuts_of(found[0].shape, run).values()):
