@@ -21,10 +21,10 @@ is_quantized is_sparse is_sparse_csr is_xpu itemsize names output_nr retains_gra
 _backward_hooks
 """.split()
 
-KNOWN_BEFORE = ("dtype", "is_complex", "is_floating_point")
+KNOWN_BEFORE = "dtype device is_cpu is_cuda get_device is_complex is_floating_point".split()
 """Lists those that are asked of a block that is pending without having it computed.
 
-Not the device, by which `torch.utils.checkpoint` asks before it keeps a tensor.
+Layers of Fourier networks ask a spectrum for them, to make zeros for the frequencies they keep.
 """
 
 TENSOR_METHODS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.ops.indexing import DeferredWrites
@@ -147,7 +149,7 @@ def waiting() -> None:
     expected = torch.fft.rfftn(full, dim=(2, 3, 4))
     with in_a_module(hs.shard(full, hs.Grid(depth=2))) as x:
         modes = torch.fft.rfftn(x, dim=(2, 3, 4))
-        out: Any = torch.zeros(modes.shape, dtype=modes.dtype, device=x.device)
+        out: Any = torch.zeros(modes.shape, dtype=modes.dtype, device=modes.device)
         assert modes.is_complex()
         assert isinstance(pending(modes), Spectrum)
         out[:, :, :2] = modes[:, :, :2]
@@ -167,6 +169,50 @@ def waiting() -> None:
 
 def test_what_is_known_before() -> None:
     run_ranks(2, waiting)
+
+
+class Filter(torch.nn.Module):
+    """Keeps few frequencies, in a checkpoint that is given all of them."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.before = torch.nn.Conv3d(2, 2, 3, padding=1)
+        self.weight = torch.nn.Parameter(torch.rand(2, 1, 1, 1) + 0.5)
+
+    def kept(self, modes: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(modes.shape, dtype=modes.dtype, device=modes.device)
+        out[:, :, 2:5, 1:4, :2] = modes[:, :, 2:5, 1:4, :2] * self.weight
+        turned = torch.fft.ifftshift(out, dim=(2, 3))
+        return torch.fft.irfftn(turned, s=(7, 6, 4), dim=(2, 3, 4)) * self.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        modes = torch.fft.rfftn(self.before(x), dim=(2, 3, 4))
+        modes = torch.fft.fftshift(modes, dim=(2, 3))
+        if self.reentrant is None:
+            return self.kept(modes)
+        return checkpoint(self.kept, modes, use_reentrant=self.reentrant)
+
+
+def checkpointed(reentrant: bool | None) -> None:
+    torch.manual_seed(0)
+    serial = Filter(reentrant).double()
+    net = copy.deepcopy(serial)
+    full = torch.randn(1, 2, 7, 6, 4, dtype=torch.float64)
+    y = serial(full)
+    y.square().sum().backward()
+    grid = hs.Grid(depth=2)
+    hs.parallelize(net, grid)
+    got = net(hs.shard(full, grid))
+    got.square().sum().backward()
+    assert torch.allclose(got.full(), y)
+    for a, b in zip(net.parameters(), serial.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_checkpoint_of_a_spectrum(reentrant: bool | None) -> None:
+    run_ranks(2, checkpointed, reentrant)
 
 
 def changed(case: str) -> None:
