@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hyperslab.errors import RecipeError
-from hyperslab.models import COSMOFLOW_WIDTHS
 from hyperslab.models.cosmoflow import COSMOFLOW_VARIANTS
+from hyperslab.models.widths import COSMOFLOW_WIDTHS
 from hyperslab.recipe.network import CosmoFlowSection
 from hyperslab.recipe.schedule import StepSchedule
 from hyperslab.recipe.schema import Recipe, RegressionLoss, SegmentationLoss

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hyperslab.models import check_width
+from hyperslab.models.widths import check_width
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pydantic import PositiveInt
 
 from hyperslab import models
 from hyperslab.errors import RecipeError
+from hyperslab.models.widths import check_width
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.optimizer import Probability
 from hyperslab.recipe.section import CodeSection, NamedSection, TargetSection
@@ -75,7 +76,7 @@ class CosmoFlowSection(ModelSection):
                 f"{[width] * 3}\n    set model.width or data.subvolume"
             )
         try:
-            models.check_width(self.variant, width)
+            check_width(self.variant, width)
         except ValueError as error:
             raise RecipeError(f"model.width, model.variant: {error}") from None
 
