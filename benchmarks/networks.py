@@ -10,11 +10,13 @@ of others that have been behind plain torch are measured here alone: `OTHERS`.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -181,6 +183,24 @@ def _mednext(width: int) -> Case:
     return _segmentation(model, width, classes=2)
 
 
+SEGMENTING: dict[str, tuple[str, dict[str, Any]]] = {
+    "unet": ("UNet", {"channels": (16, 32, 64, 128), "strides": (2, 2, 2), "num_res_units": 2}),
+    "basicunet": ("BasicUNet", {}),
+    "attentionunet": ("AttentionUnet", {"channels": (16, 32, 64, 128), "strides": (2, 2, 2)}),
+    "highresnet": ("HighResNet", {}),
+    "vnet": ("VNet", {}),
+}
+"""More of MONAI's networks for segmentation, by the name of the class and what it is given."""
+
+
+def _segmenting(network: str, width: int) -> Case:
+    from monai.networks import nets
+
+    name, options = SEGMENTING[network]
+    model = getattr(nets, name)(spatial_dims=3, in_channels=1, out_channels=2, **options)
+    return _segmentation(model, width, classes=2)
+
+
 def _segmentation(model: nn.Module, width: int, classes: int) -> Case:
     x = _volume(1, width)
     y = torch.randint(classes, (1, width, width, width))
@@ -202,6 +222,7 @@ _BUILDERS: dict[str, Callable[[int], Case]] = {
     "swinunetr": _swinunetr,
     "unetr": _unetr,
     "mednext": _mednext,
+    **{name: functools.partial(_segmenting, name) for name in SEGMENTING},
 }
 """MONAI is asked for only where one of its networks is."""
 
@@ -214,13 +235,14 @@ PACKAGES = {
     "swinunetr": ("monai", "einops"),
     "unetr": ("monai", "einops"),
     "mednext": ("monai",),
+    **dict.fromkeys(SEGMENTING, ("monai",)),
 }
 """What the networks of others need, all in the extras `medical` and `dev`."""
 
 NETWORKS = {"cosmoflow": 128, "unet3d": 64, "segresnet": 64, "dynunet": 64, "resnet": 64}
 """The names, and the width at which each is measured."""
 
-OTHERS = ("densenet121", "convnext", "fno", "swinunetr", "unetr", "mednext")
+OTHERS = ("densenet121", "convnext", "fno", "swinunetr", "unetr", "mednext", *SEGMENTING)
 """Those that no other benchmark runs, at a width of 64."""
 
 OURS = ("cosmoflow", "unet3d")
