@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -158,10 +158,13 @@ def _is_in_place(function: Operator) -> bool:
 def _pointwise_rule(function: Operator) -> Operator:
     last = _inplace_position(function)
     random = function in RANDOM_IN_TRAINING
+    aliases = function.__name__ in MAY_ALIAS
     quick = not random and not _is_in_place(function)
 
-    def rule(*args: object, **kwargs: object) -> Sharded:
+    def rule(*args: Any, **kwargs: Any) -> Sharded:
         """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
+        if aliases:
+            return _alias_of(function, *args, **kwargs)
         if quick and not kwargs and len(args) <= last:
             found = _applied_to_alike(function, args)
             if found is not None:
@@ -205,21 +208,14 @@ def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | N
     return like.like(result, fresh=True, reordered=reordered)
 
 
-def _aliasing_rule(function: Operator) -> Operator:
-    def rule(input: Sharded, *args: object, **kwargs: object) -> Sharded:
-        """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
-        return _alias_of(input, function, *args, **kwargs)
-
-    return rule
-
-
-def _alias_of(x: Sharded, function: Operator, *args: Any, **kwargs: Any) -> Sharded:
+def _alias_of(function: Operator, input: Sharded, *args: Any, **kwargs: Any) -> Sharded:
     """Run an operator of one operand that it returns, or a view, where nothing has to change."""
     formats = (None, torch.preserve_format)
     serial = function.__name__ == "detach" or kwargs.get("memory_format") not in formats
-    block = x.local if serial else x.block  # of one order with its view, or as torch compares it
+    # Of one order with its view, or as torch compares it.
+    block = input.local if serial else input.block
     result = function(block, *args, **kwargs)
-    return x if result is block else x.like(result)
+    return input if result is block else input.like(result)
 
 
 def _inplace_position(function: Operator) -> int:
@@ -239,7 +235,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         kwargs = {}
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
-    return _alias_of(self, torch.Tensor.to, *args, **kwargs)
+    return _alias_of(torch.Tensor.to, self, *args, **kwargs)
 
 
 @register(torch.Tensor.type, family="elementwise", merged=True)
@@ -249,7 +245,7 @@ def to_type(
     """Converts to another dtype, as ``to``; without one returns the name of the block's type."""
     if dtype is None:
         return self.block.type()
-    return _alias_of(self, torch.Tensor.type, dtype, non_blocking)
+    return _alias_of(torch.Tensor.type, self, dtype, non_blocking)
 
 
 @register(torch.Tensor.contiguous, family="elementwise", merged=True)
@@ -266,18 +262,14 @@ def contiguous(
     return y
 
 
-def _rule_of(name: str) -> Callable[[Operator], Operator]:
-    return _aliasing_rule if name in MAY_ALIAS else _pointwise_rule
-
-
 def _register_all() -> None:
     for name in POINTWISE:
         for function in (*overloads_of(name), *overloads_of(f"{name}_")):
-            register(function, family="elementwise", merged=True)(_rule_of(name)(function))
+            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
     for name in POINTWISE_METHODS:
         method = getattr(torch.Tensor, name, None)
         if callable(method):
-            register(method, family="elementwise", merged=True)(_rule_of(name)(method))
+            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
 
 
 _register_all()
