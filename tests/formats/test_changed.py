@@ -67,7 +67,13 @@ def replace(path: Path) -> None:
     os.replace(other, path)
 
 
-CHANGES = {f.__name__: f for f in (touch, cut, grow, write_into, replace)}
+def pipe(path: Path) -> None:
+    """What a read would wait for without an end."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+CHANGES = {f.__name__: f for f in (touch, cut, grow, write_into, replace, pipe)}
 
 
 def stamped(source: Source, whose: str) -> Path:

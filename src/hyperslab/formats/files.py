@@ -408,8 +408,10 @@ def unchanged(path: Path, sample: str, then: Stamp) -> Iterator[None]:
     """Refuses what is read within if the file is not the one that was scanned.
 
     It is looked at afterwards, so that a change during the read counts too; and also where the read
-    fails, because a file that has changed explains that.
+    fails, because a file that has changed explains that. A pipe in its place is not waited for.
     """
+    if path.is_fifo():
+        check_unchanged(path, sample, then)
     try:
         yield
     except Exception as error:
