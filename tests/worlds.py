@@ -115,6 +115,7 @@ def share_device(interface: str) -> None:
         rank: int,
         size: int,
         timeout: datetime.timedelta,
+        **_: object,  # what later releases of torch add, such as `enable_reconfigure` in 2.14
     ) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices, options._timeout = [device], timeout
