@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ def network() -> nn.Module:
 
 def failing(layers: bool) -> None:
     """Inside what surrounds a training."""
-    nothing: Any = None
-    with _clear_errors(hs.Grid(), nothing):
+    recipe: Any = SimpleNamespace(timeout=60)
+    with _clear_errors(hs.Grid(), recipe):
         if layers:
             network()(torch.ones(1, 2))
         raise torch.OutOfMemoryError(SAID)
