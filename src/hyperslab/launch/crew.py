@@ -374,7 +374,10 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
             for rank in range(crew.size):
                 crew.give(rank, None)  # dismissed
 
-    threading.Thread(target=run, daemon=True).start()
+    beside = threading.Thread(target=run, daemon=True)
+    beside.start()
     serve(mail, 0)
     Deadline(FAREWELL).poll(lambda: store.add("left", 0) == place.size - 1)
+    # It may still be in the store's C++, which aborts a process that ends meanwhile.
+    beside.join(FAREWELL)
     return outcome.result()
