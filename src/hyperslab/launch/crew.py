@@ -176,34 +176,47 @@ def serve(mail: Mail, rank: int) -> None:
     Raises:
         CommError: the main rank has ended.
     """
-    threading.Thread(target=_beat, args=(mail.store, rank), daemon=True).start()
-    for number in itertools.count():
-        with _keeping_store(rank):
-            while not mail.is_there(f"task {rank} {number}"):
-                time.sleep(LOOK)
-            task = mail.fetch(f"task {rank} {number}")
-        if task is None:
-            return
-        outcome: tuple[Any, HyperslabError | None] = (None, None)
-        try:
-            outcome = (task(), None)
-        except HyperslabError as error:
-            outcome = (None, error)
-        except Exception as error:
-            outcome = (None, HyperslabError(f"rank {rank} says: {reason(error)}"))
-        with _keeping_store(rank):
-            mail.post(f"answer {rank} {number}", outcome)
+    with _beating(mail.store, rank):
+        for number in itertools.count():
+            with _keeping_store(rank):
+                while not mail.is_there(f"task {rank} {number}"):
+                    time.sleep(LOOK)
+                task = mail.fetch(f"task {rank} {number}")
+            if task is None:
+                return
+            outcome: tuple[Any, HyperslabError | None] = (None, None)
+            try:
+                outcome = (task(), None)
+            except HyperslabError as error:
+                outcome = (None, error)
+            except Exception as error:
+                outcome = (None, HyperslabError(f"rank {rank} says: {reason(error)}"))
+            with _keeping_store(rank):
+                mail.post(f"answer {rank} {number}", outcome)
 
 
-def _beat(store: Store, rank: int) -> None:
-    """Give signs of life; where the store has gone, end what runs here."""
-    while True:
-        try:
-            store.add(f"beat {rank}", 1)
-        except RuntimeError:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
-        time.sleep(BEAT)
+@contextmanager
+def _beating(store: Store, rank: int) -> Iterator[None]:
+    """Give signs of life within it; where the store has gone, end what runs here."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.is_set():
+            try:
+                store.add(f"beat {rank}", 1)
+            except RuntimeError:
+                if not ended.is_set():
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return
+            ended.wait(BEAT)
+
+    beating = threading.Thread(target=beat, daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beating.join(FAREWELL)  # see `with_crew`
 
 
 @contextmanager
