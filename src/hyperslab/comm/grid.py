@@ -18,7 +18,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Hashable, Sequence, Sized
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
@@ -468,25 +468,24 @@ def warn_of_metrics(grid: Grid) -> None:
     """
     if not grid.looks_for_metrics:
         return
-    kind = sys.modules["torchmetrics"].Metric
-    if not hasattr(kind.sync, "grids"):
-        kind.sync = _warning_sync(kind.sync)
-    kind.sync.grids.add(grid)
+    _grids_of_metrics(sys.modules["torchmetrics"].Metric).add(grid)
 
 
-def _warning_sync(sync: Callable[..., None]) -> Callable[..., None]:
-    """Return what adds up the states of a metric, with a warning before."""
+@functools.cache
+def _grids_of_metrics(kind: Any) -> weakref.WeakSet[Grid]:
+    """Have metrics of this class warn before they add up; return the grids that they look for."""
     grids: weakref.WeakSet[Grid] = weakref.WeakSet()
+    sync = kind.sync
 
-    @wraps(sync)
+    @functools.wraps(sync)
     def warn_and_sync(metric: Any, *args: Any, **options: Any) -> None:
         if options.get("should_sync", True):
             for grid in grids:
                 _warn_if_it_adds_up(grid, metric)
         sync(metric, *args, **options)
 
-    warn_and_sync.grids = grids  # type: ignore[attr-defined]
-    return warn_and_sync
+    kind.sync = warn_and_sync
+    return grids
 
 
 def warn_of_updated_metric(grid: Grid) -> None:

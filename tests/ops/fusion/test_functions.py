@@ -59,7 +59,8 @@ def test_gradients_come_through(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_checkpoint_begins_and_ends_within_a_chain(dtype: torch.dtype) -> None:
     """Both times the same tensors are kept, and running statistics are updated as often."""
-    first = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.BatchNorm3d(4)).to(dtype)
+    norm = nn.BatchNorm3d(4)
+    first = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), norm).to(dtype)
     second = nn.Sequential(nn.ReLU(), nn.Conv3d(4, 3, 3)).to(dtype)
     x = torch.randn(2, 2, 5, 6, 4, dtype=dtype)
     statistics, gradients, kept = [], [], []
@@ -69,13 +70,12 @@ def test_a_checkpoint_begins_and_ends_within_a_chain(dtype: torch.dtype) -> None
         return tensor
 
     for value in (x, hs.shard(x, hs.Grid())):
-        norm = first[1]
-        norm.reset_running_stats()  # type: ignore[operator]
+        norm.reset_running_stats()
         kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             y = plain(second, plain(first, value))
         y.square().sum().backward()
-        statistics.append([norm.running_mean.clone(), norm.running_var.clone()])  # type: ignore
+        statistics.append([buffer.clone() for buffer in norm.buffers()])
         gradients.append([p.grad for p in (first[0].weight, second[1].weight)])
         first.zero_grad()
         second.zero_grad()
