@@ -7,7 +7,7 @@ import os
 import torch
 
 from hyperslab.comm.exchange import ExchangePlan, plan_exchange
-from hyperslab.comm.packing import Boxes, add, pack
+from hyperslab.comm.packing import Boxes
 from hyperslab.geometry import Cover
 from hyperslab.planner.trace import VirtualGrid
 
@@ -31,7 +31,7 @@ def check(boxes: Boxes, dtype: torch.dtype, last: bool) -> None:
     x = torch.randn(boxes.own.shape, dtype=torch.float64).to(dtype)
     x = x.contiguous(memory_format=torch.channels_last_3d) if last else x
     parts = [part.slices(boxes.own) for part in boxes.parts]
-    pieces = pack(x, boxes, boxes.packing(x.stride(), x.device))
+    pieces = boxes.pack(x)
     for piece, part in zip(pieces, parts, strict=True):
         assert piece.is_contiguous()
         assert torch.equal(piece, x[part])
@@ -40,7 +40,7 @@ def check(boxes: Boxes, dtype: torch.dtype, last: bool) -> None:
     expected = x.clone()
     for piece, part in zip(pieces, parts, strict=True):
         expected[part] += piece
-    add(x, pieces, boxes.adding(x.stride(), x.device))
+    boxes.add(x, pieces)
     tolerance = 0.0 if dtype in (torch.float32, torch.float64) else 0.02  # rounded once only
     torch.testing.assert_close(x, expected, rtol=tolerance, atol=tolerance)
 
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     for rank in (0, 6):
         boxes = plan_of(rank).boxes_sent
         assert len(boxes.parts) > 6
-        assert boxes.adding((1,) * 5, torch.device("cpu")).pieces > 3  # at the corners
+        assert boxes.table(torch.empty(boxes.own.shape), adding=True).pieces > 3  # at the corners
         check(boxes, torch.float32, last=False)
         check(boxes, torch.bfloat16 if rank else torch.float64, last=True)
     print("equal")

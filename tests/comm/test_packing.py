@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperslab.comm.packing import ALIGNED_ELEMENTS, Boxes, packs_with_one_kernel
+from hyperslab.comm.packing import ALIGNED_ELEMENTS, Boxes
 from hyperslab.geometry import Box
 from tests.comm import packed
 from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, run_module
@@ -28,7 +28,7 @@ def test_kernels_on_a_gpu_are_slicing_and_adding() -> None:
 def test_disjoint_boxes_cover_what_the_parts_cover(rank: int) -> None:
     """Each element as often as parts have it."""
     boxes = packed.plan_of(rank).boxes_sent
-    table = boxes.adding(packed_strides(boxes.own.shape), torch.device("cpu"))
+    table = boxes.table(torch.empty(boxes.own.shape), adding=True)
     counted = np.zeros(boxes.own.shape, dtype=int)
     expected = counted.copy()
     for part in boxes.parts:
@@ -38,10 +38,6 @@ def test_disjoint_boxes_cover_what_the_parts_cover(rank: int) -> None:
         counted[tuple(slice(a, a + e) for a, e in zip(lo, shape, strict=True))] += covering
         assert size == np.prod(shape)
     np.testing.assert_array_equal(counted, expected)
-
-
-def packed_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
 
 
 def test_pieces_lie_in_one_buffer_apart() -> None:
@@ -56,4 +52,4 @@ def test_pieces_lie_in_one_buffer_apart() -> None:
 
 def test_on_the_cpu_each_box_is_torchs() -> None:
     boxes = packed.plan_of(0).boxes_sent
-    assert not packs_with_one_kernel(torch.zeros(boxes.own.shape), boxes)
+    assert not boxes.take_one_kernel(torch.zeros(boxes.own.shape))

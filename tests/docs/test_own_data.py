@@ -8,8 +8,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.formats import DataMap
-from hyperslab.formats.convert.run import convert
-from hyperslab.formats.convert.worker import Request
+from hyperslab.formats.convert.run import Request, convert
 from hyperslab.recipe.load import load_recipe
 from tests.docs.blocks import DOCS, blocks_of
 from tests.formats.arrays.published import camels, quijote

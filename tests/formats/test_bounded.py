@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays import hdf5_chunks
+from hyperslab.formats.arrays import hdf5
 from hyperslab.formats.files import DataMap
 from hyperslab.formats.tfrecord.records import masked_crc, message_fields
 from hyperslab.geometry import Box
@@ -265,7 +265,7 @@ def test_an_hdf5_chunk_that_unpacks_to_more_than_it_says(tmp_path: Path) -> None
     """Its bytes could be those of a chunk of voxels; only unpacking them tells."""
     lie = zeros_in_pieces(600)
     assert len(zlib.decompressobj().decompress(zeros_in_pieces(3))) == 3 << 20
-    assert hdf5_chunks.UNPACKED_FREELY // 1032 < len(lie) < 2 * 96**3
+    assert hdf5.UNPACKED_FREELY // 1032 < len(lie) < 2 * 96**3
     chunks(tmp_path / "a.hdf5", 96, True, lie)
     source = source_of(tmp_path, Seat(), "last")
     with pytest.raises(DataError, match=r"a\.hdf5: 'full' has a chunk"), in_little_memory():

@@ -15,7 +15,7 @@ import pytest
 import hyperslab as hs
 from hyperslab.data import NiftiFolder, Source, open
 from hyperslab.formats import optional
-from hyperslab.formats.arrays import hdf5_chunks
+from hyperslab.formats.arrays import hdf5
 from hyperslab.formats.nifti.image import NiftiFile
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
@@ -134,7 +134,7 @@ def hook(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
 
     monkeypatch.setattr(os, "preadv", lambda *args: then(preadv(*args)))
     monkeypatch.setattr(NiftiFile, "read", lambda *args: then(read(*args)))
-    for where, name in ((hdf5_chunks, "read_box"), (optional.zarr().Array, "__getitem__")):
+    for where, name in ((hdf5, "read_box"), (optional.zarr().Array, "__getitem__")):
         found = getattr(where, name)
         monkeypatch.setattr(where, name, lambda *args, found=found: then(found(*args)))
 

@@ -114,7 +114,7 @@ def _opened(folders: Sequence[Path], options: ScanOptions) -> tuple[Source, str]
 def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
     """Open the samples of a recipe; return them with their format's name and the grid's extents."""
     from hyperslab.formats.source import ScanOptions, Source
-    from hyperslab.formats.views import padded, selected
+    from hyperslab.formats.views import selected
 
     data = recipe.data
     origin = data.origin
@@ -126,8 +126,8 @@ def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
             data.channels, data.format, allowed=data.allowed, mapping=data.mapping
         )
         source, found = _opened(folders, options)
-    source = selected(source, data.redshifts, data.targets, data.subvolume)
-    return padded(source, data.multiple), found, recipe.grid.model_dump()
+    source = selected(source, data.redshifts, data.targets, data.subvolume, data.multiple)
+    return source, found, recipe.grid.model_dump()
 
 
 def _extents(words: list[str]) -> dict[str, int]:

@@ -284,7 +284,7 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
     """
     if not peers and ranks_in() == 2:
         peers = [1 - rank]
-    who = named({*peers}) if peers else "another rank"
+    who = named({*peers} - {rank}) if peers else "another rank"
     words = str(why).strip()
     first = words.splitlines()[0] if words else type(why).__name__
     first = first.partition(" This is typically caused by")[0]  # gloo's guesses, and good wishes
@@ -306,17 +306,17 @@ def naming_lost_ranks(what: str, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def keeping_contact(what: str) -> Iterator[None]:
+def keeping_contact(what: str, peers: Sequence[int] = ()) -> Iterator[None]:
     """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it.
 
-    Nobody knows which rank it was.
+    Without ``peers``, one of which it was, nobody knows which rank it was.
     """
     try:
         yield
     except CommError:
         raise
     except RuntimeError as problem:
-        raise lost_contact(own_rank(), (), what, problem) from problem
+        raise lost_contact(own_rank(), peers, what, problem) from problem
 
 
 def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:
@@ -378,12 +378,14 @@ def failure_of_others() -> str | None:
     def read(store: Store) -> str | None:
         turn = store.add(f"{FAILURE_KEY} {own_rank()}", 0)
         key = f"{FAILURE_KEY} of turn {turn}"
-        if not store.check([key]):
-            return None
-        rank, words = json.loads(store.get(key))
-        return None if rank == own_rank() else f"{named([rank])} says: {words}"
+        return _words_of_other(store, key) if store.check([key]) else None
 
     return ask_store(read)
+
+
+def _words_of_other(store: Store, key: str) -> str | None:
+    rank, words = json.loads(store.get(key))
+    return None if rank == own_rank() else f"{named([rank])} says: {words}"
 
 
 def ask_store(speak: Callable[[Store], T]) -> T | None:
@@ -414,8 +416,7 @@ def _read_failure(store: Store, key: str) -> str | None:
     me, size = own_rank(), ranks_in()
     store.set(f"{key} lost {me}", "")
     if Deadline(HEAR_LIMIT).poll(lambda: store.check([key])):
-        rank, words = json.loads(store.get(key))
         store.add(f"{key} heard", 1)
-        return None if rank == me else f"{named([rank])} says: {words}"
+        return _words_of_other(store, key)
     silent = [rank for rank in range(size) if not store.check([f"{key} lost {rank}"])]
     return f"nothing was heard from {named(silent)}" if silent and size > 2 else None

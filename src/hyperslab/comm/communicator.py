@@ -206,12 +206,8 @@ class GroupCommunicator:
         if self._noted:
             _BEGUN.append((time.time_ns(), what))
         group = self._group(what)
-        try:
+        with keeping_contact(what, self.ranks):
             dist.all_reduce(x, group=group)
-        except RuntimeError as error:
-            me = own_rank()
-            others = [rank for rank in self.ranks if rank != me]
-            raise lost_contact(me, others, what, error) from error
         return x
 
 

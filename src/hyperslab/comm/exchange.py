@@ -24,14 +24,7 @@ from hyperslab.comm.communicator import (
     exchange_packed,
 )
 from hyperslab.comm.grid import Grid, per_grid
-from hyperslab.comm.packing import (
-    PACKED_TYPES,
-    Boxes,
-    BoxTable,
-    add,
-    pack,
-    packs_with_one_kernel,
-)
+from hyperslab.comm.packing import PACKED_TYPES, Boxes
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.kernels.conv_problem import no_view
 from hyperslab.kernels.memory_format import memory_format_of
@@ -77,11 +70,6 @@ class ExchangePlan(TransferPlan):
     def boxes_sent(self) -> Boxes:
         """Return what others get of the own block."""
         return Boxes(self.own, tuple(t.box for t in self.sends))
-
-    @functools.cached_property
-    def tables(self) -> dict[object, BoxTable]:
-        """Keeps the layouts of sent boxes, for a kernel, by what it does with which block."""
-        return {}
 
     @functools.cached_property
     def largest(self) -> int:
@@ -149,7 +137,11 @@ def _meets(cover: Cover, dims: Sequence[int], index: int, box: Box) -> bool:
 
 def start(x: torch.Tensor, plan: ExchangePlan, what: str) -> Arriving:
     """Send what others want of ``x``, the own box, and begin to receive what this rank wants."""
-    sends = _parts_of(x, plan)
+    boxes = plan.boxes_sent
+    if boxes.take_one_kernel(x):
+        sends = [(t.rank, piece) for t, piece in zip(plan.sends, boxes.pack(x), strict=True)]
+    else:
+        sends = [(rank, x[part]) for rank, part, _ in plan.parts_sent]
     receives = [(rank, _receive_buffer(shape, x)) for rank, shape in plan.parts_received]
     return _exchange(plan, sends, receives, what)
 
@@ -160,24 +152,12 @@ def start_adjoint(
     """Start the adjoint of `start`: received pieces' gradients travel back to the boxes' owners."""
     sends = [(rank, piece) for (rank, _), piece in zip(plan.parts_received, pieces, strict=True)]
     boxes = plan.boxes_sent
-    if packs_with_one_kernel(like, boxes):
+    if boxes.take_one_kernel(like):
         buffers = boxes.allocate(like)
     else:
         buffers = [_receive_buffer(shape, like) for _, _, shape in plan.parts_sent]
     receives = [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, buffers, strict=True)]
     return _exchange(plan, sends, receives, f"the adjoint of {what}")
-
-
-def _parts_of(x: torch.Tensor, plan: ExchangePlan) -> list[PeerTensor]:
-    """Return what others want of the block: views, on a GPU copies that one kernel makes."""
-    boxes = plan.boxes_sent
-    if not packs_with_one_kernel(x, boxes):
-        return [(rank, x[part]) for rank, part, _ in plan.parts_sent]
-    key = (pack, x.stride(), x.device)
-    if key not in plan.tables:
-        plan.tables[key] = boxes.packing(x.stride(), x.device)
-    pieces = pack(x, boxes, plan.tables[key])
-    return [(rank, piece) for (rank, _, _), piece in zip(plan.parts_sent, pieces, strict=True)]
 
 
 def _receive_buffer(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
@@ -207,11 +187,8 @@ def add_returned(
 ) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
     boxes = plan.boxes_sent
-    if packs_with_one_kernel(gradient, boxes) and _in_one_buffer(returned):
-        key = (add, gradient.stride(), gradient.device)
-        if key not in plan.tables:
-            plan.tables[key] = boxes.adding(gradient.stride(), gradient.device)
-        add(gradient, returned, plan.tables[key])
+    if boxes.take_one_kernel(gradient) and _in_one_buffer(returned):
+        boxes.add(gradient, returned)
         return
     for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
         gradient[part].add_(piece)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -40,6 +40,7 @@ class Boxes:
 
     own: Box
     parts: tuple[Box, ...]
+    _tables: dict[object, BoxTable] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def offsets(self) -> list[int]:
@@ -56,19 +57,49 @@ class Boxes:
             for begin, part in zip(begins, self.parts, strict=True)
         ]
 
-    def packing(self, strides: Strides, device: torch.device) -> BoxTable:
-        """Return where each box lies in a block of such strides, and where in the buffer."""
-        alone = [(part, [number]) for number, part in enumerate(self.parts)]
-        return self._table(alone, strides, device)
+    def take_one_kernel(self, block: torch.Tensor) -> bool:
+        """Tell whether one kernel handles all boxes of this block."""
+        return (
+            block.device.type == "cuda"
+            and len(self.parts) > 1
+            and block.dtype in PACKED_TYPES
+            and block.dim() <= MOST_PACKED_DIMS
+            and triton_runs()
+        )
 
-    def adding(self, strides: Strides, device: torch.device) -> BoxTable:
-        """Return the same for the disjoint boxes that the parts fall into.
+    def pack(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Copy the boxes of ``x``, each contiguous."""
+        from hyperslab.comm.packing_triton import pack_boxes
 
-        Each has the parts that cover it, in their order.
+        pieces = self.allocate(x)
+        table = self.table(x, adding=False)
+        pack_boxes(x, pieces[0], table.rows, table.largest)
+        return pieces
+
+    def add(self, block: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+        """Add each piece to its box of ``block``, in place; the pieces are those of `allocate`.
+
+        Where several meet they are added in their order, as one after the other would be.
         """
-        return self._table(_split_disjoint(self.parts), strides, device)
+        from hyperslab.comm.packing_triton import add_boxes
 
-    def _table(
+        table = self.table(block, adding=True)
+        add_boxes(block, pieces[0], table.rows, table.largest, table.pieces)
+
+    def table(self, block: torch.Tensor, *, adding: bool) -> BoxTable:
+        """Return where each box lies in a block of such strides, and where in the buffer; once.
+
+        For ``adding`` the same for the disjoint boxes that the parts fall into: each has the parts
+        that cover it, in their order.
+        """
+        key = (adding, block.stride(), block.device)
+        if key not in self._tables:
+            alone = [(part, [number]) for number, part in enumerate(self.parts)]
+            cells = _split_disjoint(self.parts) if adding else alone
+            self._tables[key] = self._write_table(cells, block.stride(), block.device)
+        return self._tables[key]
+
+    def _write_table(
         self, cells: Sequence[tuple[Box, list[int]]], strides: Strides, device: torch.device
     ) -> BoxTable:
         """Write a row for each cell, given the numbers of the parts that cover it.
@@ -90,36 +121,6 @@ class Boxes:
             rows.append(row + [0] * (6 * (most - len(covering))))
         table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
         return BoxTable(table, max(row[0] for row in rows), most)
-
-
-def packs_with_one_kernel(block: torch.Tensor, boxes: Boxes) -> bool:
-    """Tell whether one kernel handles all boxes of this block."""
-    return (
-        block.device.type == "cuda"
-        and len(boxes.parts) > 1
-        and block.dtype in PACKED_TYPES
-        and block.dim() <= MOST_PACKED_DIMS
-        and triton_runs()
-    )
-
-
-def pack(x: torch.Tensor, boxes: Boxes, table: BoxTable) -> list[torch.Tensor]:
-    """Copies of the boxes of ``x``, each contiguous."""
-    from hyperslab.comm.packing_triton import pack_boxes
-
-    pieces = boxes.allocate(x)
-    pack_boxes(x, pieces[0], table.rows, table.largest)
-    return pieces
-
-
-def add(block: torch.Tensor, pieces: Sequence[torch.Tensor], table: BoxTable) -> None:
-    """Add each piece to its box of ``block``, in place; the pieces are those of `Boxes.allocate`.
-
-    Where several meet they are added in their order, as one after the other would be.
-    """
-    from hyperslab.comm.packing_triton import add_boxes
-
-    add_boxes(block, pieces[0], table.rows, table.largest, table.pieces)
 
 
 def _first_element(part: Box, box: Box, strides: Sequence[int]) -> int:

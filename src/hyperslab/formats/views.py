@@ -219,14 +219,17 @@ def selected(
     redshifts: Sequence[float] | None,
     targets: Sequence[str] | None,
     width: int | None = None,
+    multiple: int | None = None,
 ) -> Source:
-    """Shows what is asked for: some channels and targets, and sub-volumes of a width; or all of it.
+    """Shows what is asked for, or all: some channels and targets, sub-volumes of a width, a rim.
 
-    Raises as `Selected` and `Subvolumes`.
+    Raises as `Selected`, `Subvolumes` and `Padded`.
     """
     if redshifts is not None or targets is not None:
         source = Selected(source, redshifts=redshifts, targets=targets)
-    return source if width is None else Subvolumes(source, width)
+    if width is not None:
+        source = Subvolumes(source, width)
+    return source if multiple is None else Padded(source, multiple)
 
 
 def channels_of(source: Source, known: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
@@ -391,11 +394,6 @@ class Padded(SourceView):
     @property
     def whole_shape(self) -> tuple[int, ...]:
         return self.source.whole_shape
-
-
-def padded(source: Source, multiple: int | None, fill: float = 0) -> Source:
-    """Returns the source itself if nothing is added, else a `Padded` of it; raises as that."""
-    return source if multiple is None else Padded(source, multiple, fill)
 
 
 def rounded_up(shape: Sequence[int], multiple: int) -> tuple[int, ...]:

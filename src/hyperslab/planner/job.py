@@ -17,7 +17,7 @@ from hyperslab.errors import RecipeError
 from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.views import joined, padded, selected
+from hyperslab.formats.views import joined, selected
 from hyperslab.planner.trace import Workload
 from hyperslab.recipe.schema import GridSection, Recipe
 from hyperslab.train.builders import samples_of_split
@@ -167,8 +167,8 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
             source = selected(source, None, None, data.subvolume)
         recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
     else:
-        source = selected(source_of(recipe), data.redshifts, data.targets, data.subvolume)
-        source = padded(source, data.multiple)
+        chosen = (data.redshifts, data.targets, data.subvolume, data.multiple)
+        source = selected(source_of(recipe), *chosen)
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
     target = 1 if source.classes else 8 * len(source.parameters.names)

@@ -34,7 +34,7 @@ from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy, DataMap, table_file
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
 from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection
-from hyperslab.util.documents import open_plain
+from hyperslab.util.documents import read_bytes
 
 if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
     from hyperslab.formats.source import Source
@@ -181,16 +181,13 @@ class Lists:
 def read_list(path: Path, split: str) -> list[str]:
     """Read the lines of a file that lists samples (`DataError`)."""
     try:
-        with open_plain(path) as file:
-            data = file.read(MOST_LIST + 1)
-        if len(data) > MOST_LIST:
-            raise DataError(f"data.{split}: {path} has more than {MOST_LIST >> 20} MiB for a list")
-        lines = [line.strip() for line in data.decode("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, MOST_LIST).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise DataError(
             f"data.{split}: the list {path} cannot be read: {reason(error)}\n    give a text file "
             "with one sample a line, relative to data.path, or without that to the file's folder"
         ) from error
+    lines = map(str.strip, text.splitlines())
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
         raise DataError(f"data.{split}: the list {path} has no line that names a sample")

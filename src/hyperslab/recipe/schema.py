@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from hyperslab.errors import DataError, LayoutError
-from hyperslab.recipe.data import DataSection
+from hyperslab.recipe.data import DataSection, Words
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
@@ -37,17 +37,12 @@ else:
 class ParallelizeSection(Section):
     """Holds what `hyperslab.parallelize` takes; ``kernels`` is a key of the recipe itself."""
 
-    until: tuple[str, ...] = ()  # parts of the network before which cut tensors are gathered
+    until: Words = ()  # parts of the network before which cut tensors are gathered
     batch_norm: Literal["grid", "replica"] | None = None  # None: as the model's statistics say
     ordinary_inputs: Literal["check", "trust"] = "check"  # whether to compare those beside cut ones
     random_states: Literal["replica", "own"] = "replica"  # whether to equate NumPy's and Python's
     # bf16 is inexact: it rounds them between machines without GPUs and sends half as many bytes
     gradients: Literal["exact", "bf16"] = "exact"
-
-    @field_validator("until", mode="before")
-    @classmethod
-    def _one(cls, parts: object) -> object:
-        return (parts,) if isinstance(parts, str) else parts
 
 
 class GridSection(Section):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays import hdf5_chunks
-from hyperslab.formats.arrays.hdf5_chunks import DEFLATE, FLETCHER32, SHUFFLE, Doubts, read_box
+from hyperslab.formats.arrays import hdf5
+from hyperslab.formats.arrays.hdf5 import DEFLATE, FLETCHER32, SHUFFLE, Doubts, read_box
 from hyperslab.geometry import Box
 
 DTYPES = ("|u1", "<i2", ">i2", "<u4", ">i8", "<f2", "<f4", ">f8", "?")
@@ -35,8 +35,8 @@ HERE = 4
 
 @pytest.fixture(autouse=True)
 def _small_chunks_are_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdf5_chunks, "UNPACKED_FREELY", 0)
-    monkeypatch.setattr(hdf5_chunks, "PACKED_LARGER", 8)
+    monkeypatch.setattr(hdf5, "UNPACKED_FREELY", 0)
+    monkeypatch.setattr(hdf5, "PACKED_LARGER", 8)
 
 
 def create(
@@ -106,7 +106,7 @@ def test_boxes_are_those_of_h5py(tmp_path_factory: pytest.TempPathFactory, data:
             found = read_box(path, "full", dataset, box, doubts)
             np.testing.assert_array_equal(found, dataset[box.slices()])
             assert found.dtype == dtype.newbyteorder("=")
-            assert not hdf5_chunks._doubtful_in(path, "full", dataset, box, doubts)
+            assert not hdf5._doubtful_in(path, "full", dataset, box, doubts)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -115,9 +115,9 @@ def test_a_chunk_is_unpacked_once(
 ) -> None:
     """And those that HDF5 has to undo are counted before."""
     inflated: list[int] = []
-    inflate = hdf5_chunks._inflated
+    inflate = hdf5._inflated
     monkeypatch.setattr(
-        hdf5_chunks, "_inflated", lambda data, most: inflated.append(most) or inflate(data, most)
+        hdf5, "_inflated", lambda data, most: inflated.append(most) or inflate(data, most)
     )
     asked: list[Box] = []
     values = np.random.default_rng(0).integers(0, 99, (20, 12)).astype("<i2")
@@ -176,8 +176,8 @@ def test_a_chunk_that_lies_is_named(
 ) -> None:
     """What deflate finds is HDF5's to say."""
     if pieces:
-        monkeypatch.setattr(hdf5_chunks, "AT_ONCE", 0)
-        monkeypatch.setattr(hdf5_chunks, "PIECE", 10)
+        monkeypatch.setattr(hdf5, "AT_ONCE", 0)
+        monkeypatch.setattr(hdf5, "PIECE", 10)
     change, words = LIES[lie]
     order = (SHUFFLE, DEFLATE) if shuffled else (DEFLATE,)
     path = tmp_path / "a.hdf5"
@@ -202,12 +202,12 @@ def test_fletchers_sum_is_that_of_hdf5(tmp_path: Path, size: int) -> None:
                 chunk = create(file, (size,), (size,), "u1", (FLETCHER32,))
                 chunk[...] = np.frombuffer(data, "u1")
                 _, stored = chunk.id.read_direct_chunk((0,))
-                assert hdf5_chunks._fletcher32(data) == int.from_bytes(stored[-4:], "little")
+                assert hdf5._fletcher32(data) == int.from_bytes(stored[-4:], "little")
             else:
-                assert hdf5_chunks._fletcher32(data) == 0
+                assert hdf5._fletcher32(data) == 0
 
 
 def test_what_lies_takes_no_memory() -> None:
     """A stream of 64 MiB gives no more than one byte above what may come."""
     stream = zlib.compress(bytes(64 << 20))
-    assert sum(map(len, hdf5_chunks._inflated(stream, 1000))) == 1001
+    assert sum(map(len, hdf5._inflated(stream, 1000))) == 1001

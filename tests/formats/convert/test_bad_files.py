@@ -15,7 +15,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Outcome, Request, convert
-from hyperslab.formats.convert import worker as work
+from hyperslab.formats.convert import run as work
 from hyperslab.formats.files import AccessPolicy
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of

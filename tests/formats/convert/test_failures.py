@@ -16,7 +16,7 @@ import pytest
 
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.formats.convert import Outcome, Request, convert
-from hyperslab.formats.convert import worker as work
+from hyperslab.formats.convert import run as work
 from tests.forked import forked_commands
 from tests.formats.opening import source_of
 from tests.formats.scans import folder as scans_folder

@@ -265,7 +265,7 @@ def test_two_runs_at_once(source: Path, tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-import hyperslab.formats.convert.worker as work
+import hyperslab.formats.convert.run as work
 from hyperslab.formats.convert import Request, convert
 
 verify = work.verify_written

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
-from hyperslab.formats.convert.worker import Outcome
+from hyperslab.formats.convert.run import Outcome
 from hyperslab.formats.tfrecord.writer import Sc18Writer
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of

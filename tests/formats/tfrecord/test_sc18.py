@@ -16,8 +16,7 @@ import hyperslab as hs
 from hyperslab.data import open
 from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
-from hyperslab.formats.convert.run import convert
-from hyperslab.formats.convert.worker import Outcome, Request
+from hyperslab.formats.convert.run import Outcome, Request, convert
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.tfrecord.sc18 import Sc18Folder

@@ -12,7 +12,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from hyperslab.comm.packing import add, pack
 from hyperslab.kernels import registry
 from tests.comm.packed import plan_of
 
@@ -72,8 +71,8 @@ def run_all() -> None:
     kernels["drop_elements"](x, x.shape, [0] * 5, 2**61, 0.5)
     boxes = plan_of(0).boxes_sent
     block = torch.zeros(boxes.own.shape, dtype=torch.bfloat16)
-    pieces = pack(block, boxes, boxes.packing(block.stride(), block.device))
-    add(block, pieces, boxes.adding(block.stride(), block.device))
+    pieces = boxes.pack(block)
+    boxes.add(block, pieces)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ import numpy as np
 
 import hyperslab as hs
 from hyperslab.formats import DataMap
-from hyperslab.formats.convert.run import convert
-from hyperslab.formats.convert.worker import Request
+from hyperslab.formats.convert.run import Request, convert
 from hyperslab.formats.tfrecord.records import masked_crc
 from tests.formats import writers
 from tests.formats.arrays.published import camels, quijote

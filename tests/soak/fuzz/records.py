@@ -23,8 +23,7 @@ import hyperslab.train.predict as predicting
 from hyperslab.checkpoint.files import CHECKPOINT_FORMAT
 from hyperslab.checkpoint.retention import latest
 from hyperslab.errors import DataError
-from hyperslab.formats.convert.run import convert
-from hyperslab.formats.convert.worker import Request
+from hyperslab.formats.convert.run import Request, convert
 from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.studies.report import write_comparison, write_report

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -410,21 +410,14 @@ def _camels(folder: Path, entries: list[str]) -> Published | None:
     if not found:
         return None
     pattern = found[0][0] if len(entries) == 1 else "Grids_*.npy"
-    gravity_only = found[0]["suite"].startswith("Nbody")
-    tables = [
-        folder / f"params_{found[0]['set']}_{suite}.txt" for suite in _suites(found[0]["suite"])
-    ]
+    suite = found[0]["suite"]
+    gravity_only = suite.startswith("Nbody")
+    # N-body simulations have the table of the suite that they match.
+    suites = [suite, "Nbody", suite.removeprefix("Nbody_")] if gravity_only else [suite]
+    tables = [folder / f"params_{found[0]['set']}_{suite}.txt" for suite in suites]
     table = next((table for table in tables if table.is_file()), None)
     parameters = 2 if gravity_only else None
     return Published("CAMELS", pattern, table, CAMELS_PRIORS, parameters, stacked=True)
-
-
-def _suites(suite: str) -> Iterator[str]:
-    """Lists the suites of tables: N-body simulations have those of the suite that they match."""
-    yield suite
-    if suite.startswith("Nbody"):
-        yield "Nbody"
-        yield suite.removeprefix("Nbody_")
 
 
 def _quijote(folder: Path, entries: list[str]) -> Published | None:

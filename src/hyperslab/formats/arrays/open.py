@@ -31,7 +31,7 @@ from hyperslab.comm.agreement import collective_try
 from hyperslab.comm.bootstrap import launched_as
 from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats import header_cache, optional
-from hyperslab.formats.arrays import hdf5, hdf5_chunks
+from hyperslab.formats.arrays import hdf5
 from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import (
     OWN_DATA,
@@ -523,7 +523,7 @@ class ArrayReader:
 
     def __init__(self) -> None:
         self._open: OrderedDict[Path, h5py.File] = OrderedDict()
-        self._doubts: hdf5_chunks.Doubts = {}
+        self._doubts: hdf5.Doubts = {}
         self._lock = threading.Lock()
 
     def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
@@ -552,7 +552,7 @@ class ArrayReader:
                     dataset = array.of(path, self._file(path))
                     if dataset.is_virtual or dataset.external:  # the other files have no stamps
                         hdf5.check_storage(path, array.key, dataset, catalog.reach)
-                    return hdf5_chunks.read_box(path, array.key, dataset, box, self._doubts)
+                    return hdf5.read_box(path, array.key, dataset, box, self._doubts)
             except DataError:
                 if file := self._open.pop(path, None):
                     file.close()  # it may not be the file of this name any more

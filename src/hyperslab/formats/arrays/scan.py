@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays.layouts import Published, recognise_published
+from hyperslab.formats.arrays.layouts import recognise_published
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     Catalog,
@@ -209,7 +209,11 @@ def scan_arrays(
     known = recognise_published(path)
     folder = path.parent if is_one_file(path) else path
     bare = channels is not None or bool(said.labels)
-    table_path = None if bare else _table_path(folder, said, known)
+    table_path = None
+    if said.table is not None and not bare:
+        table_path = table_file(folder, said.table)
+    elif known is not None and not (bare or said.targets):
+        table_path = known.table
     found, stamps = _headers_of_map(folder, files_of_volumes(path, said, table_path), said, options)
     files = [file for file, _ in found]
     arrays = [header.array for _, header in found]
@@ -326,12 +330,6 @@ def files_of_volumes(path: Path, said: DataMap, table: Path | None = None) -> li
             f'data.files="{deep}{kinds[0]}"'
         )
     return files
-
-
-def _table_path(folder: Path, said: DataMap, known: Published | None) -> Path | None:
-    if said.table is None:
-        return None if known is None or said.targets else known.table
-    return table_file(folder, said.table)
 
 
 def files_matching(folder: Path, pattern: str) -> list[str]:

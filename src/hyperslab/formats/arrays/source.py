@@ -25,7 +25,7 @@ import numpy as np
 
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError, printable
-from hyperslab.formats.arrays import hdf5_chunks, layouts
+from hyperslab.formats.arrays import hdf5, layouts
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
@@ -186,8 +186,8 @@ class KeyedFolder(ArrayFolder):
             if file.zarr:
                 size, chunk = stored.nbytes_stored(), tuple(stored.chunks)
                 return replace(whole, size=size, chunk=chunk, compression=stored.packing)
-            known = {**hdf5_chunks.WORDS, hdf5_chunks.FLETCHER32: "fletcher32"}
-            codes = hdf5_chunks.filters_of(stored)
+            known = {**hdf5.WORDS, hdf5.FLETCHER32: "fletcher32"}
+            codes = hdf5.filters_of(stored)
             word = ", ".join(known[code] for code in codes if code in known)
             size = stored.id.get_storage_size() or stored.nbytes  # a virtual data set has none
             whole = replace(whole, size=size, compression=word, buffer=HDF5_SIEVE)

@@ -25,7 +25,7 @@ from hyperslab.formats.arrays.open import read_vector
 from hyperslab.formats.files import OWN_DATA, DataMap, Refuse, naming, sift
 from hyperslab.formats.source import Array
 from hyperslab.formats.targets import Floats, Parameters, as_numbers, numbered_names
-from hyperslab.util.documents import lines_of, open_plain
+from hyperslab.util.documents import lines_of, open_plain, read_bytes
 
 MOST_ROW = 1 << 20
 """The longest line of ``targets.csv`` [B]."""
@@ -72,11 +72,7 @@ def read_target_table(path: Path) -> TargetTable:
                 )
             _check_finite(path, values.astype(np.float64), range(1, len(values) + 1), "row")
             return TargetTable(path, values.astype(np.float64))
-        with open_plain(path) as file:
-            data = file.read(MOST_TABLE + 1)
-        if len(data) > MOST_TABLE:
-            raise DataError(f"{path}: has more than {MOST_TABLE >> 20} MiB for a table")
-        return _of_text(path, data.decode("utf-8-sig"))
+        return _of_text(path, read_bytes(path, MOST_TABLE).decode("utf-8-sig"))
 
 
 def _of_text(path: Path, text: str) -> TargetTable:
@@ -190,7 +186,12 @@ def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
     found = []
     for name in names:
         same = [known[name]] if name in known else ends.get(name.rpartition("/")[2], [])
-        same = [row for row in same if _one_ends_as(name, _bare(table.names[row]))]
+        paths = [f"/{_bare(table.names[row])}" for row in same]  # seen from another folder, or here
+        same = [
+            row
+            for row, path in zip(same, paths, strict=True)
+            if f"/{name}".endswith(path) or path.endswith(f"/{name}")
+        ]
         if len(same) != 1:
             raise DataError(
                 f"{table.path}: has no row for sample {printable(name)!r}; its {len(table.names)} "
@@ -201,11 +202,6 @@ def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
     if len(set(found)) != len(found):
         raise DataError(f"{table.path}: two samples would have the same row; name rows by paths")
     return found
-
-
-def _one_ends_as(name: str, other: str) -> bool:
-    """Tells if two names can be paths of one file, seen from two folders."""
-    return f"/{name}".endswith(f"/{other}") or f"/{other}".endswith(f"/{name}")
 
 
 def _bare(name: str) -> str:

@@ -24,7 +24,7 @@ from hyperslab.formats.files import ANY, FileAccess, naming, walk_folder
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES
 from hyperslab.formats.targets import LIVER, MOST_CLASSES
 from hyperslab.util.atomic_files import write_json
-from hyperslab.util.documents import open_plain, value_of_json
+from hyperslab.util.documents import read_bytes, value_of_json
 
 PairKey = tuple[str, int]
 
@@ -154,11 +154,7 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
     Errors of entries, classes, and paths that leave the folder or are missing name the list.
     """
     with naming(path, "a list of scans", ANY):
-        with open_plain(path) as file:
-            data = file.read(LARGEST_LIST + 1)
-        if len(data) > LARGEST_LIST:
-            raise DataError(f"{path}: is larger than {LARGEST_LIST} bytes, and no list of scans")
-        text = data.decode("utf-8-sig")
+        text = read_bytes(path, LARGEST_LIST).decode("utf-8-sig")
         content = _of_csv(path, text) if path.suffix == ".csv" else _of_json(path, text)
         pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in content.entries])
     classes = tuple(content.classes)

@@ -162,7 +162,7 @@ def _scan(folder: Path, shape: tuple[int, ...] | None, refuse: Refuse | None = N
         folder=folder,
         files=tuple(file for file, _ in good),
         volumes=(StoredArray("x", stored, "<i2"),) * len(good),
-        names=tuple(_stem(file) for file, _ in good),
+        names=tuple(file.removesuffix(".gz").rpartition(".")[0] for file, _ in good),
         stamps=stamps,
         order=DHWC,
         targets=np.empty((len(good), 0)),  # each is read with its volume
@@ -189,7 +189,3 @@ def _target(example: records.Example, count: int | None) -> Array:
     if values.size != (count or values.size):
         raise DataError(f"{where} is {values.tolist()}; needs {count} finite numbers")
     return values
-
-
-def _stem(file: str) -> str:
-    return file.removesuffix(".gz").rpartition(".")[0]
