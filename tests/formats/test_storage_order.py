@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyperslab.formats import storage_order
-from hyperslab.formats.storage_order import StorageOrder
+from hyperslab.formats.storage import StorageOrder
 from hyperslab.geometry import Box
 
 VOLUME = np.arange(3 * 4 * 5 * 6).reshape(3, 4, 5, 6)

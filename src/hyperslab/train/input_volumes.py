@@ -27,9 +27,13 @@ from hyperslab.data import Source
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.arrays.open import kind_of_file
-from hyperslab.formats.arrays.scan import files_matching, files_of_volumes, is_one_file
+from hyperslab.formats.arrays.scan import (
+    TARGET_SUFFIX,
+    files_matching,
+    files_of_volumes,
+    is_one_file,
+)
 from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
-from hyperslab.formats.arrays.table import TARGET_SUFFIX
 from hyperslab.formats.convert.scans import as_hu
 from hyperslab.formats.files import (
     DataMap,
@@ -43,7 +47,7 @@ from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear_box, spacing
 from hyperslab.formats.source import Array, ScanOptions
-from hyperslab.formats.storage_order import StorageOrder
+from hyperslab.formats.storage import StorageOrder
 from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled
 from hyperslab.geometry import Box, Cut

@@ -16,7 +16,7 @@ import zarr
 import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap, MappedFolder
-from hyperslab.formats.arrays.table import TargetTable, read_target_table, rows_of_samples
+from hyperslab.formats.arrays.scan import TargetTable, read_target_table, rows_of_samples
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
 

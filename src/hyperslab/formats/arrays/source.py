@@ -36,12 +36,10 @@ from hyperslab.formats.arrays.open import (
     replica_of,
     stamps_of,
 )
-from hyperslab.formats.arrays.scan import SHOWN_AS, scan_arrays, scan_npy
-from hyperslab.formats.arrays.table import TARGET_SUFFIX
+from hyperslab.formats.arrays.scan import SHOWN_AS, TARGET_SUFFIX, scan_arrays, scan_npy
 from hyperslab.formats.files import OWN_DATA, DataMap, FileAccess, naming
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source, SourceView
-from hyperslab.formats.storage import HDF5_SIEVE, Storage
-from hyperslab.formats.storage_order import LBANN_ORDER
+from hyperslab.formats.storage import HDF5_SIEVE, LBANN_ORDER, Storage
 from hyperslab.formats.targets import SCAN_KEYS, as_classes
 from hyperslab.geometry import Box
 

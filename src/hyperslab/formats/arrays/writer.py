@@ -21,10 +21,10 @@ import numpy as np
 
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import optional
-from hyperslab.formats.arrays.table import TARGET_SUFFIX, TARGETS_FILE
+from hyperslab.formats.arrays.scan import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.storage_order import (
+from hyperslab.formats.storage import (
     CDHW,
     DHW,
     DHWC,

@@ -26,8 +26,7 @@ from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
 from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.files import Refuse, list_files, naming
 from hyperslab.formats.source import Array, ScanOptions, Source
-from hyperslab.formats.storage import Storage
-from hyperslab.formats.storage_order import DHWC
+from hyperslab.formats.storage import DHWC, Storage
 from hyperslab.formats.targets import Parameters, as_numbers, universe_names
 from hyperslab.formats.tfrecord import records
 from hyperslab.formats.tfrecord.sc18 import DATA_KEY, Sc18Folder

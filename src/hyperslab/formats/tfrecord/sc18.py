@@ -21,7 +21,7 @@ from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
 from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.files import Refuse, list_files, naming, sift
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions
-from hyperslab.formats.storage_order import DHW
+from hyperslab.formats.storage import DHW
 from hyperslab.formats.targets import Floats, Parameters, as_numbers, numbered_names
 from hyperslab.formats.tfrecord import records
 from hyperslab.geometry import Box

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 
 from hyperslab.formats.source import Array, Extras, Source, SourceView
-from hyperslab.formats.storage_order import DHWC
+from hyperslab.formats.storage import DHWC
 from hyperslab.formats.tfrecord import sc18
 from hyperslab.formats.tfrecord.mlperf import CHANNELS
 from hyperslab.formats.tfrecord.records import MESSAGE_LIMIT, masked_crc
