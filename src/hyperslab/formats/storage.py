@@ -280,9 +280,10 @@ def chunk_sides(extents: Sequence[int], cut: Sequence[int], voxel: int) -> tuple
         )
     cuts = [Cut.balanced(*one) for one in zip(SPATIAL_AXES, extents, cut, strict=True)]
     inner = [math.gcd(*one.bounds[1:-1]) for one in cuts]  # 0 where nothing is cut
-    whole = [_divisors(extent) | _powers(extent) for extent in extents]
+    powers = [{1 << n for n in range(extent.bit_length()) if 1 << n < extent} for extent in extents]
+    whole = [divisors(extent) | smaller for extent, smaller in zip(extents, powers, strict=True)]
     aligned = _grown(
-        [_divisors(n) if n else free for n, free in zip(inner, whole, strict=True)], voxel
+        [divisors(n) if n else free for n, free in zip(inner, whole, strict=True)], voxel
     )
     count = math.prod(-(-n // side) for n, side in zip(extents, aligned, strict=True))
     if math.prod(aligned) * voxel >= LEAST_CHUNK or count <= HANDFUL:
@@ -329,13 +330,10 @@ def _sides_at(ladders: Sequence[Sequence[int]], place: Sequence[int]) -> ChunkSi
     return tuple(ladder[i] for ladder, i in zip(ladders, place, strict=True))
 
 
-def _divisors(number: int) -> set[int]:
+def divisors(number: int) -> set[int]:
+    """Finds the whole numbers that divide another one."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return {*small, *(number // n for n in small)}
-
-
-def _powers(extent: int) -> set[int]:
-    return {1 << n for n in range(extent.bit_length()) if 1 << n < extent}
 
 
 def _chunk_words(numbers: Sequence[int]) -> str:

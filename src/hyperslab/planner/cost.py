@@ -218,7 +218,8 @@ class _StepClock:
             case Exchange():
                 seconds = exchange_seconds(event, self.rank, self.machine, self.place)
                 for peer, nbytes in event.by_peer.items():
-                    self.sent["network" if self._is_far(peer) else "node"] += nbytes
+                    link = self.machine.link(self.rank, peer, self.place)
+                    self.sent["network" if link == "network" else "node"] += nbytes
                 self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
             case Wait():
                 arrival, seconds = self.under_way.pop(id(event.exchange))
@@ -238,12 +239,6 @@ class _StepClock:
             case Offload():
                 seconds = self.machine.offload_seconds(event.nbytes, self.ranks)
                 self._wait("offload", event, seconds)
-
-    def _is_far(self, peer: int) -> bool:
-        here, there = self.rank, peer
-        if self.place is not None:
-            here, there = map(int, self.place[[here, there]])
-        return self.machine.link(here, there) == "network"
 
     def _sum(self, nbytes: int, ranks: Sequence[int]) -> float:
         if self.place is not None:

@@ -414,8 +414,13 @@ class Machine(MachineSection):
         """Returns the setting of exactly so many ranks on a node, if there is one."""
         return next((setting for setting in self.settings if setting.ranks == ranks), None)
 
-    def link(self, rank: int, peer: int) -> LinkClass:
-        """Returns the class of link between two ranks, which fill sockets and nodes in order."""
+    def link(self, rank: int, peer: int, place: NDArray[np.int64] | None = None) -> LinkClass:
+        """Returns the class of link between two ranks.
+
+        They fill sockets and nodes in order, or have a ``place`` each.
+        """
+        if place is not None:
+            rank, peer = map(int, place[[rank, peer]])
         per_node = self.ranks_per_node
         ranks = max(rank, peer) + 1
         return Placement(ranks, per_node, self.ranks_per_socket).link(rank, peer)
@@ -456,7 +461,7 @@ class Machine(MachineSection):
         `node_bandwidth`; or as many as have the peer's distance to a rank of another node, where
         ranks do not fill nodes in order but have a ``place`` each.
         """
-        link = self.link(*((rank, peer) if place is None else map(int, place[[rank, peer]])))
+        link = self.link(rank, peer, place)
         leaving = min(abs(peer - rank), self.ranks_per_node) if link == "network" else 0
         if leaving and place is not None:
             node = place // self.ranks_per_node

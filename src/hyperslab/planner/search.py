@@ -31,6 +31,7 @@ from hyperslab.comm.placement import SPATIAL_AXES, places
 from hyperslab.data.dataset import PrefetchPolicy
 from hyperslab.data.store import MEMORY_SHARE
 from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.formats.storage import divisors
 from hyperslab.parallel.parallelize import Memory
 from hyperslab.planner import cost as costs
 from hyperslab.planner.job import GridJob, VolumeShape
@@ -69,13 +70,8 @@ def grids(ranks: int) -> Iterator[GridSection]:
 
 @functools.cache
 def _divisors(number: int) -> list[int]:
-    """Lists them, the largest first.
-
-    >>> _divisors(12)
-    [12, 6, 4, 3, 2, 1]
-    """
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)}, reverse=True)
+    """Lists them, the largest first."""
+    return sorted(divisors(number), reverse=True)
 
 
 def refusal(grid: GridSection, job: GridJob) -> str:
@@ -426,14 +422,16 @@ class Candidate:
         return self.memory.total <= limit
 
 
-def trace_grid(job: GridJob, grid: GridSection, machine: Machine) -> list[Trace]:
-    """Traces the steps of `deciding_ranks`.
+def trace_grid(
+    job: GridJob, grid: GridSection, machine: Machine, most: float = math.inf
+) -> list[Trace]:
+    """Traces the steps of `deciding_ranks`, of which none may have more than ``most`` [B].
 
     Raises what `trace_step` does.
     """
     work, kind = job.workload(), device_of_machine(machine)
     ranks = deciding_ranks(job, grid, machine)
-    return [trace_step(work, grid.model_dump(), rank, kind) for rank in ranks]
+    return [trace_step(work, grid.model_dump(), rank, kind, most) for rank in ranks]
 
 
 def deciding_ranks(job: GridJob, grid: GridSection, machine: Machine) -> list[int]:
@@ -483,20 +481,14 @@ def trace_fitting(
     if job.recipe.memory == "auto":
         found = trace_one(job, grid, machine, bounds)
         return found if found.fits(bounds.nbytes) else None
-    work, kind = job.workload(), device_of_machine(machine)
     # What a rank needs is at least this and, at any moment, all tensors of its trace.
     beside = costs.rank_memory(Trace(0), machine, grid.size, host_memory(job, grid, bounds)).total
-    traces: list[Trace] = []
-    for rank in deciding_ranks(job, grid, machine):
-        try:
-            most = bounds.nbytes - beside
-            traces.append(trace_step(work, grid.model_dump(), rank, kind, most))
-        except TooLargeError:
-            return None
-        found = _candidate(job, grid, machine, bounds, traces)
-        if not found.fits(bounds.nbytes):
-            return None
-    return found
+    try:
+        traces = trace_grid(job, grid, machine, bounds.nbytes - beside)
+    except TooLargeError:
+        return None
+    found = _candidate(job, grid, machine, bounds, traces)
+    return found if found.fits(bounds.nbytes) else None
 
 
 def _candidate(
