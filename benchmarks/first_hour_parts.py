@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
 from hyperslab.comm.bootstrap import GLOO_ON_CUDA
-from hyperslab.comm.packing import Boxes
+from hyperslab.comm.exchange import Boxes
 from hyperslab.errors import HyperslabError
 from hyperslab.geometry import Box
 

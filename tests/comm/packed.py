@@ -6,8 +6,7 @@ import os
 
 import torch
 
-from hyperslab.comm.exchange import ExchangePlan, plan_exchange
-from hyperslab.comm.packing import Boxes
+from hyperslab.comm.exchange import Boxes, ExchangePlan, plan_exchange
 from hyperslab.geometry import Cover
 from hyperslab.planner.trace import VirtualGrid
 

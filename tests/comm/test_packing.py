@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperslab.comm.packing import ALIGNED_ELEMENTS, Boxes
+from hyperslab.comm.exchange import ALIGNED_ELEMENTS, Boxes
 from hyperslab.geometry import Box
 from tests.comm import packed
 from tests.gpus import ON_A_GPU, needs_a_gpu, needs_interpreter, run_module

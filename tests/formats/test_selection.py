@@ -11,7 +11,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
+from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.views import Selected, Subvolumes, selected
 from hyperslab.geometry import Box
 from tests.formats import scans, universes, writers

@@ -195,7 +195,8 @@ def test_no_recipe_says_what_a_scan_has_found(tmp_path: Path) -> None:
     }
     sources = [
         *("arrays.source.NpyFolder", "arrays.source.Hdf5Folder", "arrays.source.ArrayFolder"),
-        *("nifti.source.NiftiFolder", "tfrecord.sc18.Sc18Folder", "tfrecord.mlperf.TfRecordFolder"),
+        *("tfrecord.source.Sc18Folder", "tfrecord.source.TfRecordFolder"),
+        "nifti.source.NiftiFolder",
     ]
     for name in sources:
         with pytest.raises(RecipeError, match="reads or writes what its arguments say"):

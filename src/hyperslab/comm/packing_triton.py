@@ -1,4 +1,4 @@
-"""Implements the kernels of `hyperslab.comm.packing` in Triton, where that is installed."""
+"""Implements the kernels of `hyperslab.comm.exchange` in Triton, where that is installed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hyperslab.formats.nifti.source import NiftiFolder
 from hyperslab.formats.source import Source
 from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.targets import Parameters
-from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
+from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.views import Subvolumes
 
 __all__ = [

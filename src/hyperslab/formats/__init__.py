@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hyperslab.formats.storage import Storage, StorageOrder
     from hyperslab.formats.synthetic import SyntheticVolumes
     from hyperslab.formats.targets import Parameters
-    from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
+    from hyperslab.formats.tfrecord.source import TfRecordFolder
     from hyperslab.formats.views import Subvolumes
     from hyperslab.formats.writer import SampleToWrite, Writer
 
@@ -57,7 +57,7 @@ _MODULES = {
     "storage": ("Storage", "StorageOrder"),
     "synthetic": ("SyntheticVolumes",),
     "targets": ("Parameters",),
-    "tfrecord.mlperf": ("TfRecordFolder",),
+    "tfrecord.source": ("TfRecordFolder",),
     "views": ("Subvolumes",),
     "writer": ("SampleToWrite", "Writer"),
 }

@@ -120,8 +120,8 @@ _BUILT_IN = {
     ),
     "tfrecord": _BuiltIn(
         (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz"),
-        "tfrecord.mlperf.TfRecordFolder",
-        "tfrecord.writer.TfRecordWriter",
+        "tfrecord.source.TfRecordFolder",
+        "tfrecord.source.TfRecordWriter",
         "MLPerf's CosmoFlow",
         ("none", "gzip"),
     ),
@@ -141,8 +141,8 @@ _BUILT_IN = {
     ),
     "sc18": _BuiltIn(
         (),
-        "tfrecord.sc18.Sc18Folder",
-        "tfrecord.writer.Sc18Writer",
+        "tfrecord.source.Sc18Folder",
+        "tfrecord.source.Sc18Writer",
         "TFRecords of Mathuriya et al. 2018, many samples a file",
     ),
 }

@@ -20,7 +20,7 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
 from hyperslab.formats.convert.run import Outcome
-from hyperslab.formats.tfrecord.writer import Sc18Writer
+from hyperslab.formats.tfrecord.source import Sc18Writer
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
 from tests.formats.universes import CENTRE, Seat, counts, public, unit

@@ -18,8 +18,7 @@ from hyperslab.data.assemble import os_bytes_read
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.run import Outcome, Request, convert
 from hyperslab.formats.source import ScanOptions
-from hyperslab.formats.tfrecord.mlperf import TfRecordFolder
-from hyperslab.formats.tfrecord.sc18 import Sc18Folder
+from hyperslab.formats.tfrecord.source import Sc18Folder, TfRecordFolder
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
 from tests.formats.universes import GRIDS, Seat

@@ -1,35 +1,231 @@
 """Converts a folder to another format: what is missing is made, the rest is kept.
 
-In reading order: a `Request` says what is asked of a conversion, an `Outcome` what became of a
-volume; `run` converts one volume in a process of its own: it writes its samples and has them read
-back; a `Plan` has the samples, their names and chunks, and which are finished; `convert`.
+In reading order: the `Manifest` as it grows, and the `Shards` that many samples share; a `Request`
+says what is asked of a conversion, an `Outcome` what became of a volume; `run` converts one volume
+in a process of its own: it writes its samples and has them read back; a `Plan` has the samples,
+their names and chunks, and which are finished; `convert`.
+
+A sample is recorded in the manifest (`formats.manifest`) before its files get their names: what
+has a name and no line is somebody else's, what has a line and no name is made again.
+
+Files that many samples share are appended, one sample after the other. What has been appended is
+on the disk before the manifest says so. So what lies behind the last recorded sample of a file is
+what a killed run has begun, and is cut off.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import google_crc32c
+
 from hyperslab.comm import Grid
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import registry
-from hyperslab.formats.convert import journal
 from hyperslab.formats.files import STRICT, AccessPolicy, Stamp, file_checksum, recorded_stamps
-from hyperslab.formats.manifest import MANIFEST_FILE, Entry
+from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.formats.registry import Format, sources_of
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import Channels, ChunkSides, chunk_sides
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
-from hyperslab.util.atomic_files import make_scratch, remove_scratch
+from hyperslab.util.atomic_files import (
+    append_whole,
+    json_lines,
+    make_scratch,
+    open_to_append,
+    remove_scratch,
+    try_lock,
+)
 from hyperslab.util.worker_pool import map_tasks
+
+REMEDY = "convert into another folder"
+
+
+class Manifest:
+    """The manifest in ``folder``. ``entries``: of each sample, by name, the last one written."""
+
+    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+        self.folder = folder
+        self.entries = {entry["name"]: entry for entry in entries}
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Notes samples, all of them or, with an OSError, none."""
+        append_whole(self.folder / MANIFEST_FILE, json_lines(entries))
+        self.entries |= {entry["name"]: entry for entry in entries}
+
+
+@contextmanager
+def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator[Manifest]:
+    """Gives the manifest of a folder that is made if there is none, kept from other runs.
+
+    ``needed``: keys without which a line is none of this conversion.
+
+    Raises:
+        DataError: the folder is another conversion's, none at all, in use, or cannot be written.
+    """
+    found, _, _ = read_manifest(folder)
+    if found is None:
+        _check_empty(folder)
+    with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.fdopen(open_to_append(folder / MANIFEST_FILE), "ab")
+    with file:
+        if not try_lock(file.fileno()):
+            raise DataError(f"{folder}: another conversion into it is under way")
+        found, entries, size = read_manifest(folder)
+        for entry in entries:  # what a run that goes on needs beyond what a reader does
+            if missing := [key for key in needed if key not in entry]:
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is not a record of a conversion (the line of "
+                    f"{entry['name']!r} has no {missing[0]})"
+                )
+        with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
+            file.truncate(size)  # a line that a killed run has begun
+            if found is None:
+                append_whole(folder / MANIFEST_FILE, json_lines([asked]))
+        for key, value in asked.items() if found else ():
+            if found and found.get(key) != value:
+                raise DataError(
+                    f"{folder}: was converted with {key} {found.get(key)}, not {value}: {REMEDY}"
+                )
+        yield Manifest(folder, entries)
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder")
+    others = sorted(p.name for p in folder.glob("*") if not p.name.startswith(".")) or [""]
+    if others[0] not in ("", MANIFEST_FILE):
+        raise DataError(f"{folder}: holds {others[0]!r}, which no conversion has written: {REMEDY}")
+
+
+Shard = tuple[str, int, int]
+"""The file of a sample, and where in it that begins and ends [B]."""
+
+SHARD_DIGITS = 5
+
+
+def is_written(folder: Path, entry: Entry, places: Sequence[Shard], *, shared: bool) -> bool:
+    """Tells if a recorded sample is in its files; ``shared``: others may lie behind it.
+
+    A file that is shorter or longer than it was, or damaged, is refused.
+    """
+    name = entry["name"]
+    for file, start, end in places:
+        path = folder / file
+        if not os.path.exists(path):  # False of names that no system takes
+            return False
+        size = Stamp.of(path).size
+        if size < end or (size != end and not shared):
+            raise DataError(
+                f"{path}: has {size} bytes but had {end} when {name!r} was written: delete it and "
+                "run the command again"
+            )
+        then = entry.get("sums", {}).get(file)  # earlier versions noted none
+        if then is not None and file_checksum(path, start, end) != then:
+            raise DataError(
+                f"{path}: is damaged: its checksum of {name!r} has changed since it was written: "
+                "delete it and run the command again"
+            )
+    return True
+
+
+def check_places(folder: Path, entries: Iterable[Entry], suffix: str) -> None:
+    """Refuses files whose recorded samples are not one behind the other from the start.
+
+    A file where a line is missing or is said of others would end up with a sample twice, or with
+    one that nobody knows of.
+    """
+    places: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        file, start, end = entry["shard"]
+        if not file.removesuffix(suffix).isdecimal():
+            raise DataError(
+                f"{folder / MANIFEST_FILE}: is not a record of a conversion ({file} is not "
+                "a file of it)"
+            )
+        places.setdefault(file, []).append((start, end))
+    for file, found in places.items():
+        at = 0
+        for start, end in sorted(found):
+            if start != at and os.path.exists(folder / file):
+                raise DataError(
+                    f"{folder / MANIFEST_FILE}: is not a record of a conversion (a sample of "
+                    f"{file} begins at byte {start}, and the one before it ends at {at}): delete "
+                    "both and run the command again"
+                )
+            at = end
+
+
+class Shards:
+    """The files ``NUMBER{suffix}`` of a folder, with up to ``most`` samples each.
+
+    The samples called ``names`` are dealt to them at random (Mathuriya et al. 2018, section IV-C),
+    by a hash of each name, so that a reader which goes from file to file does not see the parts of
+    one volume together, and a run that goes on deals as the one before. What a killed run has begun
+    is cut off.
+    """
+
+    def __init__(
+        self, folder: Path, entries: Iterable[Entry], names: Iterable[str], most: int, suffix: str
+    ) -> None:
+        self.folder = folder
+        self.most = most
+        self.suffix = suffix
+        places = [entry["shard"] for entry in entries]
+        self._held = Counter(file for file, _, _ in places)
+        ends: dict[str, int] = {}
+        for file, _, end in places:
+            ends[file] = max(end, ends.get(file, 0))
+        for file, end in ends.items():
+            path = folder / file
+            if os.path.exists(path) and path.stat().st_size > end:
+                os.truncate(path, end)
+        dealt = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+        self._numbers = {name: place // most for place, name in enumerate(dealt)}
+        # Into a file that has gone nothing is put: its samples are made again, elsewhere.
+        self._gone = {file for file in ends if not os.path.exists(folder / file)}
+        known = (int(file.removesuffix(suffix)) for file in ends)
+        self._spare = 1 + max(known, default=-1)
+
+    def _file(self, number: int) -> str:
+        return f"{number:0{SHARD_DIGITS}}{self.suffix}"
+
+    def _file_of(self, name: str) -> str:
+        """Return the file to which a sample is dealt or, where that is full or gone, a spare one.
+
+        Full it is where samples have come since others were dealt.
+        """
+        number = self._numbers[name]
+        while self._held[self._file(number)] >= self.most or self._file(number) in self._gone:
+            number = max(number + 1, self._spare)
+        return self._file(number)
+
+    def append(self, name: str, part: Path) -> Shard:
+        """Puts the one file of a sample behind those before, and compares what is then there."""
+        file = self._file_of(name)
+        data = part.read_bytes()
+        with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:
+            start = shard.seek(0, os.SEEK_END)
+            shard.write(data)
+            shard.flush()
+            os.fsync(shard.fileno())
+        with (self.folder / file).open("rb") as shard:
+            shard.seek(start)
+            if google_crc32c.value(shard.read()) != google_crc32c.value(data):
+                raise DataError(f"{self.folder / file}: is not what was written at byte {start}")
+        self._held[file] += 1
+        return file, start, start + len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +376,7 @@ def _checked(source: Source, number: int, entry: Entry) -> Entry:
         if entry[key] != value:
             raise DataError(
                 f"{source.where(number)}: has changed since {entry['name']!r} was made of it "
-                f"({key} was {entry[key]}, now {value}): delete that or {journal.REMEDY}"
+                f"({key} was {entry[key]}, now {value}): delete that or {REMEDY}"
             )
     return entry
 
@@ -288,7 +484,7 @@ class Plan:
         }
 
     def recorded(self) -> tuple[str, ...]:
-        """Lists the journal's lines of the finished samples."""
+        """Lists the keys of a finished sample's line."""
         values = "labels_crc32c" if self.samples.classes else "target"
         place = ("shard",) if self.request.writer.per_file > 1 else ()
         return ("files", "stamps", "crc32c", values, *place)
@@ -299,7 +495,7 @@ class Plan:
         words = f'the shape does not tell where the channels are; open it with channels="{told}"'
         return [*filter(None, [self.word]), *([words] if told else [])]
 
-    def jobs(self, manifest: journal.Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
+    def jobs(self, manifest: Manifest) -> tuple[list[Outcome], list[Job], list[Entry]]:
         """Splits volumes into those done at once and those to do; returns finished samples, too.
 
         A folder that is not as it was recorded, or another conversion's, is refused.
@@ -307,7 +503,7 @@ class Plan:
         self._check_sources(manifest)
         writer = self.request.writer
         if writer.per_file > 1:
-            journal.check_places(manifest.folder, manifest.entries.values(), writer.suffix)
+            check_places(manifest.folder, manifest.entries.values(), writer.suffix)
             self._check_names(manifest)
         outcomes = []
         jobs = []
@@ -352,21 +548,18 @@ class Plan:
             doubtful=doubtful,
         )
 
-    def _is_there(self, manifest: journal.Manifest, name: str) -> bool:
+    def _is_there(self, manifest: Manifest, name: str) -> bool:
         """Tells if a sample is finished; refuses what has its name and is not it."""
         entry = manifest.entries.get(name)
         folder = manifest.folder
         if self.request.writer.per_file > 1:
-            return entry is not None and journal.is_written(
-                folder, entry, [entry["shard"]], shared=True
-            )
+            return entry is not None and is_written(folder, entry, [entry["shard"]], shared=True)
         files = self.request.writer.files(name, self.request.compression)
         if entry is None:
             for file in files:
                 if (folder / file).exists():
                     raise DataError(
-                        f"{folder / file}: no conversion has written it: remove it or "
-                        f"{journal.REMEDY}"
+                        f"{folder / file}: no conversion has written it: remove it or {REMEDY}"
                     )
             return False
         for file in files:
@@ -376,9 +569,9 @@ class Plan:
                     f"{name!r} has no size of {file})"
                 )
         places = [(file, 0, entry["files"].get(file, 0)) for file in files]
-        return journal.is_written(folder, entry, places, shared=False)
+        return is_written(folder, entry, places, shared=False)
 
-    def _check_names(self, manifest: journal.Manifest) -> None:
+    def _check_names(self, manifest: Manifest) -> None:
         """Refuses a sample recorded by another name, which would be appended a second time."""
         volumes = set(self.source.names)  # not those that are damaged since
         names = set(self.names)
@@ -386,16 +579,16 @@ class Plan:
             if name not in names and entry.get("source") in volumes:
                 raise DataError(
                     f"{manifest.folder / MANIFEST_FILE}: is not a record of a conversion ({name!r} "
-                    f"is no sample of {entry['source']!r}): {journal.REMEDY}"
+                    f"is no sample of {entry['source']!r}): {REMEDY}"
                 )
 
-    def _check_sources(self, manifest: journal.Manifest) -> None:
+    def _check_sources(self, manifest: Manifest) -> None:
         for entry in manifest.entries.values():
             for file in entry["stamps"]:
                 if not os.path.exists(self.root / file):  # False of names that no system takes
                     raise DataError(
                         f"{manifest.folder / MANIFEST_FILE}: {entry['name']!r} was made of {file}, "
-                        f"which is not in {self.root}: {journal.REMEDY}"
+                        f"which is not in {self.root}: {REMEDY}"
                     )
 
 
@@ -434,7 +627,7 @@ def convert(
     options = ScanOptions(channels, source_format, bad.append, allowed)
     source = sources_of([root], Grid(), options)
     plan = Plan(root, source, request)
-    with journal.lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
+    with lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())
         outcomes = [Outcome("failed", str(error)) for error in bad]
         for outcome in outcomes:
@@ -447,9 +640,7 @@ def convert(
     return outcomes
 
 
-def _outcomes(
-    plan: Plan, manifest: journal.Manifest, spread: Spread
-) -> Generator[Outcome, None, None]:
+def _outcomes(plan: Plan, manifest: Manifest, spread: Spread) -> Generator[Outcome, None, None]:
     outcomes, jobs, finished = plan.jobs(manifest)
     yield from outcomes
     scratch = manifest.folder / SCRATCH
@@ -462,7 +653,7 @@ def _outcomes(
             shards = None
             if writer.per_file > 1:
                 entries = manifest.entries.values()
-                shards = journal.Shards(
+                shards = Shards(
                     manifest.folder, entries, plan.names, writer.per_file, writer.suffix
                 )
         with closing(spread(run, [(job,) for job in jobs])) as results:
@@ -477,9 +668,7 @@ def _outcomes(
         remove_scratch(scratch)
 
 
-def _finish(
-    plan: Plan, manifest: journal.Manifest, result: Done, shards: journal.Shards | None
-) -> None:
+def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:
     """Note samples, then give their files their names; or put them into shared files first."""
     made = {name for _, name in result.job.todo}
     new = [entry for entry in result.entries if entry["name"] in made]
