@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hyperslab.formats.convert.scans import convert_scans
-from hyperslab.formats.nifti.lists import find_pairs
+from hyperslab.formats.nifti.source import find_pairs
 from hyperslab.recipe.load import load_recipe
 from hyperslab.simulate.phantoms import make_phantoms
 from hyperslab.studies.report import write_report

@@ -24,13 +24,13 @@ from hyperslab.cli.report import FIGURE_FORMATS
 from hyperslab.cli.scale import scale_command
 from hyperslab.errors import LayoutError, RecipeError
 from hyperslab.recipe.instantiate import check_exists
-from hyperslab.recipe.load import _fields, load_recipe
-from hyperslab.recipe.text import machine_has_gpu, torch_classes, torch_knows_cuda
+from hyperslab.recipe.load import _fields, load_recipe, torch_classes
 from hyperslab.recipe.trust import Trust
 from hyperslab.studies.report import FigureFormat
 from hyperslab.studies.scaling.points import ScalingKind
 from hyperslab.train.metrics import SURFACE_TOLERANCE
 from hyperslab.train.profiler import ProfilePolicy
+from hyperslab.util.gpu_memory import machine_has_gpu, torch_knows_cuda
 from hyperslab.util.optional_libraries import current_versions
 from tests.docs.blocks import DOCS
 from tests.forked import forked_commands

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from hyperslab.errors import RecipeError
-from hyperslab.recipe.load import load_recipe, save_recipe
-from hyperslab.recipe.text import nearest_key
+from hyperslab.recipe.load import load_recipe, nearest_key, save_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SMALLEST: dict[str, Any] = {"data": {"path": "universes", "batch_size": 4}}

@@ -530,7 +530,7 @@ ALLOWED = {
     "recipe/trust.py": "what a recipe names, once it is judged",
     "formats/registry.py": "what the user names by --plugin, or `Trust.load_plugins` has judged",
     "recipe/instantiate.py": "torch's and hyperslab's classes that targets are compared with",
-    "recipe/text.py": "torch's own",
+    "recipe/load.py": "torch's own",
     "util/__init__.py": "hyperslab's own, by tables",
     "cli/__init__.py": "hyperslab's own commands",
     "kernels/registry.py": "hyperslab's own kernels",

@@ -15,7 +15,7 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert.scans import read_scan
 from hyperslab.formats.nifti import image as nifti
-from hyperslab.formats.nifti.lists import Pair
+from hyperslab.formats.nifti.source import Pair
 from hyperslab.simulate.phantoms import make_phantoms
 from tests.formats.convert.scans import nib
 from tests.formats.convert.test_import_scans import contents

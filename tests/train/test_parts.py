@@ -13,9 +13,8 @@ from hyperslab.checkpoint.run_state import DataCard, Position
 from hyperslab.errors import RecipeError
 from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.instantiate import A_LOSS, Maker
-from hyperslab.recipe.load import recipe_of_values
+from hyperslab.recipe.load import recipe_of_values, torch_classes
 from hyperslab.recipe.section import TargetSection
-from hyperslab.recipe.text import torch_classes
 from hyperslab.train.objective import LossOfLabels, with_fitting_labels
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 from tests.train.scans import CLASSES

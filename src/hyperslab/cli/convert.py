@@ -200,7 +200,7 @@ def lits(
     if len(sources) != (synthetic is None):
         needed = "SRC and OUT" if synthetic is None else "OUT alone beside --synthetic"
         raise typer.BadParameter(f"got {len(folders)} folders; give {needed}")
-    from hyperslab.formats.nifti.lists import DATASET_JSON, find_pairs, write_dataset_json
+    from hyperslab.formats.nifti.source import DATASET_JSON, find_pairs, write_dataset_json
 
     if synthetic is None:
         pairs = find_pairs(sources[0])

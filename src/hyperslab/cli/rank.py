@@ -23,7 +23,7 @@ from hyperslab.cli.terminal import DEBUG
 from hyperslab.comm.launchers import adopt_launcher, check_thread_count, read_variables
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch import supervisor
-from hyperslab.recipe.text import machine_has_gpu, torch_knows_cuda
+from hyperslab.util.gpu_memory import machine_has_gpu, torch_knows_cuda
 
 if TYPE_CHECKING:
     from hyperslab.recipe.schema import Recipe

@@ -21,7 +21,7 @@ from hyperslab.formats import optional
 from hyperslab.formats.files import ANY, make_folder, naming
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI
-from hyperslab.formats.nifti.lists import Pair
+from hyperslab.formats.nifti.source import Pair
 from hyperslab.formats.targets import Floats
 
 AIR = -1000.0

@@ -1,4 +1,4 @@
-"""Asks NVML how much memory of a GPU is free, which makes no CUDA context.
+"""Asks NVML how much memory of a GPU is free, and files whether there is a GPU, without torch.
 
 Torch's own question makes one, of half a gigabyte, on a device that others may use. NVML comes
 with the driver, and is called by ctypes.
@@ -7,7 +7,15 @@ with the driver, and is called by ctypes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import re
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from hyperslab.util.documents import read_text
 
 NVML = "libnvidia-ml.so.1"
 
@@ -52,3 +60,23 @@ def _least(nvml: ctypes.CDLL) -> int | None:
             return None
         found.append(memory.free)
     return min(found, default=None)
+
+
+@functools.cache
+def torch_knows_cuda() -> bool:
+    """Say whether torch was built for CUDA or ROCm, as its text has it."""
+    spec = find_spec("torch")
+    text = ""
+    if spec is not None and spec.submodule_search_locations:
+        with suppress(OSError):
+            text = read_text(Path(spec.submodule_search_locations[0], "version.py"))
+    return len(re.findall(r"^(?:cuda|hip)\b.*= None$", text, re.MULTILINE)) < 2
+
+
+_GPU_FILES = ("nvidia*", "nvmap", "nvhost*", "dxg", "kfd")
+"""Matches the files in /dev of the drivers for CUDA, also on Jetson and WSL, and for ROCm."""
+
+
+def machine_has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Say whether there may be a device for torch here: False where no driver has a file."""
+    return sys.platform != "linux" or any(any(devices.glob(name)) for name in _GPU_FILES)

@@ -20,7 +20,7 @@ from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.convert.scans import ScanOutcome, convert_scans
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import resample
-from hyperslab.formats.nifti.lists import find_pairs
+from hyperslab.formats.nifti.source import find_pairs
 from tests.forked import forked_commands
 from tests.formats.convert.scans import affine_of, classes, nib, numbers, write
 from tests.simulate.test_universe_file import full_disk
@@ -209,7 +209,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from hyperslab.formats.convert.scans import convert_scans
-from hyperslab.formats.nifti.lists import find_pairs
+from hyperslab.formats.nifti.source import find_pairs
 from tests.formats.convert.test_import_scans import wait
 
 sys.modules["hyperslab.formats.convert.scans"]._convert = wait

@@ -14,7 +14,7 @@ from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.convert.scans import read_scan
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import resample
-from hyperslab.formats.nifti.lists import Pair
+from hyperslab.formats.nifti.source import Pair
 from hyperslab.formats.storage import StorageOrder
 from hyperslab.geometry import Box
 from tests.formats.convert.scans import (

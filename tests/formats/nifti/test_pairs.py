@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.formats.nifti.lists import Pair, find_pairs, nifti_stem
+from hyperslab.formats.nifti.source import Pair, find_pairs, nifti_stem
 
 
 def touch(folder: Path, *names: str) -> None:

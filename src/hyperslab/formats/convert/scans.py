@@ -35,8 +35,13 @@ from hyperslab.formats.arrays.writer import read_summed, write_small_file
 from hyperslab.formats.files import STRICT, AccessPolicy, check_finite, lock_folder
 from hyperslab.formats.nifti import image, resample
 from hyperslab.formats.nifti.image import NiftiFile
-from hyperslab.formats.nifti.lists import DATASET_JSON, Pair, write_dataset_json
-from hyperslab.formats.nifti.source import listed_scans, open_pair
+from hyperslab.formats.nifti.source import (
+    DATASET_JSON,
+    Pair,
+    listed_scans,
+    open_pair,
+    write_dataset_json,
+)
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.formats.targets import LIVER
 from hyperslab.util.worker_pool import map_tasks

@@ -32,9 +32,8 @@ from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of, source_of
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.compare import differences, value_at
-from hyperslab.recipe.load import options_of_trust, save_recipe
+from hyperslab.recipe.load import options_of_trust, read_yaml, save_recipe
 from hyperslab.recipe.schema import Recipe, planned_device
-from hyperslab.recipe.text import read_yaml
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant

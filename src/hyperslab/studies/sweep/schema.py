@@ -21,11 +21,10 @@ from pydantic import (
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import settings_of
-from hyperslab.recipe.load import explain_errors, load_recipe
+from hyperslab.recipe.load import explain_errors, load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section
-from hyperslab.recipe.text import read_yaml
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
