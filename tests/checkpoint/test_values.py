@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from collections import Counter, OrderedDict
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from hyperslab.checkpoint import state
 from hyperslab.checkpoint.state import Tensors, decode_value, encode_value
 from hyperslab.errors import CheckpointError
 
@@ -108,7 +106,3 @@ def test_what_nobody_could_make_again_is_refused(value: object) -> None:
 def test_what_nobody_wrote_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         decode_value(json.loads(text), {})
-
-
-def test_the_example() -> None:
-    assert doctest.testmod(state).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 from contextlib import chdir
 from pathlib import Path
@@ -14,7 +13,6 @@ import hyperslab as hs
 from hyperslab.formats import registry
 from hyperslab.formats.arrays.writer import NpyWriter
 from hyperslab.formats.convert import Request
-from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.registry import load_plugins
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
@@ -28,11 +26,6 @@ KNOWN = "hdf5, lbann, npy, tfrecord, zarr, nifti, sc18"
 def formats(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is registered within a test is not known after it."""
     monkeypatch.setattr(registry, "_FORMATS", dict(registry._FORMATS))
-
-
-def test_the_examples() -> None:
-    assert doctest.testmod(registry).failed == 0
-    assert doctest.testmod(nifti).failed == 0
 
 
 def test_a_name_or_a_suffix_is_registered_once(formats: None) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 
 import numpy as np
 import pytest
 
-from hyperslab.formats import storage_order
 from hyperslab.formats.storage import StorageOrder
 from hyperslab.geometry import Box
 
 VOLUME = np.arange(3 * 4 * 5 * 6).reshape(3, 4, 5, 6)
-
-
-def test_the_examples() -> None:
-    assert doctest.testmod(storage_order).failed == 0
 
 
 @pytest.mark.parametrize("dims", [*map("".join, itertools.permutations("CDHW"))])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import itertools
 
 import pytest
@@ -133,10 +131,3 @@ def test_partitions_change_dim_by_dim() -> None:
 def test_what_is_no_partition(shape: Index, cuts: tuple[Cut | None, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Partition(shape, cuts)
-
-
-@pytest.mark.parametrize("name", ["box", "partition", "transfer", "window"])
-def test_doctests(name: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"hyperslab.geometry.{name}"))
-    assert result.attempted > 0
-    assert result.failed == 0

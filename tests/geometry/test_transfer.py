@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
-import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,8 +70,3 @@ def test_a_box_with_neighbours_on_all_sides() -> None:
         assert plan.kept == owned[rank]
     middle = {*owned} - {13}
     assert {t.rank for t in plans[13].receives} == {t.rank for t in plans[13].sends} == middle
-
-
-def test_the_examples() -> None:
-    module = sys.modules["hyperslab.geometry.transfer"]
-    assert doctest.testmod(module).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.ops import overloads
 from hyperslab.ops.overloads import overloads_of, register_each
 from hyperslab.tensor.dispatch import RULES
 
@@ -26,10 +24,6 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Callable[..., Any], 
     yield RULES
     RULES.clear()
     RULES.update(before)
-
-
-def test_doctests() -> None:
-    assert doctest.testmod(overloads).failed == 0
 
 
 def test_forms_begin_with_the_function() -> None:

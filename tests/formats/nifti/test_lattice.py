@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -24,10 +22,6 @@ SHAPES = [
     ((1, 4, 3), (4, 1, 3)),
     ((13, 2, 17), (4, 9, 4)),
 ]
-
-
-def test_examples() -> None:
-    assert doctest.testmod(resample).failed == 0
 
 
 @pytest.mark.parametrize(("old", "new"), FINER, ids=str)
