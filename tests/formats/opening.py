@@ -9,7 +9,7 @@ from hyperslab.comm import Grid
 from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.registry import sources_of
 from hyperslab.formats.source import ScanOptions, Source
-from hyperslab.formats.storage import Channels
+from hyperslab.formats.storage_order import Channels
 
 
 def source_of(

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hyperslab.formats.storage import StorageOrder
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.geometry import Box
 
 VOLUME = np.arange(3 * 4 * 5 * 6).reshape(3, 4, 5, 6)

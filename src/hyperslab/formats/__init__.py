@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hyperslab.formats.nifti.source import NiftiFolder
     from hyperslab.formats.registry import Format, register
     from hyperslab.formats.source import Extras, ScanOptions, Source
-    from hyperslab.formats.storage import Storage, StorageOrder
+    from hyperslab.formats.storage import Storage
+    from hyperslab.formats.storage_order import StorageOrder
     from hyperslab.formats.synthetic import SyntheticVolumes
     from hyperslab.formats.targets import Parameters
     from hyperslab.formats.tfrecord.source import TfRecordFolder
@@ -54,7 +55,8 @@ _MODULES = {
     "nifti.source": ("NiftiFolder",),
     "registry": ("Format", "register"),
     "source": ("Extras", "ScanOptions", "Source"),
-    "storage": ("Storage", "StorageOrder"),
+    "storage": ("Storage",),
+    "storage_order": ("StorageOrder",),
     "synthetic": ("SyntheticVolumes",),
     "targets": ("Parameters",),
     "tfrecord.source": ("TfRecordFolder",),

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
-from hyperslab.formats.storage import Channels, Storage, StorageOrder
+from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage_order import Channels, StorageOrder
 from hyperslab.formats.targets import Parameters, numbered_names
 from hyperslab.geometry import Box
 

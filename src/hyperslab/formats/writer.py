@@ -27,7 +27,8 @@ from hyperslab.errors import DataError
 from hyperslab.formats.files import check_finite, read_box
 from hyperslab.formats.manifest import Entry, read_manifest
 from hyperslab.formats.source import Array, Extras, Source
-from hyperslab.formats.storage import Channels, ChunkSides
+from hyperslab.formats.storage import ChunkSides
+from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.targets import check_classes
 from hyperslab.geometry import Box
 

@@ -47,7 +47,7 @@ from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
 from hyperslab.formats.nifti.resample import blurred_linear_box, spacing
 from hyperslab.formats.source import Array, ScanOptions
-from hyperslab.formats.storage import StorageOrder
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.views import Selected, read_filled
 from hyperslab.geometry import Box, Cut

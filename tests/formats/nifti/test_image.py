@@ -15,7 +15,7 @@ from hyperslab.formats.convert.scans import read_scan
 from hyperslab.formats.nifti import image as nifti
 from hyperslab.formats.nifti import resample
 from hyperslab.formats.nifti.source import Pair
-from hyperslab.formats.storage import StorageOrder
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.geometry import Box
 from tests.formats.convert.scans import (
     ORIENTATIONS,

@@ -45,7 +45,7 @@ from hyperslab.formats.files import (
     naming,
 )
 from hyperslab.formats.source import ScanOptions
-from hyperslab.formats.storage import (
+from hyperslab.formats.storage_order import (
     CDHW,
     DHWC,
     DTYPES,

@@ -46,7 +46,8 @@ from hyperslab.formats.files import (
     unchanged,
 )
 from hyperslab.formats.source import Array
-from hyperslab.formats.storage import StorageOrder, read_strided
+from hyperslab.formats.storage import read_strided
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats, Parameters, as_numbers
 from hyperslab.geometry import Box
 from hyperslab.util.documents import open_plain

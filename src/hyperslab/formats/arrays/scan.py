@@ -54,7 +54,7 @@ from hyperslab.formats.files import (
     walk_folder,
 )
 from hyperslab.formats.source import Array, ScanOptions
-from hyperslab.formats.storage import (
+from hyperslab.formats.storage_order import (
     CDHW,
     DHW,
     DHWC,

@@ -39,7 +39,8 @@ from hyperslab.formats.arrays.open import (
 from hyperslab.formats.arrays.scan import SHOWN_AS, TARGET_SUFFIX, scan_arrays, scan_npy
 from hyperslab.formats.files import OWN_DATA, DataMap, FileAccess, naming
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source, SourceView
-from hyperslab.formats.storage import HDF5_SIEVE, LBANN_ORDER, Storage
+from hyperslab.formats.storage import HDF5_SIEVE, Storage
+from hyperslab.formats.storage_order import LBANN_ORDER
 from hyperslab.formats.targets import SCAN_KEYS, as_classes
 from hyperslab.geometry import Box
 

@@ -24,7 +24,7 @@ from hyperslab.formats import optional
 from hyperslab.formats.arrays.scan import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.storage import (
+from hyperslab.formats.storage_order import (
     CDHW,
     DHW,
     DHWC,

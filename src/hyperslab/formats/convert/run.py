@@ -35,7 +35,8 @@ from hyperslab.formats.files import STRICT, AccessPolicy, Stamp, file_checksum, 
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
 from hyperslab.formats.registry import Format, sources_of
 from hyperslab.formats.source import ScanOptions, Source
-from hyperslab.formats.storage import Channels, ChunkSides, chunk_sides
+from hyperslab.formats.storage import ChunkSides, chunk_sides
+from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
 from hyperslab.util.atomic_files import (

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import files, optional
-from hyperslab.formats.storage import StorageOrder
+from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.formats.targets import Floats
 from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import created_aside

@@ -38,7 +38,8 @@ from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
 from hyperslab.formats.arrays.source import ArrayFolder
 from hyperslab.formats.files import Refuse, list_files, naming, sift
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions, Source, SourceView
-from hyperslab.formats.storage import DHW, DHWC, Storage
+from hyperslab.formats.storage import Storage
+from hyperslab.formats.storage_order import DHW, DHWC
 from hyperslab.formats.targets import Parameters, as_numbers
 from hyperslab.formats.tfrecord import records
 from hyperslab.formats.writer import SampleToWrite, Writer, open_gzip_writer
