@@ -11,8 +11,12 @@ from hyperslab.util import importing_names
 
 if TYPE_CHECKING:
     from hyperslab.models.cosmoflow import CosmoFlow
+    from hyperslab.models.multiscale import MultiscaleNet
     from hyperslab.models.unet3d import UNet3D
 
-__all__ = ["CosmoFlow", "UNet3D"]
+__all__ = ["CosmoFlow", "MultiscaleNet", "UNet3D"]
 
-__getattr__ = importing_names(__name__, {"cosmoflow": ("CosmoFlow",), "unet3d": ("UNet3D",)})
+__getattr__ = importing_names(
+    __name__,
+    {"cosmoflow": ("CosmoFlow",), "multiscale": ("MultiscaleNet",), "unet3d": ("UNet3D",)},
+)

@@ -7,9 +7,9 @@ plain torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from hyperslab import models
 from hyperslab.errors import RecipeError
@@ -89,6 +89,35 @@ class CosmoFlowSection(ModelSection):
             outputs=outputs,
             batch_norm=self.batch_norm,
             dropout=self.dropout,
+        )
+
+
+class MultiscaleSection(ModelSection):
+    """Leads from volumes to numbers, by statistics of features at every scale."""
+
+    name: Literal["multiscale"]
+    channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (16, 32, 64, 128)  # by stage
+    hidden: PositiveInt = 256  # width of the head's hidden layers
+    dropout: Probability = 0.0  # in the head
+    periodic: bool = True  # the volumes are, so convolutions go on at the other side
+
+    def check_extents(self, extents: Shape, where: str) -> None:
+        stages = len(self.channels)
+        if min(extents) >> stages == 0:
+            raise RecipeError(
+                f"model.channels names {stages} stages, which need volumes of at least "
+                f"{1 << stages} voxels along each side, but they have {list(extents)}"
+            )
+
+    def build(self, shape: Shape, outputs: int, *, where: str) -> torch.nn.Module:
+        self.check_extents(shape[1:], where)
+        return models.MultiscaleNet(
+            shape[0],
+            outputs,
+            channels=self.channels,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            padding_mode="circular" if self.periodic else "zeros",
         )
 
 

@@ -1,0 +1,83 @@
+"""Builds a network that predicts parameters from statistics of its features at every scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+
+class MultiscaleNet(nn.Module):
+    """Predicts targets: (B, in_channels, D, H, W) -> (B, outputs).
+
+    Every stage is a convolution of 3^3, batch norm, a leaky ReLU and an average pooling of 2^3. The
+    head reads the mean and the logarithm of the variance of every channel, of the volume itself and
+    behind every stage, so that each scale is heard and no place is: moving a periodic universe by
+    the stride of the last stage changes nothing. It is what a network needs whose target belongs to
+    the whole of a statistically homogeneous volume. (The last map of CosmoFlow, flattened, tells
+    places apart that mean the same, and hears only its coarsest scale.)
+
+    Args:
+        channels: of each stage's convolution.
+        hidden: the width of the two hidden layers of the head.
+        padding_mode: "circular" for periodic volumes, or what `torch.nn.Conv3d` takes.
+
+    Raises ValueError for sizes below 1.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 4,
+        outputs: int = 4,
+        *,
+        channels: Sequence[int] = (16, 32, 64, 128),
+        hidden: int = 256,
+        dropout: float = 0.0,
+        padding_mode: str = "circular",
+    ) -> None:
+        super().__init__()
+        widths = [in_channels, *channels]
+        if min(*widths, outputs, hidden) < 1:
+            raise ValueError(
+                f"MultiscaleNet: {in_channels=}, {outputs=}, {channels=}, {hidden=}: need 1"
+            )
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv3d(i, o, 3, padding=1, padding_mode=padding_mode, bias=False),
+                nn.BatchNorm3d(o),
+                nn.LeakyReLU(0.01),
+                nn.AvgPool3d(2),
+            )
+            for i, o in zip(widths[:-1], widths[1:], strict=True)
+        )
+        features = 2 * sum(widths)
+        self.norm = nn.BatchNorm1d(features)
+        self.head = nn.Sequential(
+            nn.Linear(features, hidden),
+            nn.LeakyReLU(0.01),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.LeakyReLU(0.01),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, outputs),
+        )
+        nn.init.zeros_(self.head[-1].weight)  # training starts from the middle of every range
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [_moments(x)]
+        for stage in self.stages:
+            x = stage(x)
+            found.append(_moments(x))
+        predicted: torch.Tensor = self.head(self.norm(torch.cat(found, 1)))
+        return predicted
+
+
+def _moments(x: torch.Tensor) -> torch.Tensor:
+    """Return the means and the log variances (B, 2C) of channels (B, C, D, H, W).
+
+    Universes differ by less than half a precision tells apart in a mean: float32 at least.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    variance, mean = torch.var_mean(x.to(wide), (2, 3, 4), correction=0)
+    return torch.cat([mean, torch.log(variance + 1e-4)], 1)
