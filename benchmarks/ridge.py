@@ -12,7 +12,9 @@ give. ``--splits 5`` does so for five seeds of the split, the recipe's and the n
 
 Errors are mean squared errors over that of predicting the mean of the training targets: median and
 range over the splits. ``--out`` has for each width a folder with the predictions of the recipe's
-own split, in the files of `hyperslab evaluate --calibrate`.
+own split, in the files of `hyperslab evaluate --calibrate`. The uncertainty of a prediction is the
+covariance of the residuals over the validation samples, the same for all: a little too small, as
+these samples chose the penalties.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from hyperslab.train.metrics import (
     means_over_parameters,
     recalibrated,
 )
+from hyperslab.train.uncertainty import uncertainty_of
 
 AT_ONCE = 1 << 21
 """Values of the volumes that are looked at together."""
@@ -101,12 +104,19 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
     split = split_of(samples.volumes, recipe, seed)
     predicted = ridge_predictions(samples.statistics, samples.targets, split)
     mean = samples.targets[split["train"]].mean(axis=0)
-    test = _predictions(samples, predicted, split["test"], mean)
+    residuals = (predicted - samples.targets)[split["validation"]]
+    covariance = residuals.T @ residuals / len(residuals)
+    test = _predictions(samples, predicted, split["test"], mean, covariance)
     errors = errors_per_parameter(test)
-    facts: dict[str, Any] = {"mean": means_over_parameters(errors), "split": "test"}
+    facts: dict[str, Any] = {
+        "mean": means_over_parameters(errors),
+        "training_mean": dict(zip(test.names, mean.tolist(), strict=True)),
+        "split": "test",
+        "uncertainty": uncertainty_of(test),
+    }
     if len(set(samples.volumes)) == len(samples.volumes):
         return Evaluation(test, errors, facts)
-    validation = _predictions(samples, predicted, split["validation"], mean)
+    validation = _predictions(samples, predicted, split["validation"], mean, covariance)
     lines = calibration_of(validation)
     better = recalibrated(averaged_over_volumes(test), lines, samples.parameters.physical)
     facts["recalibrated"] = {
@@ -117,9 +127,15 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
 
 
 def _predictions(
-    samples: Samples, predicted: FloatArray, chosen: NDArray[np.intp], mean: FloatArray
+    samples: Samples,
+    predicted: FloatArray,
+    chosen: NDArray[np.intp],
+    mean: FloatArray,
+    covariance: FloatArray,
 ) -> Predictions:
+    """All have the same ``covariance`` (P, P), of residuals."""
     true = samples.targets[chosen]
+    each = np.repeat(covariance[None], len(chosen), axis=0)
     return Predictions(
         samples.parameters.names,
         tuple(samples.names[sample] for sample in chosen),
@@ -129,6 +145,8 @@ def _predictions(
         samples.parameters.physical(predicted[chosen]),
         mean,
         tuple(samples.volumes[sample] for sample in chosen),
+        covariance=each,
+        covariance_physical=samples.parameters.physical_covariance(each),
     )
 
 

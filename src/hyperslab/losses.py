@@ -1,5 +1,7 @@
 """Computes losses for segmentation in plain torch, on ordinary tensors and on cut ones alike.
 
+The last one, `gaussian_loss`, is for networks that predict numbers and how sure they are of them.
+
 Legend: N batch, C classes, S the spatial dims (one to three), v a voxel, c a class. Logits are
 (N, C, *S), labels (N, *S) hold the class of every voxel, 0 to C - 1; p is the softmax of the
 logits over the classes and g the one-hot code of the labels, here a comparison that takes a byte
@@ -11,12 +13,21 @@ A label outside 0 to C - 1 is an error where the cross-entropy reads it, and no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-__all__ = ["dice_cross_entropy_loss", "dice_loss", "focal_loss", "generalised_dice_loss"]
+__all__ = [
+    "dice_cross_entropy_loss",
+    "dice_loss",
+    "focal_loss",
+    "gaussian_loss",
+    "gaussian_moments",
+    "gaussian_outputs",
+    "generalised_dice_loss",
+]
 
 
 def dice_loss(
@@ -132,6 +143,76 @@ def dice_cross_entropy_loss(
     """
     dice = dice_loss(logits, labels, include_background=include_background, smooth=smooth)
     return dice + F.cross_entropy(logits, labels.long(), weight)
+
+
+LARGEST_LOG = 10.0
+"""Bounds the logarithms in a precision's factor, so that no exponential of theirs overflows."""
+
+
+def gaussian_outputs(parameters: int) -> int:
+    """Return how many numbers a network predicts for a Gaussian of P parameters: P (P + 3) / 2."""
+    return parameters * (parameters + 3) // 2
+
+
+def gaussian_loss(
+    prediction: torch.Tensor, target: torch.Tensor, *, reduction: str = "mean"
+) -> torch.Tensor:
+    """Return the negative log likelihood of targets under a predicted multivariate normal.
+
+    A prediction holds, for P parameters: P means; P numbers a, of which ``10 tanh(a / 10)`` are the
+    logarithms of d; and P (P - 1) / 2 numbers below the diagonal of a matrix U whose diagonal is 1,
+    column by column. The precision (the inverse of the covariance) is L L^T with L = U diag(d), its
+    Cholesky factor. Where all are zero the covariance is the identity.
+
+    Args:
+        prediction: (N, P (P + 3) / 2); float32 at least is computed with.
+        target: (N, P).
+        reduction: ``"mean"`` or ``"sum"`` over samples, or ``"none"``: (N,).
+
+    Raises:
+        ValueError: the shapes do not fit, or the reduction is unknown.
+    """
+    samples, count = target.shape if target.dim() == 2 else (0, 0)
+    wanted = (samples, gaussian_outputs(count))
+    if not count or tuple(prediction.shape) != wanted:
+        raise ValueError(
+            f"a Gaussian of targets {tuple(target.shape)} takes predictions {wanted}, not "
+            f"{tuple(prediction.shape)}; recipes and hs.fit say loss: gaussian"
+        )
+    prediction = prediction.to(_wide(prediction))
+    off = target - prediction[:, :count]
+    logarithms = _logarithms(prediction, count)
+    columns = [off[:, i] for i in range(count)]
+    first = 2 * count
+    for column in range(count - 1):
+        last = first + count - 1 - column
+        below = (prediction[:, first:last] * off[:, column + 1 :]).sum(1)
+        columns[column] = columns[column] + below
+        first = last
+    squares = (torch.stack(columns, 1) * logarithms.exp()).square().sum(1)
+    loss = squares / 2 - logarithms.sum(1) + count / 2 * math.log(2 * math.pi)
+    return _reduce(loss, reduction)
+
+
+def gaussian_moments(prediction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the means (N, P) and covariances (N, P, P) of what `gaussian_loss` takes.
+
+    ``prediction`` is an ordinary tensor (N, P (P + 3) / 2); float64 is exact where parameters are
+    nearly degenerate.
+    """
+    count = (math.isqrt(9 + 8 * prediction.shape[1]) - 3) // 2
+    prediction = prediction.to(_wide(prediction))
+    diagonal = _logarithms(prediction, count).exp()
+    unit = torch.eye(count, dtype=prediction.dtype, device=prediction.device)
+    unit = unit.repeat(len(prediction), 1, 1)
+    rows, columns = torch.triu_indices(count, count, 1)  # of the transposed: column by column
+    unit[:, columns, rows] = prediction[:, 2 * count :]
+    covariance = torch.cholesky_inverse(unit * diagonal.unsqueeze(1))
+    return prediction[:, :count], covariance
+
+
+def _logarithms(prediction: torch.Tensor, count: int) -> torch.Tensor:
+    return LARGEST_LOG * torch.tanh(prediction[:, count : 2 * count] / LARGEST_LOG)
 
 
 def _check(logits: torch.Tensor, labels: torch.Tensor) -> None:

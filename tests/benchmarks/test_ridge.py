@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from summary_statistics import moments, power, shells, summary_statistics
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.studies.report.configurations import read_scored
 from hyperslab.train.builders import open_data
 from tests.selection import in_gate
 
@@ -125,6 +127,19 @@ def test_the_command_writes_a_table_and_predictions(
         metrics = json.loads((tmp_path / "out" / name / "metrics.json").read_text())
         ratio = found["rows"][name]["ratios"]["clumping"][0]
         assert metrics["parameters"]["clumping"]["ratio"] == ratio
-        rows = (tmp_path / "out" / name / "predictions.csv").read_text().splitlines()
-        assert len(rows) == 1 + tests
+        with (tmp_path / "out" / name / "predictions.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == tests
+        assert metrics["uncertainty"]["volumes"] == 6
+        inside = metrics["uncertainty"]["parameters"]["clumping"]["coverage_68"]
+        off = [float(row["predicted_clumping"]) - float(row["true_clumping"]) for row in rows]
+        (deviation,) = {float(row["std_clumping"]) for row in rows}
+        assert inside == np.mean(np.abs(off) <= 0.9944578832 * deviation)
+        physical = float(rows[0]["std_phys_nothing"])
+        assert physical == pytest.approx(7 * float(rows[0]["std_nothing"]))
+    scored, averaged = read_scored("ridge", [tmp_path / "out" / "3"])
+    assert scored.ratio("clumping").value == pytest.approx(single[0])
+    assert scored.coverages(0.68) is not None
+    assert averaged is not None
+    assert averaged.coverages(0.68) is None
     assert metrics["recalibrated"]["parameters"]["clumping"]["ratio"] == mean[0]

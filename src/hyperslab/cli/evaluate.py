@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -149,6 +149,12 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
             f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
             for name, row in result.errors.items()
         ]
+        if spread := facts.get("uncertainty"):
+            words += (
+                f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: mean of (true - "
+                "predicted)² over the predicted variance, 1 if calibrated; KS p: probability of "
+                "such ranks if calibrated"
+            )
         words += f"\nrelative errors by SC18's formula (of the mean): {', '.join(found)}"
     console.print(*(table.for_terminal(wrap_heads=True) for table in tables), sep="")
     console.print(
@@ -166,11 +172,29 @@ def _tables_of_parameters(result: Evaluation) -> Iterator[Table]:
         for name, row in result.errors.items()
     ]
     yield Table("", ["parameter", *COLUMNS.values()], rows)
+    if spread := result.facts.get("uncertainty"):
+        rows = [
+            [
+                name,
+                *(_covered(row, level) for level in (68, 95)),
+                f"{row['mean_squared_residual']:.3g}",
+                f"{row['ks_probability']:.2g}",
+            ]
+            for name, row in (*spread["parameters"].items(), ("together", spread["joint"]))
+        ]
+        head = ["true values inside", "68 % interval", "95 % interval", "residual²", "KS p"]
+        yield Table("", head, rows)
     found = {kind: head for kind, head in OF_VOLUMES.items() if kind in result.facts}
     if found:
         of = [result.facts[kind]["parameters"] for kind in found]
         rows = [[name, *(f"{one[name]['ratio']:.3g}" for one in of)] for name in result.errors]
         yield Table("", ["ratio of volumes", *found.values()], rows)
+
+
+def _covered(row: Mapping[str, Any], level: int) -> str:
+    """Write the share of true values in intervals of a level [%], and its own interval."""
+    lower, upper = (100 * end for end in row[f"coverage_{level}_interval"])
+    return f"{100 * row[f'coverage_{level}']:.0f} % ({lower:.0f} to {upper:.0f})"
 
 
 def _tables_of_classes(result: ClassEvaluation) -> Iterator[Table]:

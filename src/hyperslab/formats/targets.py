@@ -118,6 +118,10 @@ class Parameters:
         """
         return np.asarray(self.centre) + np.asarray(self.scale) * unit
 
+    def physical_covariance(self, unit: Floats | None) -> Floats | None:
+        """Returns covariances (..., P, P), if there are any, in the parameters' own units."""
+        return None if unit is None else unit * np.outer(self.scale, self.scale)
+
 
 def range_words(ranges: Mapping[str, tuple[float, float]]) -> str:
     """Writes ranges in one line.

@@ -68,6 +68,11 @@ class CosmoFlowSection(ModelSection):
     batch_norm: bool = False  # after each convolution
     dropout: Probability | None = None  # of dropping a value; None: the variant's own
 
+    @property
+    def bounded(self) -> bool:
+        """Tell whether a tanh bounds all outputs, as is right for means alone."""
+        return self.variant in ("lbann", "mlperf")
+
     def check_extents(self, extents: Shape, where: str) -> None:
         width = self.width or extents[0]
         if list(extents) != [width] * 3:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import AN_OPTIMIZER, Maker, imported
@@ -155,7 +155,7 @@ def check_optimizer_class(kind: Any, name: str) -> None:
 class StopSection(Section):
     """Training ends after the first epoch whose validation has no more than all that is given."""
 
-    validation_loss: PositiveFloat | None = None  # at most
+    validation_loss: FiniteFloat | None = None  # at most; that of gaussian may be negative
     validation_mae: PositiveFloat | None = None  # at most, of networks that predict numbers
 
     @model_validator(mode="after")

@@ -85,7 +85,7 @@ class CheckpointSection(Section):
     background: bool = False  # write while the steps go on, from a copy in host memory
 
 
-RegressionLoss = Literal["mse", "l1"]
+RegressionLoss = Literal["mse", "l1", "gaussian"]
 SegmentationLoss = Literal[
     "cross_entropy", "dice", "generalised_dice", "focal", "dice_cross_entropy"
 ]
@@ -140,7 +140,8 @@ class Recipe(CodeSection):
     data: DataSection  # the volumes, and how they are read
     grid: GridSection = GridSection()  # how ranks cut mini-batches and volumes
     optimizer: AnyOptimizer = AdamSection()  # the optimizer and its learning rate
-    loss: AnyLoss = "mse"  # a name, or a target
+    # a name, or a target; gaussian: the network predicts means and their covariance
+    loss: AnyLoss = "mse"
     # further measures, by their names in the history; each is the mean over the samples of a split
     metrics: dict[str, AnyLoss] = Field(default={})
     parallelize: ParallelizeSection = ParallelizeSection()  # how the network is cut
@@ -192,6 +193,11 @@ class Recipe(CodeSection):
             raise ValueError(
                 f"loss={self.loss} does not go with model.name={self.model.name}: "
                 f"use one of {', '.join(losses)}"
+            )
+        if self.loss == "gaussian" and getattr(self.model, "bounded", False):
+            raise ValueError(
+                f"loss=gaussian does not go with model.variant={getattr(self.model, 'variant', '')}"
+                ", whose tanh would bound the covariance, too: use paper2020 or sc18"
             )
         return self
 

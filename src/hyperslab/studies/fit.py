@@ -24,6 +24,7 @@ from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.launchers import adopt_launcher
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
+from hyperslab.losses import gaussian_loss
 from hyperslab.recipe.load import recipe_of_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust, trust_of
@@ -254,6 +255,8 @@ class _Arguments:
             return loss
         if isinstance(loss, Mapping):
             return self._named(loss, key)
+        if loss is gaussian_loss:  # by its name, which says how many outputs the network has
+            return "gaussian"
         if isinstance(loss, type) or not callable(loss):
             raise RecipeError(
                 f"{key} is {_kind_of(loss)}: give a name or a function, or an instance of a class"

@@ -69,6 +69,7 @@ from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
 from hyperslab.train.step import autocast
+from hyperslab.train.uncertainty import moments_of, spread_columns, uncertainty_of
 from hyperslab.util.atomic_files import (
     check_links,
     created_aside,
@@ -344,11 +345,17 @@ class Evaluation:
 
 
 def write_predictions(path: Path, p: Predictions) -> None:
-    """Write one row a sample, with the volume that it is a part of."""
+    """Write one row a sample, with the volume that it is a part of.
+
+    Last come `spread_columns`, where the predictions have a covariance.
+    """
     columns = [p.true, p.predicted, p.true_physical, p.predicted_physical]
     values = np.stack(columns, axis=-1).reshape(len(p.samples), -1)
     kinds = ("true", "predicted", "true_phys", "predicted_phys")
     head = ["sample", "volume", *(f"{kind}_{name}" for name in p.names for kind in kinds)]
+    spread = spread_columns(p.names, p.covariance, p.covariance_physical)
+    head += spread
+    values = np.column_stack([values, *spread.values()])
     rows = zip(p.samples, p.volumes, values.tolist(), strict=True)
     write_csv(path, head, ([sample, volume, *row] for sample, volume, row in rows))
 
@@ -372,6 +379,8 @@ def evaluate_regression(
         "mean": means_over_parameters(errors),
         "training_mean": dict(zip(data.targets, mean.tolist(), strict=True)),
     }
+    if uncertainty := uncertainty_of(predictions):
+        facts["uncertainty"] = uncertainty
     whole = averaged_over_volumes(predictions)
     if len(whole.samples) < len(predictions.samples):
         facts["averaged"] = {"volumes": len(whole.samples), **_errors_and_means(whole)}
@@ -410,7 +419,8 @@ def _predictions_of_split(
         targets.append(y.full().double().cpu())
         outputs.append(prediction.full().double().cpu())
         names += data.shown_names
-    true, predicted = torch.cat(targets).numpy(), torch.cat(outputs).numpy()
+    true = torch.cat(targets).numpy()
+    predicted, covariance = moments_of(torch.cat(outputs).numpy(), len(data.targets))
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
@@ -423,6 +433,8 @@ def _predictions_of_split(
         training_mean=mean,
         volumes=tuple(volumes[name] for name in names),
         training_mean_physical=data.parameters.physical(mean),
+        covariance=covariance,
+        covariance_physical=data.parameters.physical_covariance(covariance),
     )
 
 

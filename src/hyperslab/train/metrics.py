@@ -42,7 +42,7 @@ class Predictions:
     each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
     without looking at the sample; ``training_mean_physical`` (P,) the same in physical units, where
     they are known. ``volumes`` are those that the samples are parts of; empty where that is not
-    known.
+    known. ``covariance`` (N, P, P) and its physical twin are there if the network predicts them.
     """
 
     names: tuple[str, ...]
@@ -54,6 +54,8 @@ class Predictions:
     training_mean: FloatArray
     volumes: tuple[str, ...] = ()
     training_mean_physical: FloatArray | None = None
+    covariance: FloatArray | None = None
+    covariance_physical: FloatArray | None = None
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
@@ -175,10 +177,14 @@ def means_of_volumes(values: FloatArray, volumes: Sequence[str]) -> FloatArray:
 
 
 def averaged_over_volumes(p: Predictions) -> Predictions:
-    """Return one prediction a volume, the mean of those of its samples."""
+    """Return one prediction a volume, the mean of those of its samples.
+
+    It has no covariance: how the errors of parts of one volume go together is not predicted.
+    """
     names, _ = volume_indices(p.volumes)
     arrays = ("true", "predicted", "true_physical", "predicted_physical")
     means: dict[str, Any] = {name: means_of_volumes(getattr(p, name), p.volumes) for name in arrays}
+    means |= {"covariance": None, "covariance_physical": None}
     return replace(p, samples=names, volumes=names, **means)
 
 
@@ -191,9 +197,18 @@ def calibration_of(validation: Predictions) -> CalibrationLines:
 def recalibrated(
     p: Predictions, calibration: CalibrationLines, physical: Callable[[FloatArray], FloatArray]
 ) -> Predictions:
-    """Replace the predictions; ``physical`` gives them (N, P) in their own units."""
+    """Replace the predictions; ``physical`` gives them (N, P) in their own units.
+
+    A covariance is left out: it is that of other predictions.
+    """
     predicted = calibration(p.predicted)
-    return replace(p, predicted=predicted, predicted_physical=physical(predicted))
+    return replace(
+        p,
+        predicted=predicted,
+        predicted_physical=physical(predicted),
+        covariance=None,
+        covariance_physical=None,
+    )
 
 
 BOOTSTRAP_REPLICATES = 10_000

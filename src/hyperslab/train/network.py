@@ -24,6 +24,7 @@ from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm.agreement import LOST_RANK_WORDS
 from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason
 from hyperslab.formats.source import Source
+from hyperslab.losses import gaussian_outputs
 from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.network import PythonModel
 from hyperslab.recipe.schema import Recipe
@@ -54,9 +55,13 @@ NO_USER_OBJECTS = UserObjects()
 PLAIN_SETTINGS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.Size)
 
 
-def outputs_of(about: DataCard) -> int:
-    """Count the channels of a network's output: one a class, or one a parameter."""
-    return len(about.classes) or len(about.parameters.names)
+def outputs_of(about: DataCard, loss: object = None) -> int:
+    """Count the channels of a network's output: one a class, or one a parameter.
+
+    For the ``loss`` "gaussian" of a recipe they are means and a covariance.
+    """
+    numbers = len(about.parameters.names)
+    return len(about.classes) or (gaussian_outputs(numbers) if loss == "gaussian" else numbers)
 
 
 def rebuilt_network(recipe: Recipe, config: PythonModel) -> torch.nn.Module:
@@ -143,7 +148,7 @@ def build_network(
         return given.model
     if isinstance(config, PythonModel):
         return rebuilt_network(recipe, config)
-    return config.build(about.shape, outputs_of(about), where=recipe.data.where)
+    return config.build(about.shape, outputs_of(about, recipe.loss), where=recipe.data.where)
 
 
 def mismatch_message(recipe: Recipe, about: DataCard) -> str:
@@ -191,10 +196,10 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
             model.forward = plain
         try:
             prediction = _run_clearly(lambda: plain(*args, **options), failing)
-            check_output(prediction, shape, about, name)
+            check_output(prediction, shape, about, name, recipe.loss)
         except (RecipeError, LayoutError) as error:
             with _buffers_kept(model):
-                fitting = multiple_that_fits(lambda x: forward(model, x), shape, about)
+                fitting = multiple_that_fits(lambda x: forward(model, x), shape, about, recipe.loss)
             if fitting is None:
                 raise
             words = str(error).splitlines()[0]
@@ -222,27 +227,32 @@ def _run_clearly(run: Callable[[], Any], failing: str) -> Any:
         raise RecipeError(f"{failing}: {words}") from error
 
 
-def wanted_output(shape: tuple[int, ...], about: DataCard) -> tuple[int, ...]:
+def wanted_output(shape: tuple[int, ...], about: DataCard, loss: object = None) -> tuple[int, ...]:
     """Return the shape of the output that is wanted for a mini-batch (N, C, D, H, W)."""
-    count = outputs_of(about)
+    count = outputs_of(about, loss)
     return (shape[0], count, *shape[2:]) if about.classes else (shape[0], count)
 
 
-def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str) -> None:
+def check_output(
+    output: Any, shape: tuple[int, ...], about: DataCard, name: str, loss: object = None
+) -> None:
     """Refuse an output that is not what data of this shape (N, C, D, H, W) need (`RecipeError`)."""
     if not isinstance(output, torch.Tensor):
         raise RecipeError(
             f"{name} gives a {type(output).__name__}, not one tensor\n"
             "    take a form of the network that gives the prediction alone"
         )
-    count = outputs_of(about)
-    wanted = wanted_output(shape, about)
+    count = outputs_of(about, loss)
+    wanted = wanted_output(shape, about, loss)
     found = tuple(output.shape)
     if found == wanted:
         return
     what = f"one channel for each of {count} classes, and the volume's voxels"
     if not about.classes:
-        what = f"{count} numbers for each sample: {', '.join(about.parameters.names)}"
+        names = about.parameters.names
+        what = f"{count} numbers for each sample: {', '.join(names)}"
+        if count > len(names):
+            what += f", and {count - len(names)} of their covariance (loss: gaussian)"
     differs = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
     where = "" if len(found) != len(wanted) or differs is None else f" (dim {differs} differs)"
     raise RecipeError(
@@ -252,7 +262,10 @@ def check_output(output: Any, shape: tuple[int, ...], about: DataCard, name: str
 
 
 def multiple_that_fits(
-    forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
+    forward: Callable[[torch.Tensor], Any],
+    shape: tuple[int, ...],
+    about: DataCard,
+    loss: object = None,
 ) -> int | None:
     """Return the least of `MULTIPLES` such that extents rounded up to it suit a network; else None.
 
@@ -260,24 +273,26 @@ def multiple_that_fits(
     (N, C, D, H, W) itself suits it, so that something else must be wrong. A multiple is tried on
     odd numbers of it, as a larger one would hide behind an even number.
     """
-    if _network_suits(forward, shape, about):
+    if _network_suits(forward, shape, about, loss):
         return None
     for multiple in MULTIPLES:
         odd = tuple(-(-extent // multiple) // 2 * 2 + 1 for extent in shape[2:])
-        if _network_suits(forward, (*shape[:2], *(multiple * times for times in odd)), about):
+        tried = (*shape[:2], *(multiple * times for times in odd))
+        if _network_suits(forward, tried, about, loss):
             return multiple
     return None
 
 
 def _network_suits(
-    forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard
+    forward: Callable[[torch.Tensor], Any], shape: tuple[int, ...], about: DataCard, loss: object
 ) -> bool:
     try:
         with _fake_tensor_errors_silenced(), torch.no_grad(), fake_tensor_mode():
             output = forward(torch.empty(shape))
     except Exception:  # whatever is wrong in somebody else's code
         return False
-    return isinstance(output, torch.Tensor) and tuple(output.shape) == wanted_output(shape, about)
+    wanted = wanted_output(shape, about, loss)
+    return isinstance(output, torch.Tensor) and tuple(output.shape) == wanted
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from hyperslab.train.network import (
 LOSSES: dict[str, LossFunction] = {
     "mse": F.mse_loss,
     "l1": F.l1_loss,
+    "gaussian": losses.gaussian_loss,
     "cross_entropy": F.cross_entropy,
     "dice": losses.dice_loss,
     "generalised_dice": losses.generalised_dice_loss,
@@ -52,6 +53,16 @@ LOSSES: dict[str, LossFunction] = {
 def named_loss(loss: str | LossFunction) -> LossFunction:
     """Return the loss of this name; one that is none's stays itself; raises as `choose`."""
     return choose(LOSSES, loss, "loss") if isinstance(loss, str) else loss
+
+
+@dataclass(frozen=True)
+class LossOfMeans:
+    """A loss or a metric that takes the means alone of what is predicted for a Gaussian."""
+
+    loss: LossFunction
+
+    def __call__(self, prediction: Any, target: Any) -> torch.Tensor:
+        return self.loss(prediction[:, : target.shape[1]], target)
 
 
 COUNTS = {"tp": "true_positives", "fp": "false_positives", "fn": "false_negatives"}
@@ -75,6 +86,8 @@ class Objective:
         metrics: Mapping[str, LossFunction] | None = None,
     ) -> None:
         self.loss = named_loss(loss)
+        gaussian = self.loss is losses.gaussian_loss
+        self.mae: LossFunction = LossOfMeans(F.l1_loss) if gaussian else F.l1_loss
         self.classes = classes
         self.metrics = metrics or {}
         own = ["validation_loss", *(() if classes else ("validation_mae",))]
@@ -97,6 +110,7 @@ class MetricSums:
 
     def __init__(self, objective: Objective, grid: Grid) -> None:
         self.classes = objective.classes
+        self.mae = objective.mae
         self.grid = grid
         self.mean = _SampleMean(grid, 1 if self.classes else 2)
         self.metrics = MeansOfMetrics(grid, objective.metrics)
@@ -110,7 +124,7 @@ class MetricSums:
             predicted = predicted_classes(prediction)
             self.counts += count_confusion(predicted, target, len(self.classes)).sum(0)
         else:
-            self.mean.add(target.shape[0], loss, F.l1_loss(prediction, target))
+            self.mean.add(target.shape[0], loss, self.mae(prediction, target))
         self.metrics.add(prediction, target)
 
     def result(self) -> dict[str, float | None]:
@@ -330,7 +344,12 @@ def build_objective(
 def build_metrics(
     recipe: Recipe, about: DataCard, given: UserObjects = NO_USER_OBJECTS
 ) -> dict[str, LossFunction]:
-    """Build what the recipe measures besides; raises what `build_objective` does."""
+    """Build what the recipe measures besides; raises what `build_objective` does.
+
+    Of a Gaussian all see the means alone, but for its own loss.
+    """
+    gaussian = recipe.loss == "gaussian"
+    known = [name for name in losses_for(about) if gaussian or name != "gaussian"]
     found: dict[str, LossFunction] = {}
     for name, metric in {**recipe.metrics, **given.metrics}.items():
         key = f"metrics.{name}"
@@ -339,12 +358,14 @@ def build_metrics(
         if isinstance(metric, TargetSection):
             found[name] = loss_from_target(metric, about, key)
         elif isinstance(metric, str):
-            if metric not in losses_for(about):
-                there = ", ".join(losses_for(about))
-                raise RecipeError(f"{key}={metric} does not go with the data: use one of {there}")
+            if metric not in known:
+                words = f"{key}={metric} does not go with the data and the loss"
+                raise RecipeError(f"{words}: use one of {', '.join(known)}")
             found[name] = named_loss(metric)
         else:
             found[name] = with_fitting_labels(metric, about, key, trains=False)
+        if gaussian and found[name] is not losses.gaussian_loss:
+            found[name] = LossOfMeans(found[name])
     return found
 
 

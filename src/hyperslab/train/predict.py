@@ -56,9 +56,10 @@ from hyperslab.train.input_volumes import (
 )
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
-from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
+from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, outputs_of
 from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowPolicy, blended_layers
 from hyperslab.train.step import autocast
+from hyperslab.train.uncertainty import moments_of, spread_columns
 from hyperslab.util.atomic_files import (
     append_whole,
     json_lines,
@@ -352,7 +353,7 @@ class ResultFolder:
 
     def _has_numbers(self, row: JournalRow) -> bool:
         samples = row.get("samples", {})
-        count = len(self.about.parameters.names)
+        count = outputs_of(self.about, self.network.recipe.loss)
         return bool(samples) and all(len(numbers) == count for numbers in samples.values())
 
     def _classes(self, entry: InputFile, state: JournalRow) -> None:
@@ -465,10 +466,13 @@ class ResultFolder:
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
         """Write one line a sample: the normalised values and those in physical units.
 
+        Last come `spread_columns`, where the network predicts a covariance.
+
         What earlier commands have predicted stays, before the ``entries`` of this one. Files are
         relative to this folder; samples of one name have that of their file before it.
         """
-        names = self.about.parameters.names
+        parameters = self.about.parameters
+        names = parameters.names
         kinds = [f"{kind}_{name}" for name in names for kind in ("predicted", "predicted_phys")]
         asked = {entry.name for entry in entries}
         done = [row for name, row in self.journal.rows.items() if name not in asked]
@@ -476,14 +480,19 @@ class ResultFolder:
         done += [self.journal.rows[entry.name] for entry in entries if self._is_done(entry)]
         often = Counter(sample for row in done for sample in row["samples"])
         rows: list[list[object]] = []
+        further: dict[str, float] = {}
         for row in done:
             file = os.path.relpath(row["path"], self.folder.absolute())
-            for sample, unit in row["samples"].items():
+            for sample, outputs in row["samples"].items():
                 name = sample if often[sample] == 1 else f"{row['name']}:{sample}"
-                physical = self.about.parameters.physical(np.array(unit)).tolist()
-                pairs = zip(unit, physical, strict=True)
-                rows.append([file, name, *(value for pair in pairs for value in pair)])
-        write_csv(self.folder / PARAMETERS_FILE, ["file", "sample", *kinds], rows)
+                unit, covariance = moments_of(np.array([outputs]), len(names))
+                pairs = np.stack([unit[0], parameters.physical(unit[0])], axis=1)
+                of_units = parameters.physical_covariance(covariance)
+                spread = spread_columns(names, covariance, of_units)
+                further = {key: values.item() for key, values in spread.items()}
+                rows.append([file, name, *pairs.ravel().tolist(), *further.values()])
+        head = ["file", "sample", *kinds, *further]
+        write_csv(self.folder / PARAMETERS_FILE, head, rows)
 
 
 def predict(

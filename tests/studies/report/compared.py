@@ -23,8 +23,12 @@ def write_evaluation(
     seed: int = 0,
     volumes: int = 40,
     shrink: float = 1.0,
+    deviation: float | None = None,
 ) -> None:
-    """Predictions off by ``noise``, towards zero by ``shrink``; ``parts`` samples a volume."""
+    """Predictions off by ``noise``, towards zero by ``shrink``; ``parts`` samples a volume.
+
+    Such a ``deviation`` is predicted of all, or none.
+    """
     folder.mkdir(parents=True)
     for split, file in ((1, "predictions.csv"), (2, "validation.csv")):
         true = np.random.default_rng(split).uniform(-1, 1, (volumes, 4)).repeat(parts, 0)
@@ -37,6 +41,9 @@ def write_evaluation(
             [f"{name}_{i}", name, *itertools.chain(*zip(t, p, strict=True))]
             for i, (name, t, p) in enumerate(zip(names, true, predicted, strict=True))
         ]
+        if deviation is not None:
+            head += [f"std_{name}" for name in NAMES]
+            rows = [[*row, *[deviation] * 4] for row in rows]
         write_csv(folder / file, head, rows)
     content = {
         "parameters": {name: {"mse": 0.1, "ratio": 0.3} for name in NAMES},

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import DataError
+from hyperslab.studies.report import write_comparison
 from hyperslab.studies.report.comparison import comparison_numbers, curve_of, loss_curves
 from hyperslab.studies.report.configurations import MEAN_CONTROL as OF_ALL
 from hyperslab.studies.report.configurations import Comparison, read_comparison
@@ -162,6 +163,24 @@ def test_the_page_and_the_numbers(swept: Path, ridge: Path, comparison: Comparis
     assert len(re.findall(r"\bid=\"([^\"]*)\"", page)) == len(
         set(re.findall(r"\bid=\"(.*?)\"", page))
     )
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_coverage_of_those_that_predict_deviations(tmp_path: Path, ridge: Path) -> None:
+    run = write_run(tmp_path / "plain", seed=1, noise=0.1)
+    sure = tmp_path / "sure"
+    write_evaluation(sure, noise=0.2, seed=4, deviation=0.1)
+    controls = [("ridge", ridge), ("sure", sure)]
+    found = read_comparison([run], controls)
+    none, given = (next(r for r in found.rows if r.name == n) for n in ("ridge", "sure"))
+    assert none.coverages(0.68) is None
+    off = columns(sure / "predictions.csv", "predicted") - columns(sure / "predictions.csv", "true")
+    shares = (np.abs(off) <= 0.0994457883).mean(0)
+    np.testing.assert_allclose(given.coverages(0.68), [shares])
+    page = write_comparison([run], controls).read_text()
+    (table,) = re.findall(r"predicted intervals of 68 % / 95 %.*?</table>", page, re.S)
+    assert table.count("<tr>") == 2
+    assert f"{100 * shares[0]:.3g}" in table
 
 
 @pytest.mark.usefixtures("undrawn")

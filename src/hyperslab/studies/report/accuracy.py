@@ -15,6 +15,7 @@ from hyperslab.errors import DataError
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
 from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
+from hyperslab.studies.report.uncertainty import uncertainty_blocks
 from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
 from hyperslab.studies.table import (
     DASH,
@@ -162,6 +163,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         Figures(scatters, "small"),
         Heading("Residuals"),
         Figures(histograms, "small"),
+        *uncertainty_blocks(run),
     ]
 
 
@@ -175,6 +177,7 @@ def _percent(value: float | None) -> str:
     return number(None) if value is None else f"{number(100 * value)} %"
 
 
+MOST_BARS = 150  # the most points whose uncertainty is drawn, of those that are drawn
 MOST_POINTS = 1000  # the most points that are drawn, an even choice: more only make a page heavy
 
 
@@ -210,6 +213,12 @@ def _scatter(
     if band is not None:
         axes.fill_between(*band, color=FIRST, alpha=0.18, linewidth=0)
     axes.plot(true[chosen], predicted[chosen], "o", color=FIRST, alpha=0.65, markersize=5, mew=0)
+    bars = ""
+    if (deviation := predictions.get(f"std_{name}")) is not None:
+        few = chosen[:: -(-len(chosen) // MOST_BARS)]
+        reach = np.abs(deviation[few])
+        axes.errorbar(true[few], predicted[few], reach, fmt="none", ecolor=FIRST, alpha=0.4)
+        bars = " Bars: the predicted standard deviation."
     axes.set_title(f"{len(true)} samples", loc="left", fontsize=LETTERS)
     some = "" if len(chosen) == len(true) else f" {len(chosen)} of {len(true)} samples are drawn."
     shaded = "" if band is None else " Band: the straight line through them, 95 %."
@@ -220,7 +229,7 @@ def _scatter(
         title=label(name),
         alt=f"{name}: predicted against true for {len(true)} samples, R squared {r2}, "
         f"correlation {correlation}.",
-        caption=f"{of_mean}R² = {r2}, correlation {correlation}.{shaded}{some}",
+        caption=f"{of_mean}R² = {r2}, correlation {correlation}.{shaded}{bars}{some}",
     )
 
 

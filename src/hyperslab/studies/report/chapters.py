@@ -47,6 +47,7 @@ from hyperslab.util.documents import read_json_lines
 LOSS_NAMES = {
     "mse": "mean squared error",
     "l1": "mean absolute error",
+    "gaussian": "negative log likelihood",
     "cross_entropy": "cross-entropy",
     "dice": "Dice loss",
     "generalised_dice": "generalised Dice loss",

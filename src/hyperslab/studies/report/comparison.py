@@ -32,6 +32,7 @@ from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
 from hyperslab.studies.run_folder import Run, check_measured_test, folder_names, read_words
 from hyperslab.studies.table import DASH, MINUS, Table, TableCell, TableRow, counted, label, number
 from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
+from hyperslab.train.uncertainty import LEVELS
 
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 """Gives each configuration a line style: figures are to be read without colours, too."""
@@ -118,7 +119,24 @@ def _error_tables(comparison: configurations.Comparison) -> list[Block]:
     if to_reference:
         title = f"{error} {numbers['reference']}, and its {interval}"
         blocks.append(Table(title, head, to_reference))
-    return blocks
+    return [*blocks, *_coverages(comparison)]
+
+
+def _coverages(comparison: configurations.Comparison) -> list[Block]:
+    """Tables how often predicted intervals hold the true values; empty where none are predicted."""
+    rows: list[TableRow] = []
+    for row in comparison.rows:
+        found = [row.coverages(level / 100) for level in LEVELS]
+        cells = [
+            " / ".join(f"{number(100 * share)} %" for share in shares)
+            for shares in zip(*(one.mean(0) for one in found if one is not None), strict=True)
+        ]
+        if cells:
+            rows.append([row.name, *cells])
+    levels = " / ".join(f"{level} %" for level in LEVELS)
+    head = ["configuration", *map(label, comparison.parameters)]
+    title = f"Share of true values in predicted intervals of {levels}, mean over seeds"
+    return [Table(title, head, rows)] if rows else []
 
 
 @dataclass(frozen=True, slots=True)

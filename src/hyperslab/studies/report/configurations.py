@@ -25,6 +25,7 @@ from hyperslab.train.metrics import (
     ratio_interval,
     volume_indices,
 )
+from hyperslab.train.uncertainty import levels_of, ranks_of
 from hyperslab.util.documents import read_json
 
 MEAN_CONTROL = "mean"  # in place of a parameter's name: the mean of the errors of all of them
@@ -33,11 +34,15 @@ FEWEST_VOLUMES = 5  # with fewer a bootstrap says nothing
 
 @dataclass(frozen=True, slots=True)
 class SplitPredictions:
-    """Holds a split's samples: their volumes, and (N, P) normalised truths and predictions."""
+    """Holds a split's samples: their volumes, and (N, P) normalised truths and predictions.
+
+    ``deviation`` (N, P) are the predicted standard deviations, if there are any.
+    """
 
     volumes: tuple[str, ...]
     true: FloatArray
     predicted: FloatArray
+    deviation: FloatArray | None = None
 
     @property
     def of_parts(self) -> bool:
@@ -85,6 +90,15 @@ class Scored:
         """Computes by seed the error over that of predicting the mean (S,)."""
         of_mean = self._of(self.of_mean[None], parameter).mean()
         return self.error(parameter).mean(1) / of_mean
+
+    def coverages(self, level: float) -> FloatArray | None:
+        """Computes by seed the share of true values in predicted intervals (S, P); None without."""
+        found = [
+            levels_of(ranks_of(one.true, one.predicted, one.deviation)) <= level
+            for one in self.seeds
+            if one.deviation is not None
+        ]
+        return np.stack([one.mean(0) for one in found]) if found else None
 
     @property
     def typical(self) -> SplitPredictions:
@@ -202,7 +216,10 @@ def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
         return None
     volumes = run_folder.read_words(path, "volume")
     true, predicted = (np.stack([table[name] for name in kind], axis=1) for kind in kinds)
-    return SplitPredictions(volumes, true, predicted)
+    deviations = [table[f"std_{name}"] for name in names if f"std_{name}" in table]
+    whole = len(deviations) == len(names)
+    deviation = np.stack(deviations, axis=1) if whole else None
+    return SplitPredictions(volumes, true, predicted, deviation)
 
 
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")
