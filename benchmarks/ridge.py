@@ -103,7 +103,9 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
     mean = samples.targets[split["train"]].mean(axis=0)
     test = _predictions(samples, predicted, split["test"], mean)
     errors = errors_per_parameter(test)
+    names = samples.parameters.names
     facts: dict[str, Any] = {"mean": means_over_parameters(errors), "split": "test"}
+    facts["training_mean"] = dict(zip(names, mean.tolist(), strict=True))
     if len(set(samples.volumes)) == len(samples.volumes):
         return Evaluation(test, errors, facts)
     validation = _predictions(samples, predicted, split["validation"], mean)

@@ -32,10 +32,15 @@ def handling_signals(handler: Callable[[int, FrameType | None], None]) -> Iterat
 
 
 class StopRequest:
-    """Remembers that a signal arrived; the step that it arrived in ends first."""
+    """Remembers the signals that ``arrived``; the step that one arrived in ends first."""
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.arrived: list[int] = []
+
+    @property
+    def signal(self) -> int:
+        """Return the last one, or 0."""
+        return self.arrived[-1] if self.arrived else 0
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
@@ -44,4 +49,4 @@ class StopRequest:
             yield self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.signal = number
+        self.arrived.append(number)

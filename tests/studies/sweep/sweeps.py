@@ -6,17 +6,25 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
 from hyperslab.errors import HyperslabError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.studies.sweep import run
-from hyperslab.studies.sweep.run import SweepProgress, SweepState, run_sweep
-from hyperslab.studies.sweep.schema import load_sweep
+from hyperslab.studies.sweep.results import RunResult
+from hyperslab.studies.sweep.run import (
+    DoRun,
+    RunSteps,
+    SweepProgress,
+    SweepState,
+    do_run,
+    run_sweep,
+)
+from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.train.universes import narrow_network
@@ -49,25 +57,40 @@ def write_sweep(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, **_: float) -> None:
-    """Takes the place of `launch_training`: what the command does, in this process."""
+def launch_here(
+    ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
+) -> Iterator[None]:
+    """Does what the command does, in this process."""
     assert (ranks, silent) == (1, True)
-    match arguments:
-        case ["train", file, "--resume", "--output", folder]:
+    yield
+    match words:
+        case ["train", file, "--resume", *until, "--output", folder]:
             recipe = load_recipe(file)
             assert recipe.output == Path(folder)
-            train(recipe, resume=True)
+            epochs = int(until[0].removeprefix("--until=")) if until else None
+            train(recipe, resume=True, until=epochs)
         case ["evaluate", folder, "--calibrate"]:
             evaluate(folder, calibrate=True)
         case _:
-            raise AssertionError(arguments)
+            raise AssertionError(words)
 
 
-def sweep_here(path: Path, *overrides: str) -> SweepState:
-    """Run a sweep in this process, with a narrow network."""
+def sweep_here(path: Path, *overrides: str, at_once: int = 1) -> SweepState:
+    """Run a sweep in this process, with a narrow network; its runs take turns."""
     sweep = load_sweep(path, overrides)
-    with narrow_network(), mock.patch.object(run, "launch_training", launch_here):
-        return run_sweep(sweep, 1, SweepProgress(sweep))
+    ways = [partial(do_run, start=launch_here)] * at_once
+    with narrow_network():
+        return run_sweep(sweep, 1, SweepProgress(sweep), ways)
+
+
+def way(function: Callable[[SweepRun, int], RunResult]) -> DoRun:
+    """Make a way to do runs of a function."""
+
+    def steps(run: SweepRun, ranks: int) -> RunSteps:
+        yield
+        return function(run, ranks)
+
+    return steps
 
 
 def table_of(output: Path) -> Any:

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -22,18 +21,13 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, DivergedError, RecipeError, Stopped
+from hyperslab.launch.restarts import LaunchSlot
 from hyperslab.recipe.load import save_recipe
-from hyperslab.studies.sweep import run as execute
-from hyperslab.studies.sweep.run import (
-    RunResult,
-    SweepProgress,
-    finished_result,
-    read_result,
-    run_sweep,
-)
+from hyperslab.studies.sweep.results import RunResult, finished_result, read_result
+from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from tests.selection import in_gate
-from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
+from tests.studies.sweep.sweeps import sweep_here, table_of, way, write_sweep
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -91,14 +85,15 @@ def test_only_the_best_checkpoints_of_seeds_are_kept(done: Path) -> None:
         assert os.readlink(folder / "checkpoints" / "best") == kept.name
 
 
-def test_what_is_done_is_not_done_again(
-    done: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def never(run: SweepRun, ranks: int) -> RunSteps:
+    raise AssertionError(run)
+
+
+def test_what_is_done_is_not_done_again(done: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = table_of(done.parent / "out")
     sweep = load_sweep(done)
-    monkeypatch.setattr(execute, "launch_training", None)
     with caplog.at_level("INFO", "hyperslab"):
-        run_sweep(sweep, 1, SweepProgress(sweep))
+        run_sweep(sweep, 1, SweepProgress(sweep), [never])
     assert table_of(done.parent / "out") == before
     assert caplog.text.count("was done before") == 7
 
@@ -199,14 +194,15 @@ def test_rates_beyond_the_edge_are_tried_until_the_best_is_inside(
         return found
 
     progress = SweepProgress(sweep)
-    rows = run_sweep(sweep, 1, progress, do).rows()
+    rows = run_sweep(sweep, 1, progress, [way(do)]).rows()
     for row in rows:
         assert [one.rate for one in row.tried] == tried
         losses = [abs(np.log(rate / best)) for rate in tried]
         assert (row.rate, row.at_the_edge) == (tried[int(np.argmin(losses))], edge)
         assert len(row.seeds) == row.wanted
     assert progress.runs == len(progress.numbers) == 2 * len(tried) + 3
-    assert run_sweep(sweep, 1, SweepProgress(sweep), do).rows() == rows, "no folder is made again"
+    again = run_sweep(sweep, 1, SweepProgress(sweep), [never])
+    assert again.rows() == rows, "no folder is made again"
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -221,7 +217,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
             raise CommError("rank 0 was killed by SIGKILL")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), do)
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert len(started) == 7
     assert state.failures == {
         "plain, rate 0.01, seed 0 (choosing the rate)": "the loss is not a finite number",
@@ -236,17 +232,17 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
 def test_runs_are_dealt_to_all_who_do_some(tmp_path: Path) -> None:
     """Two do a run each at once: neither ends before the other has begun."""
     sweep = load_sweep(write_sweep(tmp_path, variants={"plain": {}}))
-    together = threading.Barrier(2, timeout=60)
     by: dict[str, list[str]] = {"a": [], "b": []}
 
-    def way(name: str, run: SweepRun, ranks: int) -> RunResult:
+    def do(name: str, run: SweepRun, ranks: int) -> RunSteps:
         by[name].append(run.name)
-        together.wait()
+        while len(by["a"]) != len(by["b"]):
+            yield
         if run.rate == 1e-2:
             raise DivergedError("the loss is not a finite number")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), [partial(way, name) for name in by])
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [partial(do, name) for name in by])
     assert len(by["a"]) == len(by["b"]) == 2, "one that chooses a rate, and one at the best"
     assert [*state.failures] == ["plain, rate 0.01, seed 0 (choosing the rate)"]
     assert len({*by["a"], *by["b"]}) == 4
@@ -261,7 +257,7 @@ def test_a_variant_without_any_rate_is_named(tmp_path: Path) -> None:
             raise DivergedError("the loss is not a finite number")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), do)
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert state.failures["plain"] == "no rate could be tried, so no seed was run"
     assert [row.seeds for row in state.rows()] == [(), (5,)]
 
@@ -276,7 +272,7 @@ def test_a_signal_ends_the_sweep_and_says_how_to_go_on(
 
     caplog.set_level("INFO")
     with pytest.raises(Stopped):
-        run_sweep(sweep, 1, SweepProgress(sweep), do)
+        run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert "run the same command to continue with plain, rate 0.001, seed 0" in caplog.text
 
 
@@ -284,7 +280,7 @@ def test_failures_end_the_command_with_1(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise CommError("rank 0 was killed by SIGKILL")
 
-    monkeypatch.setattr(execute, "launch_training", fail)
+    monkeypatch.setattr(LaunchSlot, "start_training", fail)
     ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path))])
     assert ended.exit_code == 1
     assert "failed: no norm: no rate could be tried" in ended.output
