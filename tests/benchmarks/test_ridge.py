@@ -123,6 +123,7 @@ def test_the_command_writes_a_table_and_predictions(
     }
     for name, tests in {"whole": 6, "3": 48}.items():
         metrics = json.loads((tmp_path / "out" / name / "metrics.json").read_text())
+        assert list(metrics["training_mean"]) == NAMES, "what a control of the report needs"
         ratio = found["rows"][name]["ratios"]["clumping"][0]
         assert metrics["parameters"]["clumping"]["ratio"] == ratio
         rows = (tmp_path / "out" / name / "predictions.csv").read_text().splitlines()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -29,6 +31,7 @@ from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.train.universes import narrow_network
 
+ROOT = Path(__file__).parents[3]
 TIMES = ("seconds", "total_seconds")
 
 
@@ -104,6 +107,17 @@ def without_times(value: Any) -> Any:
     return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
+def killed_sweep(path: Path, *, kills: int, at_once: int = 1) -> None:
+    """Complete a sweep that is killed so often, at random moments."""
+    moments = random.Random(4)
+    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
+    program = "from tests.studies.sweep.sweeps import main; main()"
+    command = [sys.executable, "-c", program, str(path), str(at_once), *seconds]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[-1]) >= 3, "killed too late"
+
+
 def main() -> None:
     """Run a sweep in forks of this process, each killed after so many seconds, until one is done.
 
@@ -112,13 +126,13 @@ def main() -> None:
     """
     path = Path(sys.argv[1])
     killed = 0
-    for seconds in [*map(float, sys.argv[2:]), 0.0]:
+    for seconds in [*map(float, sys.argv[3:]), 0.0]:
         child = os.fork()
         if child == 0:
             code = 1
             try:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                sweep_here(path)
+                sweep_here(path, at_once=int(sys.argv[2]))
                 code = 0
             except HyperslabError as error:
                 print(error, file=sys.stderr)

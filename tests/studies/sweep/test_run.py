@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -27,11 +26,9 @@ from hyperslab.studies.sweep.results import RunResult, finished_result, read_res
 from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from tests.selection import in_gate
-from tests.studies.sweep.sweeps import sweep_here, table_of, way, write_sweep
+from tests.studies.sweep.sweeps import killed_sweep, sweep_here, table_of, way, write_sweep
 
 pytestmark = pytest.mark.usefixtures("forked")
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +100,7 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_same_table(
     done: Path, tmp_path: Path, kills: int
 ) -> None:
     """Before, within and after runs, checkpoints and evaluations."""
-    path = write_sweep(tmp_path)
-    moments = random.Random(4)
-    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
-    program = "from tests.studies.sweep.sweeps import main; main()"
-    command = [sys.executable, "-c", program, str(path), *seconds]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout.split()[-1]) >= 3, "killed too late"
+    killed_sweep(write_sweep(tmp_path), kills=kills)
     assert table_of(tmp_path / "out") == table_of(done.parent / "out")
 
 
