@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from hyperslab.cli import app
+from hyperslab.studies.report.comparison import comparison_numbers
+from hyperslab.studies.report.configurations import read_comparison
 
 PAGE = Path(__file__).parents[1] / "docs" / "science.md"
 
@@ -84,14 +84,11 @@ def test_blocks_are_written_from_files(science: ModuleType, tmp_path: Path) -> N
 def test_the_records_in_the_repository_give_the_numbers(
     science: ModuleType, tmp_path: Path
 ) -> None:
-    """As `make science` does, but for the figures; the numbers themselves are those of the runs."""
+    """As `make science` does, but for the report's page and its figures."""
     with zipfile.ZipFile(science.RESULTS / "science-figure9-runs.zip") as records:
         records.extractall(tmp_path)
-    runs = [str(tmp_path / name) for name in ("figure9", "figure9-equal-samples")]
-    options = ["--control", f"ridge={tmp_path}/ridge/whole", "--json", str(tmp_path / "new.json")]
-    done = CliRunner().invoke(app, ["report", *runs, *options])
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "new.json").read_text())
+    runs = [tmp_path / name for name in ("figure9", "figure9-equal-samples")]
+    found = comparison_numbers(read_comparison(runs, [("ridge", tmp_path / "ridge" / "whole")]))
     kept = json.loads((science.RESULTS / "science-figure9.json").read_text())
     assert (found["parameters"], found["reference"]) == (kept["parameters"], kept["reference"])
     for row, other in zip(found["rows"], kept["rows"], strict=True):

@@ -17,6 +17,7 @@ from summary_statistics import moments, power, shells, summary_statistics
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.studies.report.configurations import read_scored
 from hyperslab.train.builders import open_data
 from tests.selection import in_gate
 
@@ -123,7 +124,8 @@ def test_the_command_writes_a_table_and_predictions(
     }
     for name, tests in {"whole": 6, "3": 48}.items():
         metrics = json.loads((tmp_path / "out" / name / "metrics.json").read_text())
-        assert list(metrics["training_mean"]) == NAMES, "what a control of the report needs"
+        control, _ = read_scored("ridge", [tmp_path / "out" / name])  # as the report reads it
+        assert control.parameters == tuple(NAMES)
         ratio = found["rows"][name]["ratios"]["clumping"][0]
         assert metrics["parameters"]["clumping"]["ratio"] == ratio
         rows = (tmp_path / "out" / name / "predictions.csv").read_text().splitlines()
