@@ -21,8 +21,7 @@ from hyperslab.studies.sweep.schema import load_sweep
 from hyperslab.util.signals import StopRequest
 
 if TYPE_CHECKING:
-    from hyperslab.launch.crew import Crew
-    from hyperslab.launch.restarts import StartTraining
+    from hyperslab.launch.crew import Crew, Team
     from hyperslab.studies.sweep.run import SweepState
 
 _WIDTH = 140  # columns where the output is no terminal
@@ -88,34 +87,32 @@ def sweep_command(
         return
     log_to_stdout(logging.INFO)
 
-    def train(starts: list[StartTraining], forecast: budget.SweepForecast) -> SweepState:
-        ways = [partial(run.do_run, start=start) for start in starts]
-        progress = run.SweepProgress(wanted)
-        return run.run_sweep(wanted, count, progress, ways, forecast.budget)
-
-    def train_here() -> SweepState:
+    def train(crew: Crew | None, stop: StopRequest | None = None) -> SweepState:
+        places: list[LaunchSlot | Team] = []
+        if crew is not None:
+            places += crew.teams(count)[:at_once]
+            if len(places) < (at_once or 1):
+                runs = "a run takes" if at_once is None else f"{at_once} runs at once take"
+                needed = count * (at_once or 1)
+                raise LayoutError(f"{runs} {needed} ranks, and {crew.size} were started")
         forecast = budget.forecast_sweep(wanted, machine)
-        slots = budget.runs_at_once(forecast, count, at_once)
-        with StopRequest().listening() as stop:
-            starts = [LaunchSlot(stop, slot, slots).start_training for slot in range(slots)]
-            return train([*starts], forecast)
-
-    def train_by(crew: Crew) -> SweepState:
-        teams = crew.teams(count)
-        if len(teams) < (at_once or 1):
-            runs = "a run takes" if at_once is None else f"{at_once} runs at once take"
-            ranks = count * (at_once or 1)
-            raise LayoutError(f"{runs} {ranks} ranks, and {crew.size} were started")
-        forecast = budget.forecast_sweep(wanted, machine)
-        return train([team.start_training for team in teams[:at_once]], forecast)
+        if stop is not None:
+            slots = budget.runs_at_once(forecast, count, at_once)
+            places += [LaunchSlot(stop, slot, slots) for slot in range(slots)]
+        ways = [partial(run.do_run, start=one.start_training, stop=stop) for one in places]
+        return run.run_sweep(wanted, count, run.SweepProgress(wanted), ways, forecast)
 
     with exit_when_stopped():
-        state = with_crew(train_by, wanted.output) if is_started() else train_here()
+        if is_started():
+            state = with_crew(train, wanted.output)
+        else:
+            with StopRequest().listening() as stop:
+                state = train(None, stop)
     if state is None:
         return  # this rank is not the main one
     rows = state.rows()
     tables = [results.rates_table(rows), results.runs_table(rows), results.scores_table(rows)]
-    for table in [*tables, budget.budget_table(state.records(), state.budget.machine)]:
+    for table in [*tables, budget.budget_table(state.records(), state.forecast)]:
         console.print(table.for_terminal())
     console.print(
         f"all numbers are in {wanted.output}: sweep.json, sweep.csv, runs.csv; "

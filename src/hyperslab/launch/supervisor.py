@@ -22,14 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
-from hyperslab.errors import (
-    HyperslabError,
-    LayoutError,
-    RecipeError,
-    Stopped,
-    reason,
-    system_errors_as,
-)
+from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
@@ -435,8 +428,7 @@ def launching(
         HyperslabError: what the first rank that failed raised.
         RecipeError: ``logs`` cannot be written.
     """
-    if stop.signal:
-        raise Stopped(stop.signal, f"stopped by {signal.Signals(stop.signal).name}")
+    stop.check()
     if sys.platform == "linux" and ranks * LEAST_OF_A_RANK > (free := free_memory()):
         raise LayoutError(
             f"{ranks} ranks do not fit into the {free / 2**30:.1f} GiB of this machine that are "

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,11 @@ def launch_here(
             raise AssertionError(words)
 
 
-def sweep_here(path: Path, *overrides: str, at_once: int = 1) -> SweepState:
-    """Run a sweep in this process, with a narrow network; its runs take turns."""
+def sweep_here(path: Path, *overrides: str, at_once: int = 1, narrow: bool = True) -> SweepState:
+    """Run a sweep in this process, by default with a narrow network; its runs take turns."""
     sweep = load_sweep(path, overrides)
     ways = [partial(do_run, start=launch_here)] * at_once
-    with narrow_network():
+    with narrow_network() if narrow else nullcontext():
         return run_sweep(sweep, 1, SweepProgress(sweep), ways)
 
 

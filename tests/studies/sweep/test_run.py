@@ -25,6 +25,7 @@ from hyperslab.recipe.load import save_recipe
 from hyperslab.studies.sweep.results import RunResult, finished_result, read_result
 from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
+from hyperslab.train.run import lock_run
 from tests.selection import in_gate
 from tests.studies.sweep.sweeps import killed_sweep, sweep_here, table_of, way, write_sweep
 
@@ -300,13 +301,54 @@ def test_ranks_and_grids_that_do_not_match(tmp_path: Path, options: list[str], w
 
 
 def test_one_sweep_at_a_time(done: Path) -> None:
-    from hyperslab.train.run import lock_run
-
     with (
         lock_run(done.parent / "out"),
         pytest.raises(RecipeError, match="another run is under way"),
     ):
         sweep_here(done)
+
+
+def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_path: Path) -> None:
+    """Each on a rank of its own; SIGTERM comes when two are under way."""
+    keys: dict[str, Any] = {"variants": {"plain": {"epochs": 8, "checkpoint.every": 8}}}
+    keys |= {"seeds": [0], "choose": {"epochs": 1}}
+    path = write_sweep(tmp_path / "killed", **keys)
+    command = [sys.executable, "-m", "hyperslab", "sweep", str(path), "--at-once", "2"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    folders = [path.parent / "out" / "plain" / f"choose-rate-{r}-seed-0" for r in ("0.001", "0.01")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    deadline = time.monotonic() + 200
+    while not all((folder / "epochs.csv").exists() for folder in folders):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    said = process.communicate(timeout=200)[0]
+    assert process.returncode == 128 + signal.SIGTERM
+    for rate in ("0.001", "0.01"):
+        words = f"continue with plain, rate {rate}, seed 0 (choosing the rate)"
+        assert said.count(words) == 1
+    for folder in folders:
+        assert list((folder / "checkpoints").glob("step-*")), "it was told, and not killed"
+        with lock_run(folder):
+            pass  # nobody works there any more
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+    assert again.returncode == 0, again.stderr
+    sweep_here(write_sweep(tmp_path / "plain", **keys), narrow=False)
+    out, plain = path.parent / "out", tmp_path / "plain" / "out"
+    assert without_plan(table_of(out)) == without_plan(table_of(plain))
+    assert "plain, rate 0.001, seed 0, choosing" in again.stdout, "planned and taken times"
+
+
+def without_plan(table: Any) -> Any:
+    for run in table["runs"]:
+        del run["planned_seconds"]
+    return {key: value for key, value in table.items() if key != "predicted_for"}
+
+
+def test_the_table_does_not_depend_on_how_many_runs_go_at_once(done: Path, tmp_path: Path) -> None:
+    sweep_here(write_sweep(tmp_path), at_once=3)
+    assert table_of(tmp_path / "out") == table_of(done.parent / "out")
 
 
 @pytest.mark.long

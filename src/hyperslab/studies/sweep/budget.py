@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperslab import errors
+from hyperslab.formats.views import selected
 from hyperslab.launch.supervisor import cores_here
 from hyperslab.planner.auto import machine_for
-from hyperslab.planner.job import job_of
+from hyperslab.planner.job import job_of, source_of
 from hyperslab.planner.search import process_bytes
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.schema import planned_device
 from hyperslab.studies.scaling.study import Predictor
-from hyperslab.studies.sweep.results import Budget, RunRecord, finished_result
-from hyperslab.studies.sweep.run import check_data
-from hyperslab.studies.sweep.schema import Sweep
+from hyperslab.studies.sweep.results import RunRecord, finished_result
+from hyperslab.studies.sweep.schema import Sweep, SweepVariant
 from hyperslab.studies.table import Table, counted, duration, number, size
 from hyperslab.util.free_memory import free_memory
 
@@ -51,10 +51,8 @@ class SweepForecast:
     device: str
     variants: Mapping[str, Forecast]
 
-    @property
-    def budget(self) -> Budget:
-        known = {name: one.epoch for name, one in self.variants.items() if not one.unknown}
-        return Budget(self.machine, known)
+    def epoch_of(self, variant: str) -> float | None:
+        return None if (of := self.variants[variant]).unknown else of.epoch
 
 
 def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
@@ -83,6 +81,25 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
         validation = -(-(job.shown - job.samples) // job.batch) * forward
         found[variant.name] = Forecast(step.seconds, steps * step.seconds + validation, step.memory)
     return SweepForecast(sweep, chosen.name, chosen.device, found)
+
+
+def check_data(variant: SweepVariant) -> None:
+    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
+    data = variant.recipe.data
+    if not data.is_here:
+        return  # its runs will say so
+    source = source_of(variant.recipe)
+    if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
+        said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
+        raise errors.RecipeError(
+            f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
+            f"of {data.where} have {found}\n    give such volumes, or set "
+            f"data.shape=[{','.join(map(str, source.shape))}]"
+        )
+    try:
+        selected(source, None, None, data.subvolume)
+    except errors.LayoutError as error:
+        raise errors.RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def runs_at_once(forecast: SweepForecast, ranks: int, asked: int | None) -> int:
@@ -165,7 +182,7 @@ def forecast_table(forecast: SweepForecast) -> Table:
     return Table(caption, head, rows)
 
 
-def budget_table(records: list[RunRecord], machine: str) -> Table:
+def budget_table(records: Sequence[RunRecord], forecast: SweepForecast | None) -> Table:
     """Compares the times of all runs that have ended with those that were predicted."""
     rows = [
         [
@@ -181,8 +198,8 @@ def budget_table(records: list[RunRecord], machine: str) -> Table:
     taken = sum(one.seconds or 0.0 for one in known or records)
     rows.append(["all that were planned" if known else "all", "", *_compared(planned, taken), ""])
     caption = "training and validation; evaluation and start-up come on top"
-    if known:
-        caption = f"{caption}; predicted for {machine}, one run at a time"
+    if known and forecast is not None:
+        caption = f"{caption}; predicted for {forecast.machine}, one run at a time"
     return Table(caption, ("run", "epochs", "planned", "taken", "taken / planned", ""), rows)
 
 

@@ -269,20 +269,6 @@ def variant_row(
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Holds what was predicted for ``machine``: an epoch, its validation included, by variant [s].
-
-    Those of which it could not be predicted are not there.
-    """
-
-    machine: str = ""
-    epoch: Mapping[str, float] = field(default_factory=dict)
-
-
-NO_BUDGET = Budget()
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecord:
     """Holds what is kept of one run in the sweep's own files.
 
@@ -300,21 +286,21 @@ class RunRecord:
     planned_seconds: float | None = None
     seconds: float | None = None
 
+    @classmethod
+    def of(
+        cls, run: SweepRun, result: RunResult | None = None, epoch: float | None = None
+    ) -> RunRecord:
+        """Makes the record of a run that has ended, an epoch of which is planned to take so long.
 
-def record_of(run: SweepRun, result: RunResult | None, budget: Budget) -> RunRecord:
-    """Makes the record of a run that has ended; one without a result has failed."""
-    own = (run.variant, run.rate, run.seed, run.chooses)
-    if result is None:
-        return RunRecord(*own, "failed", run.epochs)
-    epoch = budget.epoch.get(run.variant)
-    return RunRecord(
-        *own,
-        status=halving_words(run.until) or "done",
-        epochs=result.epochs,
-        validation_loss=result.validation_loss,
-        planned_seconds=None if epoch is None else epoch * result.epochs,
-        seconds=result.seconds,
-    )
+        One without a result has failed.
+        """
+        own = (run.variant, run.rate, run.seed, run.chooses)
+        if result is None:
+            return cls(*own, "failed", run.epochs)
+        planned = None if epoch is None else epoch * result.epochs
+        status = halving_words(run.until) or "done"
+        measured = (result.epochs, result.validation_loss, planned, result.seconds)
+        return cls(*own, status, *measured)
 
 
 def _predicts_classes(recipe: Recipe, folders: Sequence[Path]) -> bool:

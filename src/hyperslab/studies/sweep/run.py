@@ -29,17 +29,14 @@ from rich.progress import (
 
 from hyperslab import errors
 from hyperslab.checkpoint import folder_of
-from hyperslab.formats.views import selected
 from hyperslab.launch.guard import PAUSE
 from hyperslab.launch.restarts import StartTraining
-from hyperslab.planner.job import source_of
 from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.text import read_yaml
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
+from hyperslab.studies.sweep.budget import SweepForecast, check_data
 from hyperslab.studies.sweep.results import (
-    NO_BUDGET,
-    Budget,
     RunRecord,
     RunResult,
     SweepRow,
@@ -48,13 +45,13 @@ from hyperslab.studies.sweep.results import (
     csv_cells,
     finished_result,
     halving_words,
-    record_of,
     variant_row,
     worse_half,
 )
-from hyperslab.studies.sweep.schema import Sweep, SweepRun, SweepVariant
+from hyperslab.studies.sweep.schema import Sweep, SweepRun
 from hyperslab.train.run import RECIPE, awaiting_run, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
+from hyperslab.util.signals import StopRequest
 
 log = logging.getLogger("hyperslab")
 
@@ -63,12 +60,14 @@ RunSteps = Generator[None, None, RunResult]
 """Yields while a run is under way, and returns what came of it."""
 
 
-def do_run(run: SweepRun, ranks: int, start: StartTraining) -> RunSteps:
+def do_run(
+    run: SweepRun, ranks: int, start: StartTraining, stop: StopRequest | None = None
+) -> RunSteps:
     """Trains to the end, from the newest checkpoint on if there is one; then evaluates.
 
     What a run says goes to ``logs`` in its folder. A run that chooses a rate is not evaluated and
     keeps no checkpoint, unless it is only wanted ``until`` some epoch; another one keeps its best.
-    ``start`` starts it.
+    ``start`` starts it, and heeds the signals that ``stop`` notes.
 
     Raises:
         Stopped: by a signal; the run can be gone on with.
@@ -82,7 +81,10 @@ def do_run(run: SweepRun, ranks: int, start: StartTraining) -> RunSteps:
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
         # The recipe is written only when nobody reads it any more.
-        yield from awaiting_run(folder)
+        for _ in awaiting_run(folder):
+            if stop is not None:
+                stop.check()
+            yield
         save_recipe(run.recipe, file)
         automatic = ["grid=auto"] if run.recipe.grid.auto else []
         trust = options_of_trust(run.recipe)
@@ -205,7 +207,7 @@ class SweepState:
     """Holds what there is of a sweep: results, and why others failed, by run."""
 
     sweep: Sweep
-    budget: Budget = NO_BUDGET
+    forecast: SweepForecast | None = None
     outcomes: dict[SweepRun, RunResult] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -221,12 +223,14 @@ class SweepState:
         """Lists the runs that have ended, in the sweep's order and not in that of their ends."""
         rates = best_rates(self.sweep, self.outcomes)
         known = {run: run for run in self.outcomes}  # with the epoch that halving stopped them at
-        runs = [known.get(run, run) for run in (*self.sweep.choosing(), *self.sweep.final(rates))]
-        return [
-            record_of(run, self.outcomes.get(run), self.budget)
-            for run in runs
-            if run in known or run.name in self.failures
-        ]
+        records = []
+        for run in (*self.sweep.choosing(), *self.sweep.final(rates)):
+            if run in known:
+                epoch = None if self.forecast is None else self.forecast.epoch_of(run.variant)
+                records.append(RunRecord.of(known[run], self.outcomes[run], epoch))
+            elif run.name in self.failures:
+                records.append(RunRecord.of(run))
+        return records
 
     def write(self) -> None:
         """Writes ``sweep.json``, ``sweep.csv`` and ``runs.csv``, each whole or not at all."""
@@ -235,7 +239,7 @@ class SweepState:
             "variants": [asdict(row) for row in rows],
             "failures": dict(sorted(self.failures.items())),
             "runs": [asdict(record) for record in records],
-            "predicted_for": self.budget.machine,
+            "predicted_for": self.forecast and self.forecast.machine,
         }
         write_json(self.sweep.output / "sweep.json", content)
         columns = [each.name for each in fields(RunRecord)]
@@ -254,7 +258,7 @@ def run_sweep(
     ranks: int,
     progress: SweepProgress,
     ways: Sequence[DoRun],
-    budget: Budget = NO_BUDGET,
+    forecast: SweepForecast | None = None,
 ) -> SweepState:
     """Completes a sweep; its table is written after every run.
 
@@ -266,7 +270,7 @@ def run_sweep(
             runs, another process works on it, or it cannot be written.
         Stopped: by a signal; the same command goes on.
     """
-    state = SweepState(sweep, budget)
+    state = SweepState(sweep, forecast)
 
     def do_all(runs: Sequence[SweepRun], outcomes: dict[SweepRun, RunResult]) -> None:
         # All are looked at first: a folder with another run ends the sweep before hours of work.
@@ -356,25 +360,6 @@ def run_sweep(
                 do_all(sweep.final(rates), state.outcomes)
             state.write()
     return state
-
-
-def check_data(variant: SweepVariant) -> None:
-    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
-    data = variant.recipe.data
-    if not data.is_here:
-        return  # its runs will say so
-    source = source_of(variant.recipe)
-    if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
-        said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
-        raise errors.RecipeError(
-            f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
-            f"of {data.where} have {found}\n    give such volumes, or set "
-            f"data.shape=[{','.join(map(str, source.shape))}]"
-        )
-    try:
-        selected(source, None, None, data.subvolume)
-    except errors.LayoutError as error:
-        raise errors.RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def _claim(sweep: Sweep) -> None:
