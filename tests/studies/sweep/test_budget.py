@@ -16,7 +16,7 @@ from hyperslab.launch.restarts import LaunchSlot
 from hyperslab.studies.sweep import budget
 from hyperslab.studies.sweep.budget import Forecast, SweepForecast, forecast_sweep, runs_at_once
 from hyperslab.studies.sweep.results import RunResult
-from hyperslab.studies.sweep.run import SweepProgress, run_sweep
+from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.studies.table import duration
 from hyperslab.util.signals import StopRequest
@@ -131,14 +131,12 @@ def test_planned_and_taken_times_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command, whose runs are pretended; the plan of one of its variants is not known."""
-    from hyperslab.studies.sweep import run as execute
 
-    def do(run: SweepRun, ranks: int, start: object) -> RunResult:
+    def do(run: SweepRun, ranks: int, **_: object) -> RunSteps:
+        yield
         return RunResult(run.epochs, run.rate, 1, 3.0 * run.epochs, {})
 
-    monkeypatch.setattr(
-        execute, "do_run", lambda run, ranks, start: way(lambda *_: do(run, ranks, start))(run, 1)
-    )
+    monkeypatch.setattr("hyperslab.studies.sweep.run.do_run", do)
     monkeypatch.setattr(budget, "forecast_sweep", lambda *_: forecast_of(tmp_path))
     ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path))])
     assert ended.exit_code == 0, ended.output

@@ -309,9 +309,9 @@ def test_one_sweep_at_a_time(done: Path) -> None:
 
 
 def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_path: Path) -> None:
-    """Each on a rank of its own; SIGTERM comes when two are under way."""
+    """Each on a rank of its own; SIGTERM comes when two are under way. One is halved later."""
     keys: dict[str, Any] = {"variants": {"plain": {"epochs": 8, "checkpoint.every": 8}}}
-    keys |= {"seeds": [0], "choose": {"epochs": 1}}
+    keys |= {"seeds": [0], "choose": {"epochs": 1, "halve": 4}}
     path = write_sweep(tmp_path / "killed", **keys)
     command = [sys.executable, "-m", "hyperslab", "sweep", str(path), "--at-once", "2"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -153,11 +153,12 @@ class SweepProgress(Progress):
         self.under_way[run] = self.add_task(self._words(run), total=run.epochs)
 
     def end(self, run: SweepRun, words: str) -> None:
-        """Reports what came of a run; others go on."""
+        """Reports what came of a run, if there is something to say; others go on."""
         self.remove_task(self.under_way.pop(run))
         self.epochs[run] = run.epochs
         self.update(self.task, completed=sum(self.epochs.values()))
-        self.say(run, words)
+        if words:
+            self.say(run, words)
 
     def say(self, run: SweepRun, words: str) -> None:
         line = f"{self._words(run)}: {words}"
@@ -289,14 +290,15 @@ def run_sweep(
                         under_way[run] = (way, steps)
                     else:
                         outcomes[run] = before
-                        progress.end(run, f"{before.words}, was done before")
+                        progress.end(run, "" if run.until else f"{before.words}, was done before")
                 for run, (way, steps) in [*under_way.items()]:
                     try:
                         next(steps)
                         continue
                     except StopIteration as end:
                         outcomes[run] = end.value
-                        progress.end(run, end.value.words)
+                        pause = f"paused in epoch {run.until}, " if run.until else ""
+                        progress.end(run, f"{pause}{end.value.words}")
                     except errors.Stopped as error:
                         log.info("run the same command to continue with %s", run.name)
                         todo.clear()
