@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import DivergedError, RecipeError
+from hyperslab.studies.sweep.budget import forecast_sweep, forecast_table
 from hyperslab.studies.sweep.results import RunResult, rates_table
 from hyperslab.studies.sweep.run import RunSteps, SweepProgress, SweepState, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
@@ -89,6 +90,17 @@ def test_what_was_stopped_is_on_record(done: Path) -> None:
             assert not list(folder.glob("checkpoints/step-*"))
     records = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
     assert [row["status"] for row in records] == [run["status"] for run in table["runs"]]
+
+
+def test_a_dry_run_afterwards_finds_nothing_to_do(done: Path) -> None:
+    """Runs that halving stopped are over, too."""
+    rows = forecast_table(forecast_sweep(load_sweep(done))).rows
+    assert [(row[0], row[5], row[-1]) for row in rows[:4]] == [
+        (f"{variant}: {stage}", "1", "0.00 s")
+        for variant in VARIANTS
+        for stage in ("choose the rate", "seeds")
+    ]
+    assert rows[-1][-1] == "0.00 s"
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

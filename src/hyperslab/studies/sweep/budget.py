@@ -20,9 +20,10 @@ from hyperslab.planner.job import job_of, source_of
 from hyperslab.planner.search import process_bytes
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.schema import planned_device
+from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.results import RunRecord, finished_result
-from hyperslab.studies.sweep.schema import Sweep, SweepVariant
+from hyperslab.studies.sweep.schema import Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table, counted, duration, number, size
 from hyperslab.util.free_memory import free_memory
 
@@ -139,38 +140,32 @@ def forecast_table(forecast: SweepForecast) -> Table:
     sweep = forecast.sweep
     rows: list[list[str]] = []
     total = saved = wider = 0.0
-    choosing = sweep.choosing()
     for variant, widest in zip(sweep.variants, sweep.widest().variants, strict=True):
         of = forecast.variants[variant.name]
-        runs = [run for run in choosing if run.variant == variant.name]
         to_choose, to_train = sweep.planned_epochs(variant)
-        seeds = _values_text(variant.choosing_seeds)
+        runs = [run for run in sweep.choosing() if run.variant == variant.name]
         stages = []
         if runs:
-            ready = sum(finished_result(run) is not None for run in runs)
-            all_of_them = runs[0].epochs * len(runs)
-            left = max(0, to_choose - ready * runs[0].epochs)
-            saved += of.epoch * (all_of_them - to_choose)
-            rates = _values_text(variant.rates)
-            stages.append(
-                ("choose the rate", len(runs), rates, seeds, runs[0].epochs, str(ready), left)
-            )
+            ready, done = _done(runs)
+            every = runs[0].epochs
+            saved += of.epoch * (every * len(runs) - to_choose)
+            seeds = variant.choosing_seeds
+            of_them = (len(runs), _values_text(variant.rates), seeds, every)
+            stages.append(("choose the rate", *of_them, ready, max(0, to_choose - done)))
             if more := sorted({*widest.rates} - {*variant.rates}):
-                count = len(more) * len(variant.choosing_seeds)
-                at_most = ("wider rates, at most", count, _values_text(more), seeds)
-                stages.append((*at_most, runs[0].epochs, "", count * runs[0].epochs))
-                wider += of.epoch * count * runs[0].epochs
-        epochs = variant.recipe.epochs
-        seeds = _values_text(variant.seeds)
-        stages.append(("seeds", len(variant.seeds), "the best", seeds, epochs, "", to_train))
-        for stage, count, rates, seeds, epochs, done, left in stages:
-            times = [of.unknown, "", ""]
-            if not of.unknown:
-                spent = of.epoch * left
-                times = [time_text(of.step), duration(of.epoch * epochs), duration(spent)]
-                total += spent
-            name = f"{variant.name}: {stage}"
-            rows.append([name, str(count), rates, seeds, str(epochs), done, *times])
+                count = len(more) * len(seeds)
+                of_them = (count, _values_text(more), seeds, every)
+                stages.append(("wider rates, at most", *of_them, 0, count * every))
+                wider += of.epoch * count * every
+        # Those of one rate: it is not known yet which is chosen.
+        ready, done = max(_done(sweep.final({variant.name: rate})) for rate in widest.rates)
+        of_them = (len(variant.seeds), "the best", variant.seeds, variant.recipe.epochs)
+        stages.append(("seeds", *of_them, ready, to_train - done))
+        for stage, count, rates, seeds, epochs, ready, left in stages:
+            times = [time_text(of.step), duration(of.epoch * epochs), duration(of.epoch * left)]
+            total += of.epoch * left
+            cells = [f"{variant.name}: {stage}", count, rates, _values_text(seeds), epochs, ready]
+            rows.append([*map(str, cells), *([of.unknown, "", ""] if of.unknown else times)])
     more_than = "more than " if any(one.unknown for one in forecast.variants.values()) else ""
     blank = [""] * 7
     if sweep.halve:
@@ -181,6 +176,14 @@ def forecast_table(forecast: SweepForecast) -> Table:
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "a run", "all")
     caption = f"training and validation, predicted for {forecast.machine}"
     return Table(caption, head, rows)
+
+
+def _done(runs: Sequence[SweepRun]) -> tuple[int, int]:
+    """Counts the runs that are done, and the epochs of all (`RecipeError`)."""
+    results = [finished_result(run) for run in runs]
+    tables = [read_table(run.folder / "epochs.csv", NEEDED_OF_EPOCHS) for run in runs]
+    epochs = sum(len(table.get("epoch", ())) for table in tables)
+    return sum(result is not None for result in results), epochs
 
 
 def budget_table(records: Sequence[RunRecord], forecast: SweepForecast | None) -> Table:
