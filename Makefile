@@ -68,7 +68,7 @@ SLURM_PACKAGES := munge slurmctld slurmd slurm-client iproute2
 mpi := $(MPI_VENV)/bin
 mpi_ready := $(MPI_VENV)/.ready
 
-.PHONY: setup demo demo-unet science-small sc18 test test-all test-long test-torch test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
+.PHONY: setup demo demo-unet science science-small sc18 test test-all test-long test-torch test-gpu setup-mpi test-mpi test-mri setup-slurm test-slurm soak fuzz lint docs bench bench-gpu clean
 
 # All at once: pip resolves and builds once, and not for each extra.
 setup: $(VENV)/.has-all
@@ -106,6 +106,15 @@ demo-unet: $(call has,report medical)
 # Stopped, it goes on where it was.
 sc18: $(call has,report)
 	$(bin)/python benchmarks/sc18.py $(SC18) --size $(SC18_SIZE) --json $(SC18_RESULT)
+
+# The tables and figures of docs/science.md, from the records of its runs that lie in the repository.
+science: $(call has,report dev)
+	rm -rf build/science
+	$(bin)/python -m zipfile -e benchmarks/results/science-figure9-runs.zip build/science
+	$(bin)/hyperslab report build/science/figure9 build/science/figure9-equal-samples \
+		--control ridge=build/science/ridge/whole --figures png \
+		--json benchmarks/results/science-figure9.json
+	$(bin)/python docs/science.py build/science/comparison-figures
 
 science-small: $(call has,report dev)
 	$(bin)/hyperslab simulate $(SCIENCE)/universes --count $(SCIENCE_COUNT) --size 32 --box-size 256

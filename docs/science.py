@@ -1,10 +1,11 @@
 """Puts numbers into docs/science.md and sc18.md, from the files in benchmarks/results they name.
 
-python docs/science.py
+python docs/science.py [REPORT]
 
 A block of a page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end -->`. FILE is one
 that `hyperslab report --json` wrote, WHAT one of the functions at the end. Where there is no such
-file yet, the block says so.
+file yet, the block says so. REPORT is the folder of pictures that `hyperslab report --figures png`
+wrote of the runs of figures 9 and 10: the page's own pictures are made of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from typing import Any
 
 PAGES = tuple(Path(__file__).with_name(name) for name in ("science.md", "sc18.md"))
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+IMAGES = Path(__file__).with_name("images")
+PICTURES = {
+    "science-figure9.png": ("figure-9-epoch.png",),
+    "science-figure10.png": ("figure-10-residuals-0.png", "figure-10-residuals-1.png"),
+}
+"""The pictures of the page, and those of a report that stand in them, one below the other."""
+
 BLOCK = re.compile(r"(<!-- ([\w.+-]+\.json): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 BARS = {"mean": 1.5, "Omega_m": 3.0, "sigma_8": 2.0}
 """The least lower ends of the intervals of parts against the whole."""
@@ -83,6 +91,21 @@ def bars(numbers: dict[str, Any], parts: str, ridge: str) -> list[str]:
 BLOCKS: dict[str, Callable[..., list[str]]] = {"errors": errors, "ratios": ratios, "bars": bars}
 
 
+def make_pictures(report: Path, images: Path) -> None:
+    """Put pictures of a report together for the page."""
+    from PIL import Image
+
+    for name, parts in PICTURES.items():
+        found = [Image.open(report / part).convert("RGB") for part in parts]
+        height = sum(one.height for one in found)
+        page = Image.new("RGB", (max(one.width for one in found), height), "white")
+        top = 0
+        for one in found:
+            page.paste(one, (page.width - one.width, top))
+            top += one.height
+        page.quantize(64).save(images / name, optimize=True)
+
+
 def _met(holds: bool) -> str:
     return "met" if holds else "**missed**"
 
@@ -100,6 +123,8 @@ def _line(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        make_pictures(Path(sys.argv[1]), IMAGES)
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from PIL import Image
+
+from hyperslab.studies.report.comparison import comparison_numbers
+from hyperslab.studies.report.configurations import read_comparison
 
 PAGE = Path(__file__).parents[1] / "docs" / "science.md"
 
@@ -74,3 +79,33 @@ def test_blocks_are_written_from_files(science: ModuleType, tmp_path: Path) -> N
     assert "| parts | 12 (9.6 to 15.6) | 12 (9.6 to 15.6) |" in new
     assert "lower end above 3 | 12 (9.6 to 15.6) | met |" in new
     assert "whole over ridge, Omega_m: at most 1.5 | 2 | **missed** |" in new
+
+
+def test_the_records_in_the_repository_give_the_numbers(
+    science: ModuleType, tmp_path: Path
+) -> None:
+    """As `make science` does, but for the report's page and its figures."""
+    with zipfile.ZipFile(science.RESULTS / "science-figure9-runs.zip") as records:
+        records.extractall(tmp_path)
+    runs = [tmp_path / name for name in ("figure9", "figure9-equal-samples")]
+    found = comparison_numbers(read_comparison(runs, [("ridge", tmp_path / "ridge" / "whole")]))
+    kept = json.loads((science.RESULTS / "science-figure9.json").read_text())
+    assert (found["parameters"], found["reference"]) == (kept["parameters"], kept["reference"])
+    for row, other in zip(found["rows"], kept["rows"], strict=True):
+        assert row["name"] == other["name"]
+        for key in ("ratio", "to_reference"):
+            for name, value in row[key].items():
+                assert value == (None if value is None else pytest.approx(other[key][name])), name
+
+
+def test_pictures_of_a_report_become_those_of_the_page(science: ModuleType, tmp_path: Path) -> None:
+    for parts in science.PICTURES.values():
+        for place, part in enumerate(parts):
+            Image.new("RGB", (30, 20), ("red", "blue")[place]).save(tmp_path / part)
+    science.make_pictures(tmp_path, tmp_path)
+    with Image.open(tmp_path / "science-figure10.png") as picture:
+        assert picture.size == (30, 40)
+        colours = [picture.convert("RGB").getpixel((15, y)) for y in (10, 30)]
+    assert colours == [(255, 0, 0), (0, 0, 255)]
+    page = PAGE.read_text()
+    assert all(f"images/{name})" in page for name in science.PICTURES)

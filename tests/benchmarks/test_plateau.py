@@ -6,12 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import plateau
 import pytest
 import torch
 from plateau import common_share, rows_of
 from torch import nn
-
-import plateau
 
 
 def test_noise_has_nothing_in_common_and_a_constant_everything() -> None:

@@ -125,6 +125,8 @@ def test_the_command_writes_a_table_and_predictions(
     }
     for name, tests in {"whole": 6, "3": 48}.items():
         metrics = json.loads((tmp_path / "out" / name / "metrics.json").read_text())
+        control, _ = read_scored("ridge", [tmp_path / "out" / name])  # as the report reads it
+        assert control.parameters == tuple(NAMES)
         ratio = found["rows"][name]["ratios"]["clumping"][0]
         assert metrics["parameters"]["clumping"]["ratio"] == ratio
         with (tmp_path / "out" / name / "predictions.csv").open() as file:

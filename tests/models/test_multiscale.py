@@ -42,7 +42,11 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("grid", "extents"),
-    [({"depth": 2}, (13, 10, 11)), ({"data": 2, "width": 2}, (7, 5, 9)), ({"depth": 3}, (11, 8, 8))],
+    [
+        ({"depth": 2}, (13, 10, 11)),
+        ({"data": 2, "width": 2}, (7, 5, 9)),
+        ({"depth": 3}, (11, 8, 8)),
+    ],
     ids=str,
 )
 def test_predictions_and_gradients_are_the_serial_ones(

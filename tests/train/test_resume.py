@@ -13,9 +13,10 @@ from hyperslab.errors import RecipeError
 from hyperslab.recipe.compare import COMPARED, SAME_RESULT, TAKES_EFFECT, changed_keys
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import CHANGES
+from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
 from hyperslab.util.documents import read_json_lines
-from tests.train.universes import run, write_recipe
+from tests.train.universes import losses, narrow_network, run, write_recipe
 
 REFUSED = (
     "optimizer.accumulate=2",
@@ -118,3 +119,20 @@ def test_the_keys_that_are_named_exist(tmp_path: Path, universes: Path) -> None:
     recipe = load_recipe(write_recipe(tmp_path / "run.yaml", universes))
     there = keys_of(type(recipe)) | {"optimizer.momentum", "optimizer.weight_decay"}
     assert not {*TAKES_EFFECT, *SAME_RESULT, *COMPARED} - there
+
+
+def test_a_training_pauses_where_it_is_told_to(
+    tmp_path: Path, universes: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a checkpoint that none was due for; the whole is that of a run without a pause."""
+    recipe = load_recipe(write_recipe(tmp_path / "run.yaml", universes))
+    caplog.set_level("INFO", "hyperslab")
+    with narrow_network():
+        for _ in range(2):  # the second time nothing is left until there
+            train(recipe, resume=True, until=2)
+            (kept,) = (recipe.output / "checkpoints").glob("step-*")
+            assert kept.name == "step-00000006"
+        train(recipe, resume=True, until=9)
+        train(load_recipe(write_recipe(tmp_path / "whole.yaml", universes)))
+    assert caplog.text.count("2 of 3 epochs are done: continue with --resume") == 2
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")

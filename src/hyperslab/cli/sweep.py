@@ -18,10 +18,11 @@ from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.planner import check_machine
 from hyperslab.recipe.schema import OF_A_STEP, Recipe
 from hyperslab.studies.sweep.schema import load_sweep
+from hyperslab.util.signals import StopRequest
 
 if TYPE_CHECKING:
-    from hyperslab.launch.crew import Crew
-    from hyperslab.studies.sweep.run import DoRun, SweepState
+    from hyperslab.launch.crew import Crew, Team
+    from hyperslab.studies.sweep.run import SweepState
 
 _WIDTH = 140  # columns where the output is no terminal
 
@@ -36,6 +37,13 @@ def sweep_command(
         int | None,
         typer.Option(min=1, help="Ranks of each run. Default: those of the recipe's grid."),
     ] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs beside each other. Default: so many that no core is idle, and one on GPUs.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of all runs. Default: the sweep's.")
     ] = None,
@@ -44,7 +52,7 @@ def sweep_command(
     ] = False,
     machine: Annotated[
         str | None,
-        typer.Option(help="Machine whose times --dry-run predicts. Default: the device's."),
+        typer.Option(help="Machine whose times are predicted. Default: the device's."),
     ] = None,
     trust: TrustOption = None,
 ) -> None:
@@ -69,32 +77,45 @@ def sweep_command(
     from rich.console import Console
 
     from hyperslab.launch.crew import with_crew
-    from hyperslab.studies.sweep import run
+    from hyperslab.launch.restarts import LaunchSlot
+    from hyperslab.studies.sweep import budget, results, run
 
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     if dry_run:
-        console.print(run.forecast_table(wanted, machine).for_terminal(wrap="a step"))
+        table = budget.forecast_table(budget.forecast_sweep(wanted, machine))
+        console.print(table.for_terminal(wrap="a step"))
         return
     log_to_stdout(logging.INFO)
 
-    def train(crew: Crew | None = None) -> SweepState:
-        ways: list[DoRun] = [run.do_run]
+    def train(crew: Crew | None, stop: StopRequest | None = None) -> SweepState:
+        places: list[LaunchSlot | Team] = []
         if crew is not None:
-            teams = crew.teams(count)
-            if not teams:
-                raise LayoutError(f"a run takes {count} ranks, and {crew.size} were started")
-            ways = [partial(run.do_run, start=team.start_training) for team in teams]
-        return run.run_sweep(wanted, count, run.SweepProgress(wanted), ways)
+            places += crew.teams(count)[:at_once]
+            if len(places) < (at_once or 1):
+                runs = "a run takes" if at_once is None else f"{at_once} runs at once take"
+                needed = count * (at_once or 1)
+                raise LayoutError(f"{runs} {needed} ranks, and {crew.size} were started")
+        forecast = budget.forecast_sweep(wanted, machine)
+        if stop is not None:
+            slots = budget.runs_at_once(forecast, count, at_once)
+            places += [LaunchSlot(stop, slot, slots) for slot in range(slots)]
+        ways = [partial(run.do_run, start=one.start_training, stop=stop) for one in places]
+        return run.run_sweep(wanted, count, run.SweepProgress(wanted), ways, forecast)
 
     with exit_when_stopped():
-        state = with_crew(train, wanted.output) if is_started() else train()
+        if is_started():
+            state = with_crew(train, wanted.output)
+        else:
+            with StopRequest().listening() as stop:
+                state = train(None, stop)
     if state is None:
         return  # this rank is not the main one
     rows = state.rows()
-    for table in (run.rates_table(rows), run.runs_table(rows), run.scores_table(rows)):
+    tables = [results.rates_table(rows), results.runs_table(rows), results.scores_table(rows)]
+    for table in [*tables, budget.budget_table(state.records(), state.forecast)]:
         console.print(table.for_terminal())
     console.print(
-        f"all numbers are in {wanted.output}: sweep.json, sweep.csv; "
+        f"all numbers are in {wanted.output}: sweep.json, sweep.csv, runs.csv; "
         f"see them with: hyperslab report {wanted.output}",
         highlight=False,
         soft_wrap=True,

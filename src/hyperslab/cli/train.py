@@ -39,6 +39,10 @@ def train_command(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, on any grid.")
     ] = False,
+    until: Annotated[
+        int | None,
+        typer.Option(min=1, help="End when this many epochs are done; continue with --resume."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: the recipe's.")
     ] = None,
@@ -118,9 +122,8 @@ def train_command(
         if rank.is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
             again = rank.is_started_again()
-            work = partial(
-                train, config, resume=resume, started_again=again, profile=policy, choose=choose
-            )
+            work = partial(train, config, resume=resume, until=until, started_again=again)
+            work = partial(work, profile=policy, choose=choose)
             with _advising(config, machine):
                 ended = train_as_rank(work)
             if ended is not None:
@@ -134,6 +137,7 @@ def train_command(
             prepare_folder(config, stack, resume=resume)
         arguments = ["train", str(recipe), *words, "--output", str(config.output)]
         arguments += config.trust.options
+        arguments += [f"--until={until}"] if until else []
         arguments += ["--profile", f"--profile-steps={profile_steps}"] if profile else []
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)

@@ -33,15 +33,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm import launchers
 from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
-from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor
+from hyperslab.launch.supervisor import (
+    LAUNCHER_VARIABLE,
+    Supervisor,
+    devices_environment,
+    finish,
+)
 from hyperslab.util.optional_libraries import current_versions
+from hyperslab.util.signals import StopRequest
 
 T = TypeVar("T")
 
@@ -75,15 +80,13 @@ class RankTask:
             if not name.startswith("TORCHELASTIC_") and name != launchers.STORE_VARIABLE
         }
         environment |= {**self.environment, LAUNCHER_VARIABLE: str(os.getpid())}
-        count = torch.cuda.device_count()
-        if count > 1 and max(self.devices) < count:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-            names = visible.split(",")
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[at] for at in self.devices)
-        supervisor = Supervisor(limit=self.seconds, patience=self.seconds)
-        supervisor.run(
-            self.arguments, [self.folder], silent=self.silent, environments=[environment]
-        )
+        environment |= devices_environment(self.devices)
+        with StopRequest().listening() as stop:
+            supervisor = Supervisor(stop, limit=self.seconds, patience=self.seconds)
+            work = supervisor.run(
+                self.arguments, [self.folder], silent=self.silent, environments=[environment]
+            )
+            finish(work)
         return replace(supervisor.ends[0], rank=int(self.environment["RANK"]))
 
 
@@ -252,7 +255,7 @@ class Crew:
             HyperslabError: what it raised.
             CommError: the rank gives no sign of life.
         """
-        while not self._is_done(rank):
+        while not self.has_done(rank):
             time.sleep(LOOK)
         value, error = self._mail.fetch(self._answer_key(rank))
         if error is not None:
@@ -262,7 +265,7 @@ class Crew:
     def _answer_key(self, rank: int) -> str:
         return f"answer {rank} {self._given[rank] - 1}"
 
-    def _is_done(self, rank: int) -> bool:
+    def has_done(self, rank: int) -> bool:
         """Tell whether a rank has done its last task; raises where it gives no sign of life."""
         if self._mail.is_there(self._answer_key(rank)):
             return True
@@ -290,7 +293,7 @@ class Crew:
                 rank = free.pop(0)
                 self.give(rank, partial(function, *waiting.popleft()))
                 busy.add(rank)
-            for rank in [rank for rank in busy if self._is_done(rank)]:
+            for rank in [rank for rank in busy if self.has_done(rank)]:
                 busy.remove(rank)
                 free.append(rank)
                 yield self.answer(rank)
@@ -334,8 +337,8 @@ class Team:
 
     def start_training(
         self, ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
-    ) -> None:
-        """Run ``hyperslab words...`` on the first ``ranks`` members; as `launch_training`."""
+    ) -> Iterator[None]:
+        """Run ``hyperslab words...`` on the first ``ranks`` members, and yield until its end."""
         name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{self.members[0]}"
         members = self.members[:ranks]
         folders = [logs.absolute() / name / str(number) for number in range(ranks)]
@@ -345,6 +348,8 @@ class Team:
         ):
             task = RankTask(arguments, variables, devices, folder, seconds, silent)
             self.crew.give(member, task)
+        while not all(self.crew.has_done(member) for member in members):
+            yield
         ends = [self.crew.answer(member) for member in members]
         failed = {end.rank: end for end in ends if end.exitcode != 0}
         if failed:

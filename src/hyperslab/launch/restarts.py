@@ -21,8 +21,9 @@ from typing import Protocol
 from hyperslab.checkpoint import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import OneRankError, RankFailed, RankLost
-from hyperslab.launch.supervisor import launch
+from hyperslab.launch.supervisor import cores_here, devices_environment, finish, launching
 from hyperslab.recipe.schema import Recipe
+from hyperslab.util.signals import StopRequest
 
 
 @dataclass
@@ -74,25 +75,54 @@ log = logging.getLogger("hyperslab")
 
 
 class StartTraining(Protocol):
-    """Starts a training and waits for its end: `launch_training`, or that of a crew's team."""
+    """Starts a training, and yields until its end: that of a slot, or of a crew's team."""
 
     def __call__(
         self, ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
-    ) -> None: ...
+    ) -> Iterator[None]: ...
 
 
-def launch_training(
-    ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
-) -> None:
-    """Run ``hyperslab words...`` on ranks that may write a checkpoint when a signal ends them.
+@dataclass(frozen=True, slots=True)
+class LaunchSlot:
+    """Holds one of ``count`` equal parts of this machine, where trainings run beside each other.
 
-    A rank may be stopped, and all may take to end, for ``seconds``; raises what `launch` does.
+    The signals that ``stop`` notes end what runs there.
     """
-    from hyperslab.util.torch_internals import import_compiler
 
-    preload = import_compiler if words[0] == "train" else None
-    command = ["-m", "hyperslab", *words]
-    launch(ranks, command, logs, limit=seconds, patience=seconds, silent=silent, preload=preload)
+    stop: StopRequest
+    number: int = 0
+    count: int = 1
+
+    def start_training(
+        self, ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
+    ) -> Iterator[None]:
+        """Run ``hyperslab words...`` on ranks that may write a checkpoint when a signal ends them.
+
+        A rank may be stopped, and all may take to end, for ``seconds``; raises what `launching`
+        does.
+        """
+        from hyperslab.util.torch_internals import import_compiler
+
+        environ = dict(os.environ)
+        if self.count > 1:
+            threads = max(1, cores_here() // (ranks * self.count))
+            environ.setdefault("OMP_NUM_THREADS", str(threads))
+            environ |= devices_environment(range(self.number * ranks, (self.number + 1) * ranks))
+        preload = import_compiler if words[0] == "train" else None
+        yield from launching(
+            *(ranks, ["-m", "hyperslab", *words], logs, self.stop),
+            limit=seconds,
+            patience=seconds,
+            silent=silent,
+            preload=preload,
+            environ=environ,
+        )
+
+
+def launch_training(ranks: int, words: Sequence[str], logs: Path, *, seconds: float) -> None:
+    """Run ``hyperslab words...`` on ranks of this machine until it has ended, as a slot does."""
+    with StopRequest().listening() as stop:
+        finish(LaunchSlot(stop).start_training(ranks, words, logs, seconds=seconds))
 
 
 @dataclass(frozen=True, slots=True)

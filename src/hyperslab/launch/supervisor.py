@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
@@ -28,7 +27,7 @@ from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
 from hyperslab.util.free_memory import free_memory
-from hyperslab.util.signals import handling_signals
+from hyperslab.util.signals import StopRequest
 from hyperslab.util.startup import PARENT, tie_to_parent
 
 
@@ -74,6 +73,26 @@ RESTARTS_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Counts how often the ranks were started before, as torchrun does."""
 
 
+def cores_here() -> int:
+    """Count the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1
+
+
+def devices_environment(devices: Sequence[int]) -> dict[str, str]:
+    """Return the variable that shows these CUDA devices alone, by their numbers here.
+
+    It is not needed where there is one device, or fewer than that.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < 2 or max(devices) >= count:
+        return {}
+    names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names.split(",")[at] for at in devices)}
+
+
 def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> dict[str, str]:
     """Return the variables of all ranks of a launch: an equal part of the cores, and each other.
 
@@ -81,8 +100,7 @@ def shared_environment(environ: Mapping[str, str], ranks: int, store: str) -> di
     for ranks on several machines: nobody else can reach them.
     """
     shared = {name: value for name, value in environ.items() if name != TORCHRUN_VARIABLE}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, (cores or 1) // ranks)))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, cores_here() // ranks)))
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         shared["GLOO_SOCKET_IFNAME"] = loopback[0]
@@ -228,21 +246,27 @@ class Supervisor:
     """Starts ranks, passes signals on to them, and waits until all have ended.
 
     ``limit`` [s] is how long a rank may be stopped; ``patience`` [s] how long the ranks have to end
-    after a signal, or after one of them has ended because of one.
+    after a signal, or after one of them has ended because of one. The signals are those of
+    ``stop``.
 
-    ``ends`` is how each one ended, by rank; ``signal`` the first one that came to this process, or
-    0.
+    ``ends`` is how each one ended, by rank.
     """
 
-    def __init__(self, *, limit: float, patience: float) -> None:
+    def __init__(self, stop: StopRequest, *, limit: float, patience: float) -> None:
         self.limit = limit
         self.patience = patience
         self.ranks: list[RankProcess] = []
         self.ends: dict[int, failures.RankEnd] = {}
-        self.signal = 0
+        self._stop = stop
+        self._passed = 0  # signals that the ranks have got
         self._ordered = math.inf  # when the first one ended in order, or a signal came
         self._broken = math.inf  # when the first one failed
         self._told = False  # all have got SIGTERM
+
+    @property
+    def signal(self) -> int:
+        """Return the first signal that came to this process, or 0."""
+        return next(iter(self._stop.arrived), 0)
 
     def run(
         self,
@@ -252,25 +276,27 @@ class Supervisor:
         silent: bool,
         preload: Callable[[], None] | None = None,
         environments: Sequence[Mapping[str, str]] = (),
-    ) -> None:
+        environ: Mapping[str, str] = os.environ,
+    ) -> Iterator[None]:
         """Run ``python arguments...`` on one rank a folder, where its output goes.
 
-        They are all ranks, or have ``environments`` that say what they are. ``preload`` imports
-        what all ranks will; it is called where they are forks of this process.
+        It yields while they run, so that one thread can have several launches under way; closed
+        before their end, it kills them. They are all ranks in ``environ``, or have ``environments``
+        that say what they are. ``preload`` imports what all ranks will; it is called where they are
+        forks of this process.
 
         Raises:
             RecipeError: a folder cannot be written.
             HyperslabError: a process cannot be started.
         """
         with ExitStack() as stack:
-            stack.enter_context(handling_signals(self._pass_on))
             with system_errors_as(HyperslabError, "cannot start ranks"):
                 group = ProcessGroup()
                 stack.callback(group.close)
                 store = stack.enter_context(closing(MemoryFile()))
             stack.callback(self._kill_all)
             if not environments:
-                shared = shared_environment(os.environ, len(folders), store.path)
+                shared = shared_environment(environ, len(folders), store.path)
                 numbers = map(str, range(len(folders)))
                 environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in numbers]
             forked = arguments[0] == "-m" and can_fork()
@@ -288,16 +314,17 @@ class Supervisor:
                     forked=forked,
                 )
                 self.ranks.append(process)
-            if self.signal:
-                self._send(self.signal)  # it may have come before some of them
             while self._look():
                 group.keep_guarded()
                 self._press()
-                time.sleep(PAUSE)
+                yield
 
     def _look(self) -> bool:
-        """Note who has ended, and how; returns whether anybody is left."""
+        """Pass signals on, and note who has ended, and how; returns whether anybody is left."""
         now = time.monotonic()
+        for number in self._stop.arrived[self._passed :]:
+            self._passed += 1
+            self._send(number)
         for rank in self.ranks:
             if rank.alive:
                 rank.look()
@@ -339,13 +366,14 @@ class Supervisor:
                 rank.send(signal.SIGKILL)
                 self.ends[rank.rank] = rank.end()
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """Send a signal that ends a run to the ranks; the first one is noted."""
-        self.signal = self.signal or number
-        self._send(number)
-
 
 PATIENCE = 60.0  # [s] that ranks that write no checkpoint have to end after a signal
+
+
+def finish(work: Iterator[None]) -> None:
+    """Do the whole of what yields while it waits, such as `Supervisor.run`."""
+    for _ in work:
+        time.sleep(PAUSE)
 
 
 LEAST_OF_A_RANK = 32 << 20
@@ -359,10 +387,28 @@ def launch(
     *,
     limit: float,
     patience: float = PATIENCE,
-    silent: bool = False,
-    preload: Callable[[], None] | None = None,
 ) -> None:
     """Run ``python arguments...`` on so many ranks of this machine until all have ended.
+
+    Raises what `launching` does.
+    """
+    with StopRequest().listening() as stop:
+        finish(launching(ranks, arguments, logs, stop, limit=limit, patience=patience))
+
+
+def launching(
+    ranks: int,
+    arguments: Sequence[str],
+    logs: Path,
+    stop: StopRequest,
+    *,
+    limit: float,
+    patience: float = PATIENCE,
+    silent: bool = False,
+    preload: Callable[[], None] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Iterator[None]:
+    """Run ``python arguments...`` on so many ranks of this machine, and yield until all have ended.
 
     The ranks write to this terminal; their error output goes into ``logs``, one file a rank, and
     if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
@@ -370,10 +416,10 @@ def launch(
     and without CUDA they are its forks, and import nothing again; ``preload`` imports before what
     all of them would.
 
-    The signals of `hyperslab.util.signals` are passed on to them; then they have
-    ``patience`` [s] to end. When one fails, the others are ended, and killed if they do not; so is
-    one that has been stopped (SIGSTOP) for longer than ``limit`` [s]. However this process ends,
-    the ranks do within seconds: see `guard`.
+    The signals that ``stop`` notes are passed on to them; then they have ``patience`` [s] to end.
+    When one fails, the others are ended, and killed if they do not; so is one that has been stopped
+    (SIGSTOP) for longer than ``limit`` [s]. However this process ends, the ranks do within seconds:
+    see `guard`.
 
     Raises:
         Stopped: a signal ended the ranks.
@@ -382,6 +428,7 @@ def launch(
         HyperslabError: what the first rank that failed raised.
         RecipeError: ``logs`` cannot be written.
     """
+    stop.check()
     if sys.platform == "linux" and ranks * LEAST_OF_A_RANK > (free := free_memory()):
         raise LayoutError(
             f"{ranks} ranks do not fit into the {free / 2**30:.1f} GiB of this machine that are "
@@ -389,8 +436,8 @@ def launch(
         )
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}"
     folders = [logs / name / str(rank) for rank in range(ranks)]
-    supervisor = Supervisor(limit=limit, patience=patience)
-    supervisor.run(arguments, folders, silent=silent, preload=preload)
+    supervisor = Supervisor(stop, limit=limit, patience=patience)
+    yield from supervisor.run(arguments, folders, silent=silent, preload=preload, environ=environ)
     failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
     said = any(end.explained and not end.lost_contact for end in failed.values())
     if supervisor.signal and failed and not said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ class MultiscaleNet(nn.Module):
                 nn.LeakyReLU(0.01),
                 nn.AvgPool3d(2),
             )
-            for i, o in zip(widths[:-1], widths[1:], strict=True)
+            for i, o in pairwise(widths)
         )
         features = 2 * sum(widths)
         self.norm = nn.BatchNorm1d(features)

@@ -101,7 +101,12 @@ class MultiscaleSection(ModelSection):
     """Leads from volumes to numbers, by statistics of features at every scale."""
 
     name: Literal["multiscale"]
-    channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (16, 32, 64, 128)  # by stage
+    channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
+        16,
+        32,
+        64,
+        128,
+    )  # by stage
     hidden: PositiveInt = 256  # width of the head's hidden layers
     dropout: Probability = 0.0  # in the head
     periodic: bool = True  # the volumes are, so convolutions go on at the other side

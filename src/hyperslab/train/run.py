@@ -76,6 +76,12 @@ ASK_AGAIN = 0.5
 
 def await_run(run: Path) -> None:
     """Wait for ranks whose launcher was killed: they write a checkpoint and end."""
+    for _ in awaiting_run(run):
+        time.sleep(ASK_AGAIN)
+
+
+def awaiting_run(run: Path) -> Iterator[None]:
+    """Yield until ranks whose launcher was killed have ended, see `await_run`."""
     told = False
     while True:
         try:
@@ -85,13 +91,14 @@ def await_run(run: Path) -> None:
             if not told:
                 log.info("waiting: ranks of an earlier start still work in %s", run)
             told = True
-            time.sleep(ASK_AGAIN)
+            yield
 
 
 def train(
     recipe: Recipe,
     *,
     resume: bool = False,
+    until: int | None = None,
     started_again: bool = False,
     profile: ProfilePolicy | None = None,
     choose: GridChoice | None = None,
@@ -101,8 +108,9 @@ def train(
 
     With ``resume``, from the newest intact checkpoint there, which any grid may have written; from
     the start if there is none. All do so as well if one of them was ``started_again``: torchrun's
-    agents count the restarts of their own nodes, so not all ranks may know. With ``profile`` some
-    steps are taken down on the way. What is ``auto`` the main rank chooses, by ``choose``, and
+    agents count the restarts of their own nodes, so not all ranks may know. It ends
+    when ``until`` epochs are done, with a checkpoint, though the recipe has more. With ``profile``
+    some steps are taken down on the way. What is ``auto`` the main rank chooses, by ``choose``, and
     the others get its choice.
 
     Raises:
@@ -119,7 +127,7 @@ def train(
             f"    give {remedy}: `hyperslab plan RECIPE --ranks N` says which are best"
         )
     steps = None if profile is None else profile.steps
-    facts = launch_facts(recipe, command="train", resume=resume, profile=steps)
+    facts = launch_facts(recipe, command="train", resume=resume, until=until, profile=steps)
     started = agreement.start_alike(
         recipe.device, recipe.timeout, facts, builders.numbering_of(recipe)
     )
@@ -128,7 +136,7 @@ def train(
             if recipe.undecided and choose is not None:
                 ranks = dist.get_world_size() if dist.is_initialized() else 1
                 recipe = agreement.broadcast_from_main(partial(choose, recipe, ranks))
-            _train(recipe, resume or agreement.any_rank(started_again), profile, given)
+            _train(recipe, resume or agreement.any_rank(started_again), until, profile, given)
     except Stopped:
         if started and dist.is_initialized():  # a wait that hung has aborted it
             dist.destroy_process_group()
@@ -137,7 +145,13 @@ def train(
         dist.destroy_process_group()
 
 
-def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: UserObjects) -> None:
+def _train(
+    recipe: Recipe,
+    resume: bool,
+    until: int | None,
+    profile: ProfilePolicy | None,
+    given: UserObjects,
+) -> None:
     with ExitStack() as stack:
         builders.check_user_objects(recipe, given)
         builders.check_targets(recipe)
@@ -152,10 +166,16 @@ def _train(recipe: Recipe, resume: bool, profile: ProfilePolicy | None, given: U
         agreement.broadcast_from_main(
             lambda: remember_code(recipe)
         )  # all of it was allowed and made
+        trainer.progress.until = until
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
         trainer.fit()
+        if not trainer.progress.finished:
+            if grid.is_main:
+                epochs = f"{trainer.at.epoch} of {recipe.epochs} epochs are done"
+                log.info("%s: continue with --resume", epochs)
+            return
         goal = recipe.stop_at is None or trainer.progress.reached
         if not ended:
             events.run_ends(success=goal)

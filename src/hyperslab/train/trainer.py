@@ -57,7 +57,8 @@ class Progress:
     """Keeps how far a run is, on one rank; every rank has the same one.
 
     The ranks vote on every step, and the vote is read a step later, when it has long arrived: then
-    the step enters the history. Only the main rank has a ``reporter``.
+    the step enters the history. Only the main rank has a ``reporter``. ``until`` so many epochs are
+    done it trains this time, if that is said, and writes a checkpoint.
     """
 
     recipe: Recipe
@@ -66,6 +67,7 @@ class Progress:
     at: Position
     reporter: Reporter | None = None
     events: RunEvents = field(default_factory=RunEvents)
+    until: int | None = None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
     pending: PendingStep | None = field(default=None, init=False)
@@ -86,8 +88,17 @@ class Progress:
         return goal is not None and goal.reached(self.at.measured)
 
     @property
+    def last_epoch(self) -> int:
+        """Return how many epochs are done when it ends this time, if nothing ends it before."""
+        return min(self.recipe.epochs, self.until or self.recipe.epochs)
+
+    @property
     def finished(self) -> bool:
         return self.at.epoch >= self.recipe.epochs or (self.at.batch == 0 and self.reached)
+
+    @property
+    def ends_here(self) -> bool:
+        return self.finished or self.at.epoch >= self.last_epoch
 
     def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
         """Start the vote on this step, read that on the step before; write what is due.
@@ -153,7 +164,7 @@ class Progress:
             best_step=at.best_step,
             measured=measured,
         )
-        if self.at.epoch % self.recipe.checkpoint.every == 0 or self.finished:
+        if self.at.epoch % self.recipe.checkpoint.every == 0 or self.ends_here:
             validation = measured["validation_loss"]
             self.checkpoint(train_loss if validation is None else validation)
 
@@ -261,7 +272,7 @@ class Trainer:
         return self.progress.at
 
     def fit(self) -> None:
-        """Train to the recipe's last epoch, or until it is as good as the recipe asks for.
+        """Train to the last epoch of this time, or until it is as good as the recipe asks for.
 
         Raises:
             Stopped: after a signal, with a checkpoint written.
@@ -275,7 +286,7 @@ class Trainer:
             self.progress.watch.running() if hangs else nullcontext(),
         ):
             events = self.progress.events
-            while not self.progress.finished:
+            while not self.progress.ends_here:
                 epoch = self.at.epoch
                 events.begins("EPOCH", epoch)
                 self.train_epoch()
@@ -295,7 +306,7 @@ class Trainer:
         """Train for the rest of an epoch, from the position on."""
         self.model.train()
         self.clock.restart()
-        onward = self.at.epoch + 1 < self.recipe.epochs
+        onward = self.at.epoch + 1 < self.progress.last_epoch
         batches = iter(self.data.epoch(self.at.epoch, self.at.batch, onward=onward))
         while (batch := next(batches, None)) is not None:
             rate = self.progress.rate

@@ -27,7 +27,8 @@ from hyperslab.formats.convert.run import Request, convert
 from hyperslab.planner.machine import load_machine
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.studies.report import write_comparison, write_report
-from hyperslab.studies.sweep.run import DoRun, RunResult, SweepProgress, run_sweep
+from hyperslab.studies.sweep.results import RunResult
+from hyperslab.studies.sweep.run import DoRun, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.builders import check_targets, open_data
 from hyperslab.train.mask_files import MASK_SUFFIXES, MaskFormat
@@ -53,7 +54,7 @@ from tests.studies.report import fake_scans
 from tests.studies.report.compared import write_swept
 from tests.studies.report.fake import fake_run
 from tests.studies.report.test_timelines import a_profile
-from tests.studies.sweep.sweeps import write_sweep
+from tests.studies.sweep.sweeps import way, write_sweep
 from tests.train.predict.runs import write_segmentation
 from tests.train.predict.test_mask_files import stopped_after
 
@@ -157,7 +158,7 @@ def read_own_data(folder: Path) -> Digest:
 def swept(folder: Path) -> None:
     """A sweep that is done."""
     write_sweep(folder, output=str(folder.with_name("case") / "out"))
-    sweep_on(folder, folder / "out", _pretend)
+    sweep_on(folder, folder / "out", way(_pretend))
 
 
 def _pretend(run: SweepRun, ranks: int) -> RunResult:
@@ -175,11 +176,11 @@ def _refuse(run: SweepRun, ranks: int) -> RunResult:
 
 def sweep_on(folder: Path, output: Path, do: DoRun) -> None:
     sweep = load_sweep(folder / "sweep.yaml", output=output)
-    run_sweep(sweep, 1, SweepProgress(sweep, Console(quiet=True)), do)
+    run_sweep(sweep, 1, SweepProgress(sweep, Console(quiet=True)), [do])
 
 
 def read_swept(folder: Path) -> Digest:
-    sweep_on(folder, folder / "out", _refuse)
+    sweep_on(folder, folder / "out", way(_refuse))
     return (folder / "out" / "sweep.json").read_text()
 
 

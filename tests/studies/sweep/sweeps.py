@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import yaml
 
 from hyperslab.errors import HyperslabError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.studies.sweep import run
-from hyperslab.studies.sweep.run import SweepProgress, SweepState, run_sweep
-from hyperslab.studies.sweep.schema import load_sweep
+from hyperslab.studies.sweep.results import RunResult
+from hyperslab.studies.sweep.run import (
+    DoRun,
+    RunSteps,
+    SweepProgress,
+    SweepState,
+    do_run,
+    run_sweep,
+)
+from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.train.universes import narrow_network
 
+ROOT = Path(__file__).parents[3]
 TIMES = ("seconds", "total_seconds")
 
 
@@ -49,25 +61,40 @@ def write_sweep(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def launch_here(ranks: int, arguments: list[str], logs: Path, *, silent: bool, **_: float) -> None:
-    """Takes the place of `launch_training`: what the command does, in this process."""
+def launch_here(
+    ranks: int, words: Sequence[str], logs: Path, *, seconds: float, silent: bool = False
+) -> Iterator[None]:
+    """Does what the command does, in this process."""
     assert (ranks, silent) == (1, True)
-    match arguments:
-        case ["train", file, "--resume", "--output", folder]:
+    yield
+    match words:
+        case ["train", file, "--resume", *until, "--output", folder]:
             recipe = load_recipe(file)
             assert recipe.output == Path(folder)
-            train(recipe, resume=True)
+            epochs = int(until[0].removeprefix("--until=")) if until else None
+            train(recipe, resume=True, until=epochs)
         case ["evaluate", folder, "--calibrate"]:
             evaluate(folder, calibrate=True)
         case _:
-            raise AssertionError(arguments)
+            raise AssertionError(words)
 
 
-def sweep_here(path: Path, *overrides: str) -> SweepState:
-    """Run a sweep in this process, with a narrow network."""
+def sweep_here(path: Path, *overrides: str, at_once: int = 1, narrow: bool = True) -> SweepState:
+    """Run a sweep in this process, by default with a narrow network; its runs take turns."""
     sweep = load_sweep(path, overrides)
-    with narrow_network(), mock.patch.object(run, "launch_training", launch_here):
-        return run_sweep(sweep, 1, SweepProgress(sweep))
+    ways = [partial(do_run, start=launch_here)] * at_once
+    with narrow_network() if narrow else nullcontext():
+        return run_sweep(sweep, 1, SweepProgress(sweep), ways)
+
+
+def way(function: Callable[[SweepRun, int], RunResult]) -> DoRun:
+    """Make a way to do runs of a function."""
+
+    def steps(run: SweepRun, ranks: int) -> RunSteps:
+        yield
+        return function(run, ranks)
+
+    return steps
 
 
 def table_of(output: Path) -> Any:
@@ -81,6 +108,17 @@ def without_times(value: Any) -> Any:
     return [without_times(one) for one in value] if isinstance(value, list) else value
 
 
+def killed_sweep(path: Path, *, kills: int, at_once: int = 1) -> None:
+    """Complete a sweep that is killed so often, at random moments."""
+    moments = random.Random(4)
+    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
+    program = "from tests.studies.sweep.sweeps import main; main()"
+    command = [sys.executable, "-c", program, str(path), str(at_once), *seconds]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[-1]) >= 3, "killed too late"
+
+
 def main() -> None:
     """Run a sweep in forks of this process, each killed after so many seconds, until one is done.
 
@@ -89,13 +127,13 @@ def main() -> None:
     """
     path = Path(sys.argv[1])
     killed = 0
-    for seconds in [*map(float, sys.argv[2:]), 0.0]:
+    for seconds in [*map(float, sys.argv[3:]), 0.0]:
         child = os.fork()
         if child == 0:
             code = 1
             try:
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                sweep_here(path)
+                sweep_here(path, at_once=int(sys.argv[2]))
                 code = 0
             except HyperslabError as error:
                 print(error, file=sys.stderr)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -22,22 +20,16 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import CommError, DataError, DivergedError, RecipeError, Stopped
+from hyperslab.launch.restarts import LaunchSlot
 from hyperslab.recipe.load import save_recipe
-from hyperslab.studies.sweep import run as execute
-from hyperslab.studies.sweep.run import (
-    RunResult,
-    SweepProgress,
-    finished_result,
-    read_result,
-    run_sweep,
-)
+from hyperslab.studies.sweep.results import RunResult, finished_result, read_result
+from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
+from hyperslab.train.run import lock_run
 from tests.selection import in_gate
-from tests.studies.sweep.sweeps import sweep_here, table_of, write_sweep
+from tests.studies.sweep.sweeps import killed_sweep, sweep_here, table_of, way, write_sweep
 
 pytestmark = pytest.mark.usefixtures("forked")
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +83,15 @@ def test_only_the_best_checkpoints_of_seeds_are_kept(done: Path) -> None:
         assert os.readlink(folder / "checkpoints" / "best") == kept.name
 
 
-def test_what_is_done_is_not_done_again(
-    done: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def never(run: SweepRun, ranks: int) -> RunSteps:
+    raise AssertionError(run)
+
+
+def test_what_is_done_is_not_done_again(done: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = table_of(done.parent / "out")
     sweep = load_sweep(done)
-    monkeypatch.setattr(execute, "launch_training", None)
     with caplog.at_level("INFO", "hyperslab"):
-        run_sweep(sweep, 1, SweepProgress(sweep))
+        run_sweep(sweep, 1, SweepProgress(sweep), [never])
     assert table_of(done.parent / "out") == before
     assert caplog.text.count("was done before") == 7
 
@@ -108,14 +101,7 @@ def test_a_sweep_killed_at_random_moments_ends_with_the_same_table(
     done: Path, tmp_path: Path, kills: int
 ) -> None:
     """Before, within and after runs, checkpoints and evaluations."""
-    path = write_sweep(tmp_path)
-    moments = random.Random(4)
-    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
-    program = "from tests.studies.sweep.sweeps import main; main()"
-    command = [sys.executable, "-c", program, str(path), *seconds]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
-    assert ended.returncode == 0, ended.stderr
-    assert int(ended.stdout.split()[-1]) >= 3, "killed too late"
+    killed_sweep(write_sweep(tmp_path), kills=kills)
     assert table_of(tmp_path / "out") == table_of(done.parent / "out")
 
 
@@ -199,14 +185,15 @@ def test_rates_beyond_the_edge_are_tried_until_the_best_is_inside(
         return found
 
     progress = SweepProgress(sweep)
-    rows = run_sweep(sweep, 1, progress, do).rows()
+    rows = run_sweep(sweep, 1, progress, [way(do)]).rows()
     for row in rows:
         assert [one.rate for one in row.tried] == tried
         losses = [abs(np.log(rate / best)) for rate in tried]
         assert (row.rate, row.at_the_edge) == (tried[int(np.argmin(losses))], edge)
         assert len(row.seeds) == row.wanted
     assert progress.runs == len(progress.numbers) == 2 * len(tried) + 3
-    assert run_sweep(sweep, 1, SweepProgress(sweep), do).rows() == rows, "no folder is made again"
+    again = run_sweep(sweep, 1, SweepProgress(sweep), [never])
+    assert again.rows() == rows, "no folder is made again"
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -221,7 +208,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
             raise CommError("rank 0 was killed by SIGKILL")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), do)
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert len(started) == 7
     assert state.failures == {
         "plain, rate 0.01, seed 0 (choosing the rate)": "the loss is not a finite number",
@@ -236,17 +223,17 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
 def test_runs_are_dealt_to_all_who_do_some(tmp_path: Path) -> None:
     """Two do a run each at once: neither ends before the other has begun."""
     sweep = load_sweep(write_sweep(tmp_path, variants={"plain": {}}))
-    together = threading.Barrier(2, timeout=60)
     by: dict[str, list[str]] = {"a": [], "b": []}
 
-    def way(name: str, run: SweepRun, ranks: int) -> RunResult:
+    def do(name: str, run: SweepRun, ranks: int) -> RunSteps:
         by[name].append(run.name)
-        together.wait()
+        while len(by["a"]) != len(by["b"]):
+            yield
         if run.rate == 1e-2:
             raise DivergedError("the loss is not a finite number")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), [partial(way, name) for name in by])
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [partial(do, name) for name in by])
     assert len(by["a"]) == len(by["b"]) == 2, "one that chooses a rate, and one at the best"
     assert [*state.failures] == ["plain, rate 0.01, seed 0 (choosing the rate)"]
     assert len({*by["a"], *by["b"]}) == 4
@@ -261,7 +248,7 @@ def test_a_variant_without_any_rate_is_named(tmp_path: Path) -> None:
             raise DivergedError("the loss is not a finite number")
         return result(run.rate)
 
-    state = run_sweep(sweep, 1, SweepProgress(sweep), do)
+    state = run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert state.failures["plain"] == "no rate could be tried, so no seed was run"
     assert [row.seeds for row in state.rows()] == [(), (5,)]
 
@@ -276,7 +263,7 @@ def test_a_signal_ends_the_sweep_and_says_how_to_go_on(
 
     caplog.set_level("INFO")
     with pytest.raises(Stopped):
-        run_sweep(sweep, 1, SweepProgress(sweep), do)
+        run_sweep(sweep, 1, SweepProgress(sweep), [way(do)])
     assert "run the same command to continue with plain, rate 0.001, seed 0" in caplog.text
 
 
@@ -284,7 +271,7 @@ def test_failures_end_the_command_with_1(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise CommError("rank 0 was killed by SIGKILL")
 
-    monkeypatch.setattr(execute, "launch_training", fail)
+    monkeypatch.setattr(LaunchSlot, "start_training", fail)
     ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path))])
     assert ended.exit_code == 1
     assert "failed: no norm: no rate could be tried" in ended.output
@@ -314,13 +301,54 @@ def test_ranks_and_grids_that_do_not_match(tmp_path: Path, options: list[str], w
 
 
 def test_one_sweep_at_a_time(done: Path) -> None:
-    from hyperslab.train.run import lock_run
-
     with (
         lock_run(done.parent / "out"),
         pytest.raises(RecipeError, match="another run is under way"),
     ):
         sweep_here(done)
+
+
+def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_path: Path) -> None:
+    """Each on a rank of its own; SIGTERM comes when two are under way. One is halved later."""
+    keys: dict[str, Any] = {"variants": {"plain": {"epochs": 8, "checkpoint.every": 8}}}
+    keys |= {"seeds": [0], "choose": {"epochs": 1, "halve": 4}}
+    path = write_sweep(tmp_path / "killed", **keys)
+    command = [sys.executable, "-m", "hyperslab", "sweep", str(path), "--at-once", "2"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    folders = [path.parent / "out" / "plain" / f"choose-rate-{r}-seed-0" for r in ("0.001", "0.01")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    deadline = time.monotonic() + 200
+    while not all((folder / "epochs.csv").exists() for folder in folders):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.terminate()
+    said = process.communicate(timeout=200)[0]
+    assert process.returncode == 128 + signal.SIGTERM
+    for rate in ("0.001", "0.01"):
+        words = f"continue with plain, rate {rate}, seed 0 (choosing the rate)"
+        assert said.count(words) == 1
+    for folder in folders:
+        assert list((folder / "checkpoints").glob("step-*")), "it was told, and not killed"
+        with lock_run(folder):
+            pass  # nobody works there any more
+    again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
+    assert again.returncode == 0, again.stderr
+    sweep_here(write_sweep(tmp_path / "plain", **keys), narrow=False)
+    out, plain = path.parent / "out", tmp_path / "plain" / "out"
+    assert without_plan(table_of(out)) == without_plan(table_of(plain))
+    assert "plain, rate 0.001, seed 0, choosing" in again.stdout, "planned and taken times"
+
+
+def without_plan(table: Any) -> Any:
+    for run in table["runs"]:
+        del run["planned_seconds"]
+    return {key: value for key, value in table.items() if key != "predicted_for"}
+
+
+def test_the_table_does_not_depend_on_how_many_runs_go_at_once(done: Path, tmp_path: Path) -> None:
+    sweep_here(write_sweep(tmp_path), at_once=3)
+    assert table_of(tmp_path / "out") == table_of(done.parent / "out")
 
 
 @pytest.mark.long

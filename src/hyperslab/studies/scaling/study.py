@@ -9,7 +9,6 @@ points are those of `points`.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from hyperslab import errors
 from hyperslab.checkpoint import folder_of
 from hyperslab.formats.files import lock_folder
 from hyperslab.launch.restarts import StartTraining, launch_training
+from hyperslab.launch.supervisor import cores_here, finish
 from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
 from hyperslab.planner.job import GridJob, job_of
@@ -243,11 +243,7 @@ def crowded(ranks: int, device: str) -> str:
     More processes than cores, or than GPUs, take turns instead of running side by side.
     """
     cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    # Not every system says on which cores a process may run.
-    cores = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    places = torch.cuda.device_count() if cuda else len(cores)
+    places = torch.cuda.device_count() if cuda else cores_here()
     what = "GPU" if cuda else "core"
     if ranks <= places:
         return ""
@@ -333,8 +329,11 @@ class StudyRequest:
             recipe = point.recipe(self.recipe, output=partial, epochs=self.epochs)
             save_recipe(recipe, file)
             words = ["train", str(file), "--resume", *options_of_trust(recipe)]
-            start = self.start or launch_training
-            start(point.ranks, words, partial / "logs", seconds=self.recipe.timeout)
+            logs, seconds = partial / "logs", self.recipe.timeout
+            if self.start is None:
+                launch_training(point.ranks, words, logs, seconds=seconds)
+            else:
+                finish(self.start(point.ranks, words, logs, seconds=seconds))
             shutil.rmtree(folder_of(partial))  # the weights of so short a training are of no use
             save_recipe(recipe.model_copy(update={"output": folder}), file)
             partial.rename(folder)

@@ -64,6 +64,9 @@ class ChoiceSection(Section):
     seeds: Seeds | None = None  # None: the variant's first
     # decades beyond the given rates; more of them are tried while the best is the last at one end
     widen: Annotated[int, Field(ge=0, le=6)] = 0
+    # epochs after which the worse half of a variant's rates is stopped, again after twice as many,
+    # and so on; 0: all rates are trained to the end
+    halve: NonNegativeInt = 0
 
 
 class SweepFile(Section):
@@ -97,13 +100,17 @@ IRRELEVANT_SECTIONS = frozenset({"grid", "memory", "peak"})
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """Holds a variant's training at a rate, with a seed; ``chooses``: to choose the rate."""
+    """Holds a variant's training at a rate, with a seed; ``chooses``: to choose the rate.
+
+    It is wanted ``until`` so many epochs are done for now, where that is said.
+    """
 
     variant: str
     rate: float
     seed: int
     chooses: bool
     recipe: Recipe = field(compare=False)
+    until: int | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -113,6 +120,10 @@ class SweepRun:
     @property
     def folder(self) -> Path:
         return self.recipe.output
+
+    @property
+    def epochs(self) -> int:
+        return self.until or self.recipe.epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +157,52 @@ class SweepVariant:
 class Sweep:
     """Holds all that is to be run, into ``output``; ``share`` of the epochs chooses a rate.
 
-    ``widen`` is the number of decades beyond the given rates in which others are tried.
+    ``widen`` is the number of decades beyond the given rates in which others are tried; ``halve``
+    are the epochs after which the worse half of the rates is stopped for the first time, or 0.
     """
 
     output: Path
     variants: tuple[SweepVariant, ...]
     share: float
     widen: int = 0
+    halve: int = 0
+
+    def rungs(self, variant: SweepVariant) -> list[tuple[int, int]]:
+        """List after how many epochs the rates of a variant are compared, and how many get there.
+
+        The last ones are trained to the end. As in Li et al. 2018 (Hyperband), algorithm 1, the
+        inner loop with η = 2: each rung has twice the epochs and half the rates, rounded up.
+        """
+        epochs = shortened(variant.recipe, self.share).epochs
+        count = len(variant.rates)
+        found = []
+        rung = self.halve
+        while 0 < rung < epochs and count > 1:
+            found.append((rung, count))
+            rung, count = 2 * rung, -(-count // 2)
+        return [*found, (epochs, count)]
+
+    def planned_epochs(self, variant: SweepVariant) -> tuple[int, int]:
+        """Count the epochs of all of a variant's runs that choose, and of all its seeds."""
+        choosing = before = 0
+        for epochs, rates in self.rungs(variant) if variant.choosing_runs else ():
+            choosing += (epochs - before) * rates * len(variant.choosing_seeds)
+            before = epochs
+        return choosing, variant.recipe.epochs * len(variant.seeds)
+
+    def widest(self) -> Sweep:
+        """Return this sweep with all rates that widening may try if things go as they can."""
+        sides = []
+        for edge in (min, max):
+            wide = self
+            while True:
+                best = {variant.name: edge(variant.rates) for variant in wide.variants}
+                if (wider := wide.wider(self, best)) == wide:
+                    break
+                wide = wider
+            sides.append(wide.variants)
+        longer = [max(pair, key=lambda one: len(one.rates)) for pair in zip(*sides, strict=True)]
+        return replace(self, variants=tuple(longer))
 
     def wider(self, given: Sweep, best: Mapping[str, float]) -> Sweep:
         """Return this sweep with one rate more for each variant whose best is the last on a side.
@@ -194,7 +244,11 @@ class Sweep:
     def settings(self) -> dict[str, Any]:
         """Lists what the results depend on, as plain values."""
         return {
-            "choose": {"epochs": self.share, **({"widen": self.widen} if self.widen else {})},
+            "choose": {
+                "epochs": self.share,
+                **({"widen": self.widen} if self.widen else {}),
+                **({"halve": self.halve} if self.halve else {}),
+            },
             "variants": {
                 variant.name: {
                     "rates": list(variant.rates),
@@ -252,7 +306,14 @@ def load_sweep(
             variants.append(_variant(name, section, file, recipe))
         except RecipeError as error:
             raise RecipeError(f"{path}, variant {name!r}: {error}") from None
-    return Sweep(folder, tuple(variants), file.choose.epochs, file.choose.widen)
+    choose = file.choose
+    sweep = Sweep(folder, tuple(variants), choose.epochs, choose.widen, choose.halve)
+    if choose.halve and all(len(sweep.rungs(variant)) == 1 for variant in variants):
+        raise RecipeError(
+            f"{path}: choose.halve={choose.halve} stops no run: no variant has several rates that "
+            "are tried in more epochs\n    leave it out, or choose in more: choose.epochs"
+        )
+    return sweep
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
