@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ class MultiscaleNet(nn.Module):
     Args:
         channels: of each stage's convolution.
         hidden: the width of the two hidden layers of the head.
-        padding_mode: "circular" for periodic volumes, or what `torch.nn.Conv3d` takes.
+        periodic: convolutions go on at the other side of the volume; False pads with zeros.
 
     Raises ValueError for sizes below 1.
     """
@@ -35,7 +36,7 @@ class MultiscaleNet(nn.Module):
         channels: Sequence[int] = (16, 32, 64, 128),
         hidden: int = 256,
         dropout: float = 0.0,
-        padding_mode: str = "circular",
+        periodic: bool = True,
     ) -> None:
         super().__init__()
         widths = [in_channels, *channels]
@@ -43,9 +44,10 @@ class MultiscaleNet(nn.Module):
             raise ValueError(
                 f"MultiscaleNet: {in_channels=}, {outputs=}, {channels=}, {hidden=}: need 1"
             )
+        mode: Literal["circular", "zeros"] = "circular" if periodic else "zeros"
         self.stages = nn.ModuleList(
             nn.Sequential(
-                nn.Conv3d(i, o, 3, padding=1, padding_mode=padding_mode, bias=False),
+                nn.Conv3d(i, o, 3, padding=1, padding_mode=mode, bias=False),
                 nn.BatchNorm3d(o),
                 nn.LeakyReLU(0.01),
                 nn.AvgPool3d(2),
@@ -53,6 +55,8 @@ class MultiscaleNet(nn.Module):
             for i, o in pairwise(widths)
         )
         features = 2 * sum(widths)
+        last = nn.Linear(hidden, outputs)
+        nn.init.zeros_(last.weight)  # training starts from the middle of every range
         self.norm = nn.BatchNorm1d(features)
         self.head = nn.Sequential(
             nn.Linear(features, hidden),
@@ -61,9 +65,8 @@ class MultiscaleNet(nn.Module):
             nn.Linear(hidden, hidden),
             nn.LeakyReLU(0.01),
             nn.Dropout(dropout),
-            nn.Linear(hidden, outputs),
+            last,
         )
-        nn.init.zeros_(self.head[-1].weight)  # training starts from the middle of every range
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = [_moments(x)]

@@ -127,7 +127,7 @@ class MultiscaleSection(ModelSection):
             channels=self.channels,
             hidden=self.hidden,
             dropout=self.dropout,
-            padding_mode="circular" if self.periodic else "zeros",
+            periodic=self.periodic,
         )
 
 
