@@ -1,12 +1,13 @@
 """How much of what each layer says is the same for all samples: why a network predicts the mean.
 
-    python benchmarks/plateau.py RECIPE [key=value ...] [--samples 48] [--steps 0] [--json OUT]
+    python benchmarks/plateau.py RECIPE [key=value ...] [--samples 48] [--steps 64] [--json OUT]
 
-RECIPE is one that `hyperslab train` takes. Its network, as it starts or after some of its steps,
-sees samples of the training split in its training mode. Rows: layers. ``common`` is the share of
+RECIPE is one that `hyperslab train` takes. Its network sees samples of the training split in its
+training mode, as it starts and after some steps of Adam. Rows: layers. ``common`` is the share of
 the energy of a layer's outputs (of maps: of their means by channel) that belongs to the mean over
-samples. What is left tells samples apart. ``gradient`` is the norm of the gradient of the layer's
-parameters over that of the parameters, of one mini-batch of all these samples.
+samples, at the start and after the steps. What is left tells samples apart. ``gradient``, after the
+steps, is the norm of the gradient of the layer's parameters over that of the parameters, of one
+mini-batch of all these samples.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--samples", type=int, default=48)
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--json", type=Path)
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
@@ -86,20 +87,22 @@ def main() -> None:
         model = build_network(recipe, data_card(data)).train()
         count = max(-(-options.samples // recipe.data.batch_size), options.steps)
         batches = [(x.full(), y.full()) for x, y in islice(data.epoch(0), count)]
-    rate = recipe.optimizer.learning_rate
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    for x, y in batches[: options.steps]:
-        optimizer.zero_grad()
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
     x, y = (torch.cat(part)[: options.samples] for part in zip(*batches, strict=True))
     rows = rows_of(model, x, y)
-    for row in rows:
+    rate = recipe.optimizer.learning_rate
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for inputs, targets in batches[: options.steps]:
+        optimizer.zero_grad()
+        F.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    for row, after in zip(rows, rows_of(model, x, y), strict=True):
+        row["common_after"] = after["common"]
+        row["gradient"] = after["gradient"]
         gradient = "" if row["gradient"] is None else f"{row['gradient']:12.2e}"
-        print(f"{row['layer']:24}{row['common']:10.4f}{gradient}")
+        print(f"{row['layer']:24}{row['common']:10.4f}{row['common_after']:10.4f}{gradient}")
     if options.json is not None:
-        about = {"machine": machine(), "samples": len(x), "steps": options.steps, "rate": rate}
-        options.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+        facts = {"samples": len(x), "steps": options.steps, "rate": rate, "rows": rows}
+        options.json.write_text(json.dumps({"machine": machine(), **facts}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

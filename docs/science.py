@@ -3,9 +3,10 @@
 python docs/science.py [REPORT]
 
 A block of a page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end -->`. FILE is one
-that `hyperslab report --json` wrote, WHAT one of the functions at the end. Where there is no such
-file yet, the block says so. REPORT is the folder of pictures that `hyperslab report --figures png`
-wrote of the runs of figures 9 and 10: the page's own pictures are made of them.
+that `hyperslab report --json` or `benchmarks/plateau.py --json` wrote, WHAT one of the functions at
+the end. Where there is no such file yet, the block says so. REPORT is the folder of pictures that
+`hyperslab report --figures png` wrote of the runs of figures 9 and 10: the page's own pictures are
+made of them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,26 @@ def bars(numbers: dict[str, Any], parts: str, ridge: str) -> list[str]:
     return lines
 
 
-BLOCKS: dict[str, Callable[..., list[str]]] = {"errors": errors, "ratios": ratios, "bars": bars}
+def plateau(numbers: dict[str, Any]) -> list[str]:
+    """What of a layer's outputs is the same for all samples, and its gradient: of convolutions and
+    dense layers.
+    """
+    steps = numbers["steps"]
+    lines = _head(["layer", "at the start", f"after {steps} steps", "gradient"])
+    for row in numbers["rows"]:
+        if row["gradient"] is not None and "norm" not in row["layer"]:
+            name = row["layer"].rsplit(".", 1)[-1]
+            shares = [f"{100 * row[key]:.1f} %" for key in ("common", "common_after")]
+            lines.append(_line([name, *shares, f"{row['gradient']:.1e}"]))
+    return lines
+
+
+BLOCKS: dict[str, Callable[..., list[str]]] = {
+    "errors": errors,
+    "ratios": ratios,
+    "bars": bars,
+    "plateau": plateau,
+}
 
 
 def make_pictures(report: Path, images: Path) -> None:

@@ -48,3 +48,4 @@ def test_the_command_prints_and_writes_its_rows(
     printed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert printed == [row["layer"] for row in found["rows"]]
     assert "head.6" in printed
+    assert all(row["common_after"] <= 1 for row in found["rows"])
