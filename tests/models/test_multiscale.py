@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hyperslab as hs
+from hyperslab.models.multiscale import SettledNorm
 from hyperslab.recipe.load import load_recipe
 from tests.ranks import run_ranks
 
@@ -69,6 +70,26 @@ def test_a_periodic_volume_has_no_first_voxel() -> None:
     assert not torch.allclose(model(x.flip(1)), model(x), rtol=1e-3)  # it does look
 
 
+def test_statistics_of_features_settle() -> None:
+    torch.manual_seed(0)
+    norm = SettledNorm(3, batches=2)
+    first, second, other = (torch.randn(5, 3) + shift for shift in (0, 2, 9))
+    assert norm(first).mean().abs() < 1e-6
+    norm(second)
+    torch.testing.assert_close(norm.running_mean, (first.mean(0) + second.mean(0)) / 2)
+    torch.testing.assert_close(norm.running_var, (first.var(0) + second.var(0)) / 2)
+    state = copy.deepcopy(norm.state_dict())
+    trained = norm(other)
+    torch.testing.assert_close(norm.eval()(other), trained)
+    for key, value in norm.state_dict().items():
+        assert torch.equal(value, state[key])
+    fresh = SettledNorm(3, batches=2)
+    norm.train().load_state_dict(fresh.state_dict())  # settles anew
+    assert norm(other).mean().abs() < 1e-6
+    fresh.load_state_dict(state)
+    torch.testing.assert_close(fresh(other), trained)
+
+
 def test_a_recipe_names_it(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
@@ -78,6 +99,8 @@ def test_a_recipe_names_it(tmp_path: Path) -> None:
     made = load_recipe(path).model.build((2, 8, 8, 8), 3, where="data")
     assert isinstance(made, hs.models.MultiscaleNet)
     assert made(torch.rand(2, 2, 8, 8, 8)).shape == (2, 3)
+    with pytest.raises(hs.RecipeError, match=r"batch_size=1.*multiscale.*needs 2 samples"):
+        load_recipe(path, ["data.batch_size=1"])
     with pytest.raises(hs.RecipeError, match=r"2 stages.*at least 4 voxels.*\[8, 2, 8\]"):
         load_recipe(path).model.build((2, 8, 2, 8), 3, where="data")
 

@@ -261,3 +261,18 @@ def test_which_axes_lie_inside_a_node_is_said(job: GridJob) -> None:
     ) in said
     within = make_plan(job, v100(), 4, bounds())
     assert "nodes " not in "\n".join(plan_remarks(within, [], LeastRanks(None, proven=False)))
+
+
+def test_batch_norm_of_dense_features_is_estimated_by_two_samples(tmp_path: Path) -> None:
+    """One sample has no variance. What is kept for a sample is that of a trace of four, by four."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model: {name: multiscale, channels: [4, 8]}\n"
+        "data: {synthetic: {width: 32}, batch_size: 4}\n"
+    )
+    job = job_of(load_recipe(path))
+    first = roofline_estimate(job, v100(), 2)
+    four = trace_one(job, GridSection(), v100(), bounds())
+    assert 4 * first.kept + first.held == pytest.approx(four.memory.total, rel=0.05)
+    assert first.seconds(GridSection()) == pytest.approx(four.seconds.total, rel=0.3)
+    assert make_plan(job, v100(), 2, bounds()).best is not None

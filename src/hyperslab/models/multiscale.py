@@ -4,10 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+
+
+class SettledNorm(nn.BatchNorm1d):
+    """Normalises features (N, F) by the average statistics of the first mini-batches.
+
+    Batch norm would compare a sample with the others of its mini-batch for ever, and its mean over
+    16 samples is off by a quarter of what tells samples apart.
+
+    Args:
+        batches: whose statistics count, of at least two samples each.
+    """
+
+    def __init__(self, features: int, *, batches: int = 8) -> None:
+        super().__init__(features)
+        self.batches = batches
+        self._seen = 0  # num_batches_tracked on the host: no step waits for a GPU to tell it
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self._seen < self.batches:
+            self._seen += 1
+            self.momentum = 1 / self._seen  # a plain average over mini-batches
+            return super().forward(x)
+        mean, variance = self.running_mean, self.running_var
+        return F.batch_norm(x, mean, variance, self.weight, self.bias, eps=self.eps)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self._seen = int(state_dict.get(f"{prefix}num_batches_tracked", self._seen))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 class MultiscaleNet(nn.Module):
@@ -57,7 +88,7 @@ class MultiscaleNet(nn.Module):
         features = 2 * sum(widths)
         last = nn.Linear(hidden, outputs)
         nn.init.zeros_(last.weight)  # training starts from the middle of every range
-        self.norm = nn.BatchNorm1d(features)
+        self.norm = SettledNorm(features)
         self.head = nn.Sequential(
             nn.Linear(features, hidden),
             nn.LeakyReLU(0.01),

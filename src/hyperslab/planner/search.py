@@ -305,11 +305,13 @@ class RooflineEstimate:
 
 def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEstimate:
     """Traces one sample twice: on one rank, and on two along every axis that can be cut."""
-    work = job.workload()
-    target = None if work.target is None else (1, *work.target[1:])
-    sample = replace(work, inputs=(1, *work.inputs[1:]), target=target)
     device = device_of_machine(machine)
-    trace = trace_step(sample, {}, device=device)
+    count = 1
+    try:
+        trace = trace_step(sample := _samples_of(job, count), {}, device=device)
+    except ValueError:  # batch norm of dense features needs two
+        count = 2
+        trace = trace_step(sample := _samples_of(job, count), {}, device=device)
     setting = machine.setting(ranks)
     maps: dict[VolumeShape, float] = defaultdict(float)
     fixed = setting.overhead.step
@@ -317,7 +319,7 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         seconds = setting.estimate(operator).seconds + setting.overhead.operator
         volumes = [spec.shape[2:] for spec in operator.call.tensors() if len(spec.shape) == 5]
         if volumes and operator.stage != "optimizer":
-            maps[max(volumes, key=math.prod)] += seconds
+            maps[max(volumes, key=math.prod)] += seconds / count
         else:
             fixed += seconds
     held = trace.parameters + trace.gradients + trace.optimizer_state
@@ -334,15 +336,22 @@ def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEst
         exchanges=tuple(_halo_exchanges(sample, cut, setting, device)) if cut.size > 1 else (),
         fixed=fixed,
         gradients=trace.gradients,
-        kept=max(0, trace.peak - held),
+        kept=max(0, trace.peak - held) // count,
         held=held + reserved,
     )
+
+
+def _samples_of(job: GridJob, count: int) -> Workload:
+    work = job.workload()
+    target = None if work.target is None else (count, *work.target[1:])
+    return replace(work, inputs=(count, *work.inputs[1:]), target=target)
 
 
 def _halo_exchanges(
     sample: Workload, cut: GridSection, setting: Setting, device: Device
 ) -> Iterator[HaloExchange]:
-    """Traces the first rank's exchanges; there are none where some layer cannot be cut so."""
+    """Traces the first rank's exchanges for each sample; none where some layer cannot be cut so."""
+    count = sample.inputs[0]
     gradients_alone = replace(sample, optimizer=None)
     try:
         trace = trace_step(gradients_alone, cut.model_dump(), device=device)
@@ -363,8 +372,8 @@ def _halo_exchanges(
                 if getattr(cut, axis) > 1
             }
             yield HaloExchange(
-                {axis: nbytes for axis, nbytes in messages.items() if nbytes > 0},
-                work.pop(id(event.exchange)),
+                {axis: nbytes // count for axis, nbytes in messages.items() if nbytes > 0},
+                work.pop(id(event.exchange)) / count,
             )
 
 

@@ -29,6 +29,7 @@ class NetworkSection(NamedSection):
 
     # a class for every voxel, or numbers for the volume; None: as the data have
     segments: ClassVar[bool | None] = False
+    least_batch: ClassVar[int] = 1  # samples in a mini-batch
 
     @property
     def words(self) -> str:
@@ -100,6 +101,7 @@ class CosmoFlowSection(ModelSection):
 class MultiscaleSection(ModelSection):
     """Leads from volumes to numbers, by statistics of features at every scale."""
 
+    least_batch: ClassVar[int] = 2  # their features' variance is taken
     name: Literal["multiscale"]
     channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
         16,

@@ -202,6 +202,15 @@ class Recipe(CodeSection):
         return self
 
     @model_validator(mode="after")
+    def _samples_enough(self) -> Recipe:
+        if self.data.batch_size < self.model.least_batch:
+            raise ValueError(
+                f"data.batch_size={self.data.batch_size} does not go with model.name="
+                f"{self.model.name}, which needs {self.model.least_batch} samples in a mini-batch"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_batch_norm(self) -> Recipe:
         own = getattr(self.model, "statistics", "grid")
         if own != "grid" and self.parallelize.batch_norm not in (None, own):
