@@ -35,7 +35,10 @@ def test_boxes_are_sets_of_indices(pair: tuple[Box, Box]) -> None:
     assert indices(common) == indices(a) & indices(b)
     assert a.size == len(indices(a))
     assert a.empty == (not indices(a))
-    assert a.contains(b) == (indices(b) <= indices(a))
+    assert b.empty or a.contains(b) == (indices(b) <= indices(a))
+    if a.contains(b):  # so that its slices of what holds the other box have its extents
+        spans = zip(b.slices(a), a.shape, strict=True)
+        assert tuple(len(range(extent)[s]) for s, extent in spans) == b.shape
     assert indices(a.shift([2] * a.ndim)) == {tuple(i + 2 for i in at) for at in indices(a)}
     if not common.empty:
         slices = common.slices(a)

@@ -190,7 +190,7 @@ class ExchangePlan(TransferPlan):
     @functools.cached_property
     def in_place(self) -> bool:
         """Tell whether the wanted box is a part of the own one, and no rank wants anything else."""
-        return self.local and self.wanted.intersect(self.own) == self.wanted
+        return self.local and self.own.contains(self.wanted)
 
     @functools.cached_property
     def parts_sent(self) -> list[tuple[int, tuple[slice, ...], tuple[int, ...]]]:

@@ -96,8 +96,8 @@ class Box:
         )
 
     def contains(self, other: Box) -> bool:
-        """Tell whether every element of ``other`` is in this box (an empty box is in every box)."""
-        return other.empty or self.intersect(other) == other
+        """Tell whether ``other`` lies in this box; an empty one, too, has a place and extents."""
+        return self.intersect(other) == other
 
     def slices(self, origin: Box | None = None) -> tuple[slice, ...]:
         """Index expression of this box in an array that holds ``origin`` (default: from zero).

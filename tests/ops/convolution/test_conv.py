@@ -199,3 +199,24 @@ def test_filters_made_of_features() -> None:
         ]
     ]
     run_ranks(4, compare, dynamic, examples)
+
+
+def of_no_sample(x: Any, weight: torch.Tensor, *, transposed: bool, padding: int) -> Any:
+    """A mini-batch from which all samples were left out beside one that has them."""
+    operator = F.conv_transpose3d if transposed else F.conv3d
+    return torch.cat([operator(part, weight, padding=padding) for part in (x[:0], x)])
+
+
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"height": 2}], ids=str)
+def test_no_sample(axes: dict[str, int]) -> None:
+    examples = [
+        Example(
+            grid=axes,
+            shape=(2, 4, 7, 6, 5),
+            weights=((4, 4, 3, 3, 1),),
+            options={"transposed": transposed, "padding": padding},
+        )
+        for transposed in (False, True)
+        for padding in (0, 1)
+    ]
+    run_ranks(2, compare, of_no_sample, examples)
