@@ -86,6 +86,8 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """
     square = NORMAL_95**2 / count
     middle = share + square / 2
+    if math.isnan(share):
+        return share, share
     reach = math.sqrt(square * (share * (1 - share) + square / 4))
     return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
@@ -128,11 +130,16 @@ class RankStatistics:
     levels: FloatArray
     square: float
 
+    def coverage(self, level: FloatArray | float) -> FloatArray:
+        """Return the shares of true values in intervals of a level; NaN if one is not known."""
+        shares = (self.levels <= np.asarray(level)[..., None]).mean(-1)
+        return np.where(np.isnan(self.levels).any(), np.nan, shares)
+
     def facts(self, volumes: int) -> dict[str, Any]:
         """Return plain numbers: coverage with its intervals, and a test of the ranks."""
         found: dict[str, Any] = {}
         for level in LEVELS:
-            share = float(np.mean(self.levels <= level / 100))
+            share = float(self.coverage(level / 100))
             found[f"coverage_{level}"] = share
             found[f"coverage_{level}_interval"] = list(wilson_interval(share, volumes))
         distance = distance_to_uniform(self.ranks)
@@ -145,7 +152,7 @@ class RankStatistics:
 def rank_statistics(p: Predictions) -> tuple[dict[str, RankStatistics], RankStatistics]:
     """Return those of each parameter by name, and those of all together.
 
-    The latter are NaN where a covariance has no inverse.
+    The latter are NaN for samples whose covariance has no inverse.
     """
     assert p.covariance is not None
     off = p.true - p.predicted
@@ -154,10 +161,12 @@ def rank_statistics(p: Predictions) -> tuple[dict[str, RankStatistics], RankStat
     ranks = ranks_of(p.true, p.predicted, deviation)
     squares = np.mean((off / deviation) ** 2, axis=0).tolist()
     each = zip(p.names, ranks.T, squares, strict=True)
-    try:
-        distances = (off * np.linalg.solve(p.covariance, off[..., None])[..., 0]).sum(1)
-    except np.linalg.LinAlgError:
-        distances = np.full(len(off), np.nan)
+    # Of correlations, whatever the scales: some deviations may be a billion times others.
+    correlation = p.covariance / (deviation[:, :, None] * deviation[:, None, :])
+    factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(correlation))
+    scaled = torch.from_numpy(off / deviation).unsqueeze(-1)
+    white = torch.linalg.solve_triangular(factor, scaled, upper=False)
+    distances = white.square().sum((1, 2)).where(failed == 0, torch.nan).numpy()
     half = torch.from_numpy(distances / 2)
     levels = torch.special.gammainc(torch.full_like(half, count / 2), half).numpy()
     return (

@@ -106,7 +106,7 @@ def _coverage(found: Mapping[str, RankStatistics], volumes: int) -> Picture:
     canvas.axes.plot(level, level, color=MUTED, linewidth=1)
     told = []
     for place, (name, one) in enumerate(found.items()):
-        shares = (one.levels <= level[:, None]).mean(1)
+        shares = one.coverage(level)
         style: dict[str, Any] = {"color": SERIES[place % len(SERIES)]}
         style["linestyle"] = DASHES[place % len(DASHES)]
         if name == JOINT:
