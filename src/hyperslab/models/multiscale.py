@@ -18,7 +18,7 @@ class SettledNorm(nn.BatchNorm1d):
     16 samples is off by a quarter of what tells samples apart.
 
     Args:
-        batches: whose statistics count, of at least two samples each.
+        batches: whose statistics count. One of a single sample, as an epoch may end with, does not.
     """
 
     def __init__(self, features: int, *, batches: int = 8) -> None:
@@ -27,7 +27,7 @@ class SettledNorm(nn.BatchNorm1d):
         self._seen = 0  # num_batches_tracked on the host: no step waits for a GPU to tell it
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and self._seen < self.batches:
+        if self.training and self._seen < self.batches and len(x) > 1:
             self._seen += 1
             self.momentum = 1 / self._seen  # a plain average over mini-batches
             return super().forward(x)
