@@ -417,7 +417,10 @@ def test_a_misspelt_key_is_refused(data: st.DataObject, letter: str) -> None:
         ),
         ("data.window=[0,.nan]", "nan for 'data.window.1': it should be a finite number"),
         ("model.variant=lban", "'lban' for 'model.variant': it should be one of paper2020, sc18,"),
-        ("model.name=cosmo", "'cosmo' for 'model.name': it should be one of cosmoflow, unet3d\n"),
+        (
+            "model.name=cosmo",
+            "'cosmo' for 'model.name': it should be one of cosmoflow, multiscale, unet3d\n",
+        ),
         (
             "optimizer.name=adamm",
             "'adamm' for 'optimizer.name': it should be one of adam, sgd, a",

@@ -239,11 +239,11 @@ def _no_constant(word: str) -> None:
 
 def read_bytes(path: Path, most: int = MOST_JSON_BYTES) -> bytes:
     """Return what a file holds; raises ValueError for more than ``most`` bytes."""
+    size = path.stat().st_size
+    if size > most:
+        raise ValueError(f"it has {size} bytes; {most} are read at most")
     with open_plain(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise ValueError(f"it has more than {most} bytes, which are read at most")
-    return data
+        return file.read(size)
 
 
 def read_json(path: Path) -> Any:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
@@ -308,6 +310,16 @@ def test_one_sweep_at_a_time(done: Path) -> None:
         sweep_here(done)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums depend on the number of threads in their last bits; those of commands have one here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_path: Path) -> None:
     """Each on a rank of its own; SIGTERM comes when two are under way. One is halved later."""
     keys: dict[str, Any] = {"variants": {"plain": {"epochs": 8, "checkpoint.every": 8}}}
