@@ -47,9 +47,9 @@ class MultiscaleNet(nn.Module):
     Every stage is a convolution of 3^3, batch norm, a leaky ReLU and an average pooling of 2^3. The
     head reads the mean and the logarithm of the variance of every channel, of the volume itself and
     behind every stage, so that each scale is heard and no place is: moving a periodic universe by
-    the stride of the last stage changes nothing. It is what a network needs whose target belongs to
-    the whole of a statistically homogeneous volume. (The last map of CosmoFlow, flattened, tells
-    places apart that mean the same, and hears only its coarsest scale.)
+    the product of all strides changes nothing. It is made for targets that belong to the whole of a
+    statistically homogeneous volume. (The last map of CosmoFlow, flattened, tells places apart that
+    mean the same, and hears only its coarsest scale.)
 
     Args:
         channels: of each stage's convolution.
