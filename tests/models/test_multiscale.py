@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import hyperslab as hs
 from hyperslab.models.multiscale import SettledNorm
 from hyperslab.recipe.load import load_recipe
+from tests.models.test_unet3d_cut import error, worst_gradient
 from tests.ranks import run_ranks
 
 CHANNELS = (3, 5)
@@ -32,13 +34,7 @@ def differences(grid_of: dict[str, int], extents: tuple[int, ...]) -> tuple[floa
     expected.square().mean().backward()
     y = cut(hs.shard(x, grid))
     y.square().mean().backward()
-    pairs = zip(cut.parameters(), plain.parameters(), strict=True)
-    gradients = [error(p.grad, q.grad) for p, q in pairs]  # type: ignore[arg-type]
-    return error(y.full(), expected), max(gradients)
-
-
-def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(torch.linalg.norm(got - expected) / torch.linalg.norm(expected))
+    return error(y.full(), expected), worst_gradient(cut, plain)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +49,7 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 def test_predictions_and_gradients_are_the_serial_ones(
     grid: dict[str, int], extents: tuple[int, ...]
 ) -> None:
-    ranks = 1
-    for extent in grid.values():
-        ranks *= extent
-    for predictions, gradient in run_ranks(ranks, differences, grid, extents):
+    for predictions, gradient in run_ranks(math.prod(grid.values()), differences, grid, extents):
         assert predictions < 1e-10
         assert gradient < 1e-10
 

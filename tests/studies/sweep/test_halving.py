@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -124,7 +125,7 @@ def test_another_halving_is_another_sweep(done: Path) -> None:
 def pretended(
     path: Path,
     losses: dict[float, float],
-    fails: set[float] = frozenset(),  # type: ignore[assignment]
+    fails: Collection[float] = (),
 ) -> tuple[SweepState, list[tuple[float, int]]]:
     """A sweep whose rates have these losses; and how far which rate was trained, in order."""
     sweep = load_sweep(path)
