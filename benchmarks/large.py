@@ -1,13 +1,15 @@
 """Volumes that do not fit: what a rank takes of memory, and how long a step is, beside the plan.
 
-    python benchmarks/large.py [ROW ...] [--width W] [--steps 2] [--memory tile] [--plan]
+    python benchmarks/large.py [ROW ...] [--width W] [--steps 6] [--memory tile] [--plan]
                                [--machine FILE] [--json OUT]
 
 Each row is `hyperslab train` on synthetic volumes, in fresh processes of one thread: the most
 resident memory of a rank's process (data and optimizer included), the step (the shortest; the
-first makes the optimizer's state), and the system's share of all processor time. Beside it: what
-the plan said, and what plain torch on one rank keeps for the backward pass, counted by hooks on
-tensors without memory. ``--plan`` runs nothing. A row that OUT has already, at that width and in
+first makes the optimizer's state), and the system's share of the main rank's processor time, from
+the end of the second step to that of the last: by then all memory has been taken once. Fewer than
+five steps never have as many mini-batches read ahead as the plan counts. Beside it: what the plan
+said, and what plain torch on one rank keeps for the backward pass, counted by hooks on tensors
+without memory. ``--plan`` runs nothing. A row that OUT has already, at that width and in
 that mode, is not measured again, so a table can be made row by row.
 """
 
@@ -16,11 +18,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -73,8 +77,34 @@ class Row:
             "optimizer": {"name": "adam", "learning_rate": 1e-4},
             "loss": "mse" if self.network == "cosmoflow" else "cross_entropy",
             "epochs": 1,
+            "loggers": [{"target": "large.ProcessorTime"}],
             "output": str(output),
         }
+
+
+class ProcessorTime:
+    """Logs what the main rank's process has spent at the end of each step."""
+
+    library = None
+    waits = False
+
+    def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
+        self.path = Path(run, SPENT)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        spent = {"user": now.ru_utime, "system": now.ru_stime, "faults": now.ru_minflt}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **spent}) + "\n")
+
+    def flush(self) -> None:
+        """Do nothing: each line is on disk."""
+
+    def close(self) -> None:
+        """Do nothing, as `flush`."""
+
+
+SPENT = "spent.jsonl"
 
 
 ROWS = {
@@ -125,21 +155,25 @@ def planned(recipe: dict[str, Any], name: str | None) -> dict[str, float]:
 
 
 def measured(recipe: dict[str, Any], ranks: int) -> dict[str, float]:
-    """Train; the peak of the main rank [B], the shortest step [s], the system's share of time."""
+    """Train, and read the main rank's peak [B], its shortest step [s], and the system's share."""
     path = Path(recipe["output"], "..", "recipe.yaml").resolve()
     path.write_text(json.dumps(recipe))  # which is YAML, too
     command = [sys.executable, "-m", "hyperslab", "train", str(path), "--ranks", str(ranks)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    system = after.ru_stime - before.ru_stime
+    modules = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
+    subprocess.run(command, check=True, env=env)
+    lines = Path(recipe["output"], SPENT).read_text().splitlines()
+    spent = {line["step"]: line for line in map(json.loads, lines) if line["step"]}
+    first, last = spent[min(2, len(spent))], spent[len(spent)]
+    system, user, faults = (last[key] - first[key] for key in ("system", "user", "faults"))
     with Path(recipe["output"], "steps.csv").open() as file:
         steps = list(csv.DictReader(file))
     return {
         "peak": max(int(step["memory_bytes"]) for step in steps),
         "step": min(float(step["step_seconds"]) for step in steps),
-        "system": system / (system + after.ru_utime - before.ru_utime),
-        "faults": after.ru_minflt - before.ru_minflt,
+        "steps": len(steps),
+        "system": system / (system + user) if user else math.nan,
+        "faults": faults,
     }
 
 
@@ -148,7 +182,7 @@ def main() -> None:
     parser.add_argument("row", nargs="*", choices=[*ROWS, []], metavar="ROW", help=", ".join(ROWS))
     parser.add_argument("--width", type=int, help="voxels along each side, in place of the row's")
     parser.add_argument("--memory", choices=get_args(Memory), help="the same")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--plan", action="store_true", help="run nothing")
     parser.add_argument("--machine", help="for the plan: shipped, or a calibrated file")
     parser.add_argument("--json", type=Path, metavar="OUT", help="the rows so far")
