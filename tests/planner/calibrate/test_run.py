@@ -82,8 +82,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Calibration]:
-    return run_ranks(2, measure, tmp_path_factory.mktemp("pair"), None)
+def pair(alone: Calibration, tmp_path_factory: pytest.TempPathFactory) -> list[Calibration]:
+    """What two ranks add to the file of one."""
+    return run_ranks(2, measure, tmp_path_factory.mktemp("pair"), alone.machine)
 
 
 def test_what_was_asked_for_is_measured(alone: Calibration) -> None:
@@ -119,17 +120,16 @@ def test_ranks_measure_together(pair: list[Calibration]) -> None:
     assert 0 <= first.hidden.gradients <= 1
 
 
-def test_numbers_of_ranks_join_in_one_file(
-    alone: Calibration, pair: list[Calibration], tmp_path: Path
-) -> None:
-    joined = run_ranks(2, measure, tmp_path, alone.machine)[0].machine
+def test_numbers_of_ranks_join_in_one_file(alone: Calibration, pair: list[Calibration]) -> None:
+    joined = pair[0].machine
     assert [setting.ranks for setting in joined.settings] == [1, 2]
     assert joined.at(1) == alone.machine.at(1)
     assert joined.ranks_per_node == 2
     assert joined.links
-    backwards = pair[0].machine.joined(alone.machine)
+    of_two = joined.model_copy(update={"settings": (joined.setting(2),)})
+    backwards = of_two.joined(alone.machine)
     assert [setting.ranks for setting in backwards.settings] == [1, 2]
-    assert backwards.links == pair[0].machine.links
+    assert backwards.links == joined.links
 
 
 def test_calls_are_added_to_a_file(alone: Calibration, tmp_path: Path) -> None:
