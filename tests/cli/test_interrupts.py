@@ -52,7 +52,7 @@ def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
 
 
 def nobody_left(group: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while members(group):
         assert time.monotonic() < deadline, "somebody is left"
         time.sleep(0.05)

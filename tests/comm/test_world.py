@@ -210,7 +210,7 @@ def test_every_communicator_has_the_time_limit_of_the_world() -> None:
 
 def never_comes(at: str, store: str) -> None:
     """Rank 1 is gone when the others connect."""
-    new_world(store, 3)
+    new_world(store, 5)  # [s], in which all of them have to meet, on a busy machine, too
     grid = hs.Grid(data=2, depth=2) if at == "part" else None
     if dist.get_rank() == 1:
         time.sleep(0.3)

@@ -112,6 +112,7 @@ def test_steps_of_cosmoflow(grid: str, kind: str) -> None:
     check(grid, FEW, 8, kind)
 
 
-@pytest.mark.parametrize("kind", in_gate(TYPES, kept=["float64"]))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TYPES)
 def test_steps_of_cosmoflow_with_all_channels(kind: str) -> None:
     check("2", FEW, 1, kind)

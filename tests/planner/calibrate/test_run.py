@@ -37,7 +37,8 @@ LITTLE = (
         calibration, MATRIX_ROWS=(64, 128), TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
     ),
     mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
-    mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
+    mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20, TURNS=1),
+    mock.patch.object(timing, "HALO_BYTES", (64 << 10, 256 << 10)),
 )
 
 
@@ -53,7 +54,7 @@ def traced(ranks: int) -> list[LocalOperator]:
 def measure(folder: Path, before: Machine | None, *unknown: LocalOperator) -> Calibration:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     operators = (*traced(ranks), *unknown)
-    with LITTLE[0], LITTLE[1], LITTLE[2]:
+    with LITTLE[0], LITTLE[1], LITTLE[2], LITTLE[3]:
         return calibrate(hs.Grid(data=ranks), "here", folder, operators, before, budget=SHORT)
 
 
