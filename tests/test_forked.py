@@ -31,7 +31,7 @@ def test_signals_and_groups(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         "data: {synthetic: {width: 16, samples: 12}, batch_size: 2}\n"
-        "model: {variant: lbann}\ndevice: cpu\ntimeout: 60\nepochs: 100000\n"
+        "model: {name: multiscale, channels: [2, 4]}\ndevice: cpu\ntimeout: 60\nepochs: 100000\n"
     )
     out = tmp_path / "out"
     process = subprocess.Popen(

@@ -24,7 +24,8 @@ def files(folder: Path) -> dict[Path, int]:
 def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
-        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\n"
+        "model: {name: multiscale, channels: [2, 4]}\n"
         f"epochs: 2\ndevice: cpu\noutput: {tmp_path / 'run'}\n"
     )
     assert not is_done(load_recipe(recipe))
@@ -71,7 +72,8 @@ def test_the_same_command_says_so_before_torch_is_imported(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(
-        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\n"
+        "model: {name: multiscale, channels: [2, 4]}\n"
         "epochs: 1\ndevice: cpu\noutput: run\n"
     )
     again = ["train", "r.yaml", "--resume"]
@@ -114,7 +116,8 @@ def test_a_run_that_torchrun_trained_is_known_as_well(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(
-        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\n"
+        "model: {name: multiscale, channels: [2, 4]}\n"
         "epochs: 1\ndevice: cpu\noutput: run\ngrid: {depth: 2}\n"
     )
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port())}

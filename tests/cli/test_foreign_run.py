@@ -386,6 +386,7 @@ def test_the_current_folder_is_nowhere_looked_in(tmp_path: Path, trained: Path) 
     """Libraries try to import what may not be there, and read entry points and settings."""
     folder = tmp_path / "stranger"
     shutil.copytree(trained / "run", folder, symlinks=True)
+    shutil.rmtree(folder / "evaluation")  # whose figures take seconds to draw
     mark = tmp_path / "attacked"
     attack = f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"
     for name in ("triton", "opt_einsum", "mlflow", "hyperslab", "torch", "evil", "sitecustomize"):

@@ -16,6 +16,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.simulate.universes import make_universes
+from tests.forked import forked_commands
 from tests.train.universes import write_universes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -51,7 +52,7 @@ def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
 
 
 def nobody_left(group: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while members(group):
         assert time.monotonic() < deadline, "somebody is left"
         time.sleep(0.05)
@@ -82,7 +83,8 @@ def test_convert_with_workers(tmp_path: Path) -> None:
     for number in range(1, 60):
         shutil.copy(source / "univ_ics_000.hdf5", source / f"univ_ics_{number:03}.hdf5")
     out = tmp_path / "out"
-    process = begin("convert", source, out, "--compression", "gzip", "--workers", "2")
+    with forked_commands():
+        process = begin("convert", source, out, "--compression", "gzip", "--workers", "2")
     interrupt(process, lambda: any(out.glob("*.hdf5")))
     assert len(list(out.glob("*.hdf5"))) < 60
 
@@ -90,7 +92,8 @@ def test_convert_with_workers(tmp_path: Path) -> None:
 def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
     """No Ctrl-C: the command cannot end them any more."""
     source = write_universes(tmp_path / "universes", 4, width=16)
-    process = begin("convert", source, tmp_path / "out", "--workers", "2")
+    with forked_commands():
+        process = begin("convert", source, tmp_path / "out", "--workers", "2")
 
     def importing() -> bool:
         others = [name for name in members(process.pid) if name != str(process.pid)]

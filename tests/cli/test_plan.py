@@ -13,6 +13,11 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.planner.machine import load_machine, save_machine
 from tests.planner.small import recipe_file
+from tests.planner.traces import traced_once
+
+__all__ = ["traced_once"]
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 V100 = ("--machine", "lassen-v100")
 

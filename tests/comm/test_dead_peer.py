@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from tests.ranks import RankError, run_ranks
+from tests.selection import by_rotation
 
 
 def die_in(operation: str, victim: int) -> None:
@@ -39,23 +40,20 @@ def die_in(operation: str, victim: int) -> None:
         x.sum()
 
 
-@pytest.mark.parametrize(
-    ("operation", "what"),
-    [
-        ("conv", r"the halo exchange of conv3d \(2, 2, 3, 3, 3\)"),
-        ("buffer conv", r"the halo exchange of conv3d \(2, 2, 4, 1, 1\)"),
-        ("full", r"full\(\)"),
-    ],
-)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_an_exchange_names_the_dead_rank(operation: str, what: str, victim: int) -> None:
+EXCHANGES = {
+    "conv": r"the halo exchange of conv3d \(2, 2, 3, 3, 3\)",
+    "buffer conv": r"the halo exchange of conv3d \(2, 2, 4, 1, 1\)",
+    "full": r"full\(\)",
+}
+
+
+@pytest.mark.parametrize(("operation", "victim"), by_rotation(EXCHANGES, [0, 1]))
+def test_an_exchange_names_the_dead_rank(operation: str, victim: int) -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(3, die_in, operation, victim)
     assert f"rank {victim}: died with exit code 7" in str(caught.value)
-    neighbour = 1 - victim
-    caught.match(
-        rf"CommError: rank {neighbour} lost contact with rank [\d, ]*{victim}[\d, ]* during {what}"
-    )
+    said = rf"CommError: rank {1 - victim} lost contact with rank [\d, ]*{victim}[\d, ]* during "
+    caught.match(said + EXCHANGES[operation])
 
 
 @pytest.mark.parametrize(

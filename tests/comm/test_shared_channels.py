@@ -63,7 +63,7 @@ def talk(seed: int) -> None:
                 assert torch.equal(out, message(a, b))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("ranks", in_gate([3, 8], kept=[3]))
 def test_messages_arrive_whole_and_in_order(ranks: int) -> None:
     run_ranks(ranks, talk, 1)
 
@@ -135,7 +135,7 @@ def add(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     # Small whole numbers: their sums are exact in every order.
     numbers = torch.randint(-50, 50, (size, LARGEST_SLOT + SMALL_SUM), generator=generator).mul(2)
-    for _ in range(120):
+    for _ in range(60):
         ranks = sorted(chance.sample(range(size), chance.randint(2, size)))
         dtype = chance.choice([torch.float32, torch.float64, torch.float16, torch.int64])
         count = chance.choice(

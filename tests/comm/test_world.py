@@ -22,6 +22,7 @@ from hyperslab.comm import shared_channels, shared_memory
 from hyperslab.comm.communicator import GroupCommunicator, communicators_of_world
 from hyperslab.comm.shared_memory import SharedChannels
 from tests.ranks import RankError, fresh_groups, run_ranks
+from tests.selection import by_rotation
 from tests.worlds import groups_of
 
 HALOS = "halos"
@@ -126,9 +127,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("memory", [True, False], ids=["shared memory", "gloo"])
-@pytest.mark.parametrize(("axes", "batch_norm"), CASES, ids=str)
-def test_a_step_shares_no_communicator(axes: dict[str, int], batch_norm: str, memory: bool) -> None:
+@pytest.mark.parametrize(("case", "way"), by_rotation(CASES, ("shared memory", "gloo")), ids=str)
+def test_a_step_shares_no_communicator(case: tuple[dict[str, int], str], way: str) -> None:
+    (axes, batch_norm), memory = case, way == "shared memory"
     fresh_groups()  # others share memory, or do not
     ranks = 1
     for extent in axes.values():
@@ -209,7 +210,7 @@ def test_every_communicator_has_the_time_limit_of_the_world() -> None:
 
 def never_comes(at: str, store: str) -> None:
     """Rank 1 is gone when the others connect."""
-    new_world(store, 3)
+    new_world(store, 5)  # [s], in which all of them have to meet, on a busy machine, too
     grid = hs.Grid(data=2, depth=2) if at == "part" else None
     if dist.get_rank() == 1:
         time.sleep(0.3)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.examples.twins import differing_lines, losses, printed
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 from tests.train.universes import write_universes
 
 
@@ -29,7 +30,7 @@ def test_the_twins_differ_by_five_lines() -> None:
     assert len(different) == 5, different
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", in_gate([1, 2], kept=[2]))
 def test_the_losses_are_those_of_plain_torch(folder: Path, serial: list[float], ranks: int) -> None:
     for text in run_ranks(ranks, printed, "own_network", folder, ranks):
         assert losses(text) == pytest.approx(serial, rel=1e-4)

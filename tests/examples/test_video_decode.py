@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import hyperslab as hs
 from tests.ranks import run_ranks
@@ -22,6 +25,14 @@ STAYS_CUT = {"wan": True, "hunyuan": False, "cogvideox": True}
 GRIDS = {"2": {"height": 2}, "2x2": {"height": 2, "width": 2}}
 
 
+def of_one_rank(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What the first rank computes, on all of them: a serial run takes most of the time."""
+    found = [compute() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    assert found[0] is not None
+    return found[0]
+
+
 def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
     """How far the video is from the serial one, and along which axes it is cut."""
     make: Any = runpy.run_path(str(SCRIPT))["NETWORKS"][name]
@@ -29,13 +40,16 @@ def decoded(name: str, axes: dict[str, int]) -> tuple[float, tuple[str, ...]]:
     network = make(8).eval()
     latents = torch.randn(1, 4, 2, 4, 4)
     with torch.inference_mode():
-        whole = network.decode(latents).sample
+        whole = of_one_rank(lambda: network.decode(latents).sample)
         video = network.decode(hs.shard(latents, hs.Grid(**axes))).sample
         apart = (video.full() - whole).norm() / whole.norm()
     return apart.item(), video.partition.axes
 
 
-@pytest.mark.parametrize(("name", "grid"), by_rotation(STAYS_CUT, GRIDS))
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    in_gate(itertools.product(STAYS_CUT, GRIDS), kept=[("wan", "2"), ("cogvideox", "2x2")]),
+)
 def test_equal_to_serial(name: str, grid: str) -> None:
     axes = GRIDS[grid]
     for apart, cut in run_ranks(2 ** len(axes), decoded, name, axes):
@@ -50,7 +64,7 @@ def encoded(name: str, axes: dict[str, int]) -> float:
     network = make(8).eval()
     video = torch.randn(1, 3, 5, 32, 32)
     with torch.inference_mode():
-        whole = network.encode(video).latent_dist.mode()
+        whole = of_one_rank(lambda: network.encode(video).latent_dist.mode())
         found = network.encode(hs.shard(video, hs.Grid(**axes))).latent_dist.mode()
         return ((found.full() - whole).norm() / whole.norm()).item()
 
@@ -69,7 +83,7 @@ def tiled(name: str, axes: dict[str, int]) -> float:
     network.enable_tiling(**TILES[name])
     latents = torch.randn(1, 4, 2, 8, 8)
     with torch.inference_mode():
-        whole = network.decode(latents).sample
+        whole = of_one_rank(lambda: network.decode(latents).sample)
         found = network.decode(hs.shard(latents, hs.Grid(**axes))).sample
         return ((found.full() - whole).norm() / whole.norm()).item()
 

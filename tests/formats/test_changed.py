@@ -96,9 +96,10 @@ def ask(source: Source, whose: str, sample: int = SAMPLE) -> Any:
 STATES = ("closed", "open")
 CASES = list(itertools.product(FORMATS, (*CHANGES, "unlink"), STATES))
 IN_TURN = {
-    (name, change, STATES[(i + j) % 2])
+    (name, change, STATES[(i + j) // 2 % 2])
     for i, name in enumerate(FORMATS)
     for j, change in enumerate((*CHANGES, "unlink"))
+    if (i + j) % 2 == 0
 }
 
 

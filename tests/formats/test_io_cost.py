@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,13 +72,27 @@ STORED: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of each kind, which is written once."""
+
+    @functools.cache
+    def folder_of(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("stored")
+        STORED[kind](folder)
+        return folder
+
+    return folder_of
+
+
 @pytest.mark.parametrize("kind", STORED)
 @pytest.mark.parametrize(
     "extents", [{"depth": 2}, {"height": 2}, {"depth": 3, "height": 2, "width": 2}], ids=str
 )
-def test_the_system_reads_what_is_said(tmp_path: Path, kind: str, extents: dict[str, int]) -> None:
-    STORED[kind](tmp_path)
-    source = source_of(tmp_path, Seat(), "last" if "npy" in kind else None)
+def test_the_system_reads_what_is_said(
+    stored: Callable[[str], Path], kind: str, extents: dict[str, int]
+) -> None:
+    source = source_of(stored(kind), Seat(), "last" if "npy" in kind else None)
     storage = source.storage(0)
     assert storage is not None
     source.read(0, Box((0, 0, 0, 0), (1, 1, 1, 1)))

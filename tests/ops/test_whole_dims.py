@@ -17,6 +17,7 @@ import hyperslab as hs
 from tests.ops.recut import recut
 from tests.ops.serial import average
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 SHAPE = (2, 3, 6, 5, 4)  # batch, channels, depth, height, width; slices have 6 channels
 
@@ -78,12 +79,15 @@ def check(axes: dict[str, int], seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("axes", "seed"),
-    [
-        ({"depth": 2}, 0),
-        ({"depth": 3}, 5),
-        ({"data": 2, "depth": 2}, 0),
-        ({"height": 2, "depth": 2}, 7),
-    ],
+    in_gate(
+        [
+            ({"depth": 2}, 0),
+            ({"depth": 3}, 5),
+            ({"data": 2, "depth": 2}, 0),
+            ({"height": 2, "depth": 2}, 7),
+        ],
+        kept=[({"depth": 3}, 5), ({"height": 2, "depth": 2}, 7)],
+    ),
     ids=str,
 )
 def test_equal_to_serial(axes: dict[str, int], seed: int) -> None:

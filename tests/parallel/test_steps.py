@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import hyperslab as hs
 from tests.ranks import run_ranks
-from tests.selection import by_rotation, in_gate
+from tests.selection import in_gate
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
 GRIDS = {
@@ -101,12 +102,17 @@ def test_many_steps_of_cosmoflow(kind: str) -> None:
     check("2 in replicas", MANY, 8, kind)
 
 
-@pytest.mark.parametrize(("grid", "kind"), by_rotation(GRIDS, TYPES))
+IN_GATE = [("2", "float32"), ("2x2x2", "float64"), ("2x2 in replicas", "float32")]
+"""Of the other grids `networks` and the many steps above have some."""
+
+
+@pytest.mark.parametrize(("grid", "kind"), in_gate(itertools.product(GRIDS, TYPES), kept=IN_GATE))
 def test_steps_of_cosmoflow(grid: str, kind: str) -> None:
     """With an eighth of the channels."""
     check(grid, FEW, 8, kind)
 
 
-@pytest.mark.parametrize("kind", in_gate(TYPES, kept=["float64"]))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", TYPES)
 def test_steps_of_cosmoflow_with_all_channels(kind: str) -> None:
     check("2", FEW, 1, kind)

@@ -28,6 +28,7 @@ from hyperslab.planner.summary import plan_document, plan_remarks
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import GridSection
 from tests.planner.small import bounds, recipe_file, small_job, v100
+from tests.selection import by_rotation
 
 pytestmark = pytest.mark.usefixtures("traced_once")
 
@@ -125,8 +126,12 @@ def test_the_least_number_of_ranks(job: GridJob) -> None:
     assert nothing.proven  # the parameters alone are too large
 
 
-@pytest.mark.parametrize("name", ["lassen-v100", "laptop-2core"])
-@pytest.mark.parametrize("grid", [{"depth": 3}, {"depth": 3, "width": 2}, {"data": 2}])
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    by_rotation(
+        [{"depth": 3}, {"depth": 3, "width": 2}, {"data": 2}], ["lassen-v100", "laptop-2core"]
+    ),
+)
 def test_what_does_not_fit_is_not_traced_to_its_end(
     name: str, grid: dict[str, int], job: GridJob
 ) -> None:

@@ -542,7 +542,9 @@ ALLOWED = {
 
 def importers_in(text: str) -> list[str]:
     """What imports, or looks for, a module whose name is no constant."""
-    found = []
+    found: list[str] = []
+    if not any(word in text for word in (*IMPORTERS, "ImportString")):
+        return found
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).rpartition(".")[2]

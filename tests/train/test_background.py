@@ -8,10 +8,11 @@ import pytest
 
 from hyperslab.checkpoint.retention import latest
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 from tests.train.universes import run, write_recipe
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", in_gate([1, 2], kept=[2]))
 def test_checkpoints_behind_the_steps_are_the_same(
     tmp_path: Path, universes: Path, ranks: int
 ) -> None:

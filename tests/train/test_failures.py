@@ -16,6 +16,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import HistoryFile
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 from tests.train.universes import losses, run, write_recipe
 
 
@@ -36,7 +37,7 @@ def diverging(recipe: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", in_gate([1, 2], kept=[2]))
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, universes: Path, ranks: int) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
     every = "checkpoint.every_steps=2"

@@ -13,6 +13,7 @@ from hyperslab.checkpoint import retention
 from hyperslab.checkpoint.retention import folder_of
 from hyperslab.train.evaluate import Evaluation, evaluate
 from hyperslab.train.trainer import Trainer
+from tests.selection import in_gate
 from tests.train.universes import losses, run, write_recipe
 
 
@@ -20,7 +21,7 @@ def epochs(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "epochs.csv").read_text().splitlines()))
 
 
-@pytest.mark.parametrize("mode", ["store", "direct"])
+@pytest.mark.parametrize("mode", in_gate(["store", "direct"], kept=["store"]))
 def test_the_test_loss_is_that_of_an_evaluation_and_changes_nothing(
     tmp_path: Path, universes: Path, mode: str
 ) -> None:

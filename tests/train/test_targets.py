@@ -84,9 +84,7 @@ def test_monai_is_trained_gone_on_with_on_another_grid_evaluated_and_reported(
     first = segresnet(tmp_path / "moved.yaml", scans)
     run_ranks(2, run, first, "grid.width=2", "epochs=2")
     run(first, "optimizer.schedule.T_max=3", resume=True)
-    undisturbed = segresnet(tmp_path / "same.yaml", scans)
-    run(undisturbed, "optimizer.schedule.T_max=3")
-    assert losses(tmp_path / "moved")[:4] == pytest.approx(losses(tmp_path / "same")[:4], rel=1e-4)
+    assert losses(tmp_path / "moved")[:4] == pytest.approx(losses(tmp_path / "whole")[:4], rel=1e-4)
     scores = evaluate(tmp_path / "whole").facts
     assert set(scores["metrics"]) == {"ce", "tversky"}
     assert "SegResNet" in write_report(tmp_path / "whole").read_text()

@@ -39,7 +39,7 @@ def crash(file: str) -> str:
 @pytest.mark.parametrize(
     ("read", "limit", "words", "forks"),
     [
-        (hang, 2.0, "evil: HDF5 has not read its header within 2 s", 2),
+        (hang, 4.0, "evil: HDF5 has not read its header within 4 s", 2),
         (crash, 100.0, r"evil: HDF5 crashes .*signal 11", 3),
     ],
 )

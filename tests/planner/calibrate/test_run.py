@@ -37,7 +37,8 @@ LITTLE = (
         calibration, MATRIX_ROWS=(64, 128), TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
     ),
     mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
-    mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20),
+    mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20, TURNS=1),
+    mock.patch.object(timing, "HALO_BYTES", (64 << 10, 256 << 10)),
 )
 
 
@@ -53,7 +54,7 @@ def traced(ranks: int) -> list[LocalOperator]:
 def measure(folder: Path, before: Machine | None, *unknown: LocalOperator) -> Calibration:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     operators = (*traced(ranks), *unknown)
-    with LITTLE[0], LITTLE[1], LITTLE[2]:
+    with LITTLE[0], LITTLE[1], LITTLE[2], LITTLE[3]:
         return calibrate(hs.Grid(data=ranks), "here", folder, operators, before, budget=SHORT)
 
 
@@ -82,8 +83,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Calibration]:
-    return run_ranks(2, measure, tmp_path_factory.mktemp("pair"), None)
+def pair(alone: Calibration, tmp_path_factory: pytest.TempPathFactory) -> list[Calibration]:
+    """What two ranks add to the file of one."""
+    return run_ranks(2, measure, tmp_path_factory.mktemp("pair"), alone.machine)
 
 
 def test_what_was_asked_for_is_measured(alone: Calibration) -> None:
@@ -119,17 +121,16 @@ def test_ranks_measure_together(pair: list[Calibration]) -> None:
     assert 0 <= first.hidden.gradients <= 1
 
 
-def test_numbers_of_ranks_join_in_one_file(
-    alone: Calibration, pair: list[Calibration], tmp_path: Path
-) -> None:
-    joined = run_ranks(2, measure, tmp_path, alone.machine)[0].machine
+def test_numbers_of_ranks_join_in_one_file(alone: Calibration, pair: list[Calibration]) -> None:
+    joined = pair[0].machine
     assert [setting.ranks for setting in joined.settings] == [1, 2]
     assert joined.at(1) == alone.machine.at(1)
     assert joined.ranks_per_node == 2
     assert joined.links
-    backwards = pair[0].machine.joined(alone.machine)
+    of_two = joined.model_copy(update={"settings": (joined.setting(2),)})
+    backwards = of_two.joined(alone.machine)
     assert [setting.ranks for setting in backwards.settings] == [1, 2]
-    assert backwards.links == pair[0].machine.links
+    assert backwards.links == joined.links
 
 
 def test_calls_are_added_to_a_file(alone: Calibration, tmp_path: Path) -> None:

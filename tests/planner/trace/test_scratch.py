@@ -10,6 +10,7 @@ import torch
 
 from hyperslab.planner.records import Call, TensorSpec, contiguous_strides
 from hyperslab.planner.unbacked_memory import scratch_of
+from tests.forked import forked_commands
 
 PROGRAM = """
 import os, re, sys, torch
@@ -84,7 +85,9 @@ def predicted(inp: int, out: int, side: int, which: str) -> int:
 def taken() -> dict[tuple[int, int, int, str], int]:
     """The bytes [B] that each case takes."""
     words = [",".join(map(str, case)) for case in CASES]
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
+    command = [sys.executable, "-c", PROGRAM, *words]
+    with forked_commands():
+        done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(zip(CASES, map(int, done.stdout.split()), strict=True))
 

@@ -7,6 +7,7 @@ import shutil
 import unicodedata
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 from hyperslab.errors import DataError
 from hyperslab.studies.report import write_comparison, write_report
+from hyperslab.studies.report.canvas import Canvas
 from hyperslab.train.profile import profile_path, write_profile
 from tests.selection import in_gate
 from tests.studies.report import fake, fake_scans
@@ -91,7 +93,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_whose_every_name_is_nasty(
     request: pytest.FixtureRequest, finished: Path, tmp_path: Path, nasty: str
 ) -> None:
-    if nasty not in DRAWN:
+    if nasty != NASTY[0]:
         request.getfixturevalue("undrawn")
     run = Path(shutil.copytree(finished, tmp_path / nasty.replace("/", "|").replace("\0", "")))
     evaluation = run / "evaluation"
@@ -118,6 +120,18 @@ def test_a_run_whose_every_name_is_nasty(
     )
     page = write_report(run).read_text()
     check(page, *[nasty] * nasty.isprintable())
+
+
+@pytest.mark.parametrize("nasty", DRAWN)
+def test_a_figure_whose_every_word_is_nasty(nasty: str) -> None:
+    canvas = Canvas(nasty)
+    canvas.axes.plot([1, 2], label=nasty)
+    canvas.axes.set(xlabel=nasty, ylabel=nasty, title=nasty)
+    canvas.axes.text(0, 1, nasty)
+    canvas.legend()
+    svg = canvas.picture(title=nasty, alt=nasty).svg
+    check(f"<style></style>{svg}", *[nasty] * nasty.isprintable())
+    ElementTree.fromstring(svg)
 
 
 @pytest.mark.parametrize("nasty", NASTY[:2] + NASTY[4:6])

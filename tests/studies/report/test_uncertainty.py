@@ -41,9 +41,10 @@ def uncertain_run(folder: Path, *, width: float = 1.0, parts: int = 1) -> Path:
     return run
 
 
-def test_a_page_has_bars_coverage_and_ranks(tmp_path: Path) -> None:
+def test_a_page_has_bars_coverage_and_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = uncertain_run(tmp_path)
     page = write_report(run).read_text()
+    request.getfixturevalue("undrawn")
     plain = write_report(fake_run(tmp_path / "plain")).read_text()
     assert page.count("<figure>") == plain.count("<figure>") + 1 + len(NAMES)
     for words in ("Coverage of predicted intervals", "Bars: the predicted standard", "underconf"):

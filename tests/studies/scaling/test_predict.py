@@ -21,6 +21,11 @@ from hyperslab.recipe.schema import GridSection
 from hyperslab.studies.scaling import study as predicting
 from hyperslab.studies.scaling.points import ScalingPoint
 from hyperslab.studies.scaling.study import Predictor, jobs_of
+from tests.planner.traces import traced_once
+
+__all__ = ["traced_once"]
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 MACHINE = "lassen-v100"
 
@@ -51,8 +56,9 @@ def predict(kind: str, recipe: Path, *words: str, ranks: str = "1,2,8") -> list[
     return rows
 
 
-def test_a_prediction_is_that_of_the_plan(recipe: Path) -> None:
+def test_a_prediction_is_that_of_the_plan(recipe: Path, traced_once: dict[str, object]) -> None:
     rows = predict("strong", recipe)
+    traced_once.clear()
     machine = load_machine(MACHINE)
     for row, depth in zip(rows, (1, 2, 8), strict=True):
         config = load_recipe(recipe, [f"grid.depth={depth}"])

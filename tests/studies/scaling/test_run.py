@@ -28,7 +28,7 @@ from hyperslab.studies.scaling.study import StudyRequest, crowded
 pytestmark = pytest.mark.usefixtures("forked")
 
 VALUES = {
-    "model": {"variant": "lbann"},
+    "model": {"name": "multiscale", "channels": [2, 4]},
     "data": {"synthetic": {"width": 16, "samples": 6}, "batch_size": 2},
     "device": "cpu",
     "timeout": 100,

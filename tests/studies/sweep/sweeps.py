@@ -111,7 +111,7 @@ def without_times(value: Any) -> Any:
 def killed_sweep(path: Path, *, kills: int, at_once: int = 1) -> None:
     """Complete a sweep that is killed so often, at random moments."""
     moments = random.Random(4)
-    seconds = [f"{moments.uniform(0.05, 2.5):.2f}" for _ in range(kills)]
+    seconds = [f"{moments.uniform(0.05, 1.5):.2f}" for _ in range(kills)]
     program = "from tests.studies.sweep.sweeps import main; main()"
     command = [sys.executable, "-c", program, str(path), str(at_once), *seconds]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)

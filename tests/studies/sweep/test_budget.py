@@ -20,7 +20,12 @@ from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.studies.table import duration
 from hyperslab.util.signals import StopRequest
+from tests.planner.traces import traced_once
 from tests.studies.sweep.sweeps import way, write_sweep
+
+__all__ = ["traced_once"]
+
+pytestmark = pytest.mark.usefixtures("traced_once")
 
 
 def forecast_of(folder: Path, *, device: str = "cpu", memory: int = 10) -> SweepForecast:

@@ -28,10 +28,13 @@ from hyperslab.studies.sweep.results import RunResult, finished_result, read_res
 from hyperslab.studies.sweep.run import RunSteps, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.run import lock_run
+from tests.planner.traces import traced_once
 from tests.selection import in_gate
 from tests.studies.sweep.sweeps import killed_sweep, sweep_here, table_of, way, write_sweep
 
-pytestmark = pytest.mark.usefixtures("forked")
+__all__ = ["traced_once"]
+
+pytestmark = pytest.mark.usefixtures("forked", "traced_once")
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +325,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_path: Path) -> None:
     """Each on a rank of its own; SIGTERM comes when two are under way. One is halved later."""
-    keys: dict[str, Any] = {"variants": {"plain": {"epochs": 8, "checkpoint.every": 8}}}
+    keys: dict[str, Any] = {"variants": {"plain": {"epochs": 6, "checkpoint.every": 6}}}
     keys |= {"seeds": [0], "choose": {"epochs": 1, "halve": 4}}
     path = write_sweep(tmp_path / "killed", **keys)
     command = [sys.executable, "-m", "hyperslab", "sweep", str(path), "--at-once", "2"]

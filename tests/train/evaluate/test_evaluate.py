@@ -28,7 +28,7 @@ from hyperslab.cli import app
 from hyperslab.cli.evaluate import show_evaluation
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
-from hyperslab.models import CosmoFlow
+from hyperslab.models import MultiscaleNet
 from hyperslab.recipe.load import recipe_for
 from hyperslab.train.evaluate import (
     Evaluation,
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 FRACTIONS = (0.5, 0.2, 0.3)
 RECIPE = """\
-model: {{name: cosmoflow, variant: lbann, batch_norm: true}}
+model: {{name: multiscale, channels: [4, 8], hidden: 16}}
 data: {{path: {data}, batch_size: 4, fractions: [0.5, 0.2, 0.3]}}
 grid: {{depth: 2}}
 device: cpu
@@ -52,14 +52,14 @@ output: {run}
 """
 
 
-def network() -> CosmoFlow:
+def network() -> MultiscaleNet:
     """Neither fresh nor trained: its running statistics and its last layer say something."""
     torch.manual_seed(4)
-    model = CosmoFlow(16, variant="lbann", batch_norm=True)
+    model = MultiscaleNet(channels=(4, 8), hidden=16)
     for name, buffer in model.named_buffers():
         if "running" in name:
             buffer.uniform_(0.5, 1.5)
-    torch.nn.init.normal_(model.head.get_parameter("fc3.weight"), std=0.05)
+    torch.nn.init.normal_(model.head.get_parameter("6.weight"), std=0.05)
     return model
 
 

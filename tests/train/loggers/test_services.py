@@ -120,7 +120,8 @@ def test_a_recipe_names_its_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     client = mlflow_store(tmp_path, monkeypatch)
     recipe, run = tmp_path / "run.yaml", tmp_path / "run"
     recipe.write_text(
-        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\nmodel: {variant: lbann}\n"
+        "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\n"
+        "model: {name: multiscale, channels: [2, 4]}\n"
         f"device: cpu\nepochs: 1\nloggers: [csv, mlflow]\noutput: {run}\n"
     )
     train(load_recipe(recipe))

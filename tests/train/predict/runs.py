@@ -13,7 +13,7 @@ from torch import nn
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import save
 from hyperslab.data import Parameters
-from hyperslab.models import CosmoFlow, UNet3D
+from hyperslab.models import MultiscaleNet, UNet3D
 
 LATTICE = (10, 13, 12)
 CLASSES = ("background", "organ", "lesion")
@@ -35,10 +35,14 @@ def unet(seed: int = 0, levels: int = 2) -> UNet3D:
     return model.eval()
 
 
-def cosmoflow() -> CosmoFlow:
+SMALL = {"name": "multiscale", "channels": [4, 8], "hidden": 16}
+"""A network of universes whose checkpoints are written at once."""
+
+
+def multiscale() -> MultiscaleNet:
     torch.manual_seed(0)
-    model = CosmoFlow(16, variant="lbann").eval()
-    nn.init.normal_(model.head.fc3.weight, std=0.1)
+    model = MultiscaleNet(channels=(4, 8), hidden=16).eval()
+    nn.init.normal_(model.head.get_parameter("6.weight"), std=0.1)
     return model
 
 
@@ -65,7 +69,7 @@ def write_segmentation(folder: Path, *, seed: int = 0, levels: int = 2) -> Path:
 
 def write_regression(folder: Path, *, whole: int = 16) -> Path:
     about = replace(UNIVERSES, whole=(4, whole, whole, whole))
-    data: dict[str, Any] = {"path": str(folder / "gone"), "batch_size": 1}
+    data: dict[str, Any] = {"path": str(folder / "gone"), "batch_size": 2}
     if whole != 16:
         data["subvolume"] = 16
-    return write_run(folder, cosmoflow(), about, model={"variant": "lbann"}, data=data)
+    return write_run(folder, multiscale(), about, model=SMALL, data=data)

@@ -19,15 +19,23 @@ from hyperslab.errors import DataError
 from hyperslab.models import UNet3D
 from hyperslab.train.predict import InputOutcome, predict
 from tests.formats.convert.scans import nib
-from tests.train.predict.runs import CLASSES, LATTICE, SCANS, UNIVERSES, cosmoflow, write_run
+from tests.train.predict.runs import (
+    CLASSES,
+    LATTICE,
+    SCANS,
+    SMALL,
+    UNIVERSES,
+    multiscale,
+    write_run,
+)
 from tests.train.predict.test_numbers import by_hand
 
 WIDTH = 16
 
 
 def regression(folder: Path, **data: Any) -> Path:
-    data = {"path": str(folder / "gone"), "batch_size": 1, **data}
-    return write_run(folder, cosmoflow(), UNIVERSES, model={"variant": "lbann"}, data=data)
+    data = {"path": str(folder / "gone"), "batch_size": 2, **data}
+    return write_run(folder, multiscale(), UNIVERSES, model=SMALL, data=data)
 
 
 def counts(seed: int, channels: int = 4) -> np.ndarray[Any, np.dtype[np.int16]]:

@@ -65,7 +65,7 @@ def canonical(path: Path) -> NDArray[np.uint8]:
 WAYS = [(ranks, windows) for ranks in (1, 2, 3) for windows in (None, POLICY)]
 
 
-@pytest.mark.parametrize(("ranks", "windows"), in_gate(WAYS, kept=[(2, None), (3, POLICY)]))
+@pytest.mark.parametrize(("ranks", "windows"), in_gate(WAYS, kept=[(2, None)]))
 def test_every_format_holds_the_same_mask(
     run: Path, tmp_path: Path, ranks: int, windows: WindowPolicy | None
 ) -> None:
