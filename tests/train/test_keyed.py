@@ -19,7 +19,7 @@ from hyperslab.geometry import Box
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.predict import predict
-from tests.formats.arrays.published import camels, quijote
+from tests.formats.arrays.published import WIDTH, camels, quijote
 from tests.ranks import run_ranks
 from tests.train.universes import losses, run
 
@@ -141,6 +141,18 @@ def test_each_field_is_divided_by_its_own_mean(tmp_path: Path) -> None:
     with hs.open(tmp_path, hs.Grid(), **options) as data:
         x, _ = next(data.epoch(0))
     assert x.full()[:, 0].numpy() == pytest.approx(x.full()[:, 1].numpy(), rel=1e-5)
+
+
+def test_an_empty_voxel_has_a_density(tmp_path: Path) -> None:
+    camels(tmp_path)
+    path = tmp_path / "Grids_Mcdm_IllustrisTNG_LH_128_z=0.0.npy"
+    grids = np.load(path) * (np.random.default_rng(1).uniform(size=WIDTH) > 0.5)
+    np.save(path, grids)
+    options: dict[str, Any] = {"batch_size": 12, "split": "all", "transform": "log1p_mean"}
+    with hs.open(tmp_path, hs.Grid(), **options) as data:
+        x, _ = next(data.epoch(0))
+    means = grids.mean((1, 2, 3), keepdims=True)
+    assert x.full()[:, 0].numpy() == pytest.approx(np.log1p(grids / means), rel=1e-5)
 
 
 def test_fields_that_do_not_belong_together(tmp_path: Path) -> None:
