@@ -1,4 +1,4 @@
-"""Puts numbers into docs/science.md and sc18.md, from the files in benchmarks/results they name.
+"""Puts numbers into docs/science.md and others, from the files in benchmarks/results they name.
 
 python docs/science.py [REPORT]
 
@@ -6,7 +6,7 @@ A block of a page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end 
 that `hyperslab report --json` or `benchmarks/plateau.py --json` wrote, WHAT one of the functions at
 the end. Where there is no such file yet, the block says so. REPORT is the folder of pictures that
 `hyperslab report --figures png` wrote of the runs of figures 9 and 10: the page's own pictures are
-made of them.
+made of them. With it the figure of receptive-field.md is drawn, too, from its record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PAGES = tuple(Path(__file__).with_name(name) for name in ("science.md", "sc18.md"))
+PAGES = tuple(
+    Path(__file__).with_name(name) for name in ("science.md", "sc18.md", "receptive-field.md")
+)
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 IMAGES = Path(__file__).with_name("images")
 PICTURES = {
@@ -103,11 +105,23 @@ def plateau(numbers: dict[str, Any]) -> list[str]:
     return lines
 
 
+def windows(numbers: dict[str, Any], voxel: str) -> list[str]:
+    """Errors by the receptive field of the network, which names the rows; ``voxel``: in Mpc/h."""
+    keys = ["mean", *numbers["parameters"]]
+    lines = _head(["receptive field [voxels]", "[Mpc/h]", "weights", "seeds", *keys])
+    for row in numbers["rows"]:
+        cells = [_cell(row["ratio"][key]["value"], row["ratio"][key]) for key in keys]
+        facts = [row["name"], f"{int(row['name']) * float(voxel):g}", f"{row['weights']:,}"]
+        lines.append(_line([*facts, str(row["seeds"]), *cells]))
+    return lines
+
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
     "bars": bars,
     "plateau": plateau,
+    "windows": windows,
 }
 
 
@@ -124,6 +138,33 @@ def make_pictures(report: Path, images: Path) -> None:
             page.paste(one, (page.width - one.width, top))
             top += one.height
         page.quantize(64).save(images / name, optimize=True)
+
+
+def draw_windows(record: Path, image: Path) -> None:
+    """Draw the errors of networks against their receptive field."""
+    from matplotlib.figure import Figure
+
+    numbers = json.loads(record.read_text())
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    for place, key in enumerate(numbers["parameters"]):
+        found = [row["ratio"][key] for row in numbers["rows"]]
+        values = [one["value"] for one in found]
+        below = [one["value"] - one["lower"] for one in found]
+        above = [one["upper"] - one["value"] for one in found]
+        # side by side, so that no interval hides another
+        width = [int(row["name"]) * 1.03 ** (place - 1.5) for row in numbers["rows"]]
+        axes.errorbar(width, values, (below, above), label=key, marker="o", capsize=2)
+    ticks = [int(row["name"]) for row in numbers["rows"]]
+    axes.axhline(1, color="grey", linestyle=":", label="predicting the mean")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    axes.set_xlabel("receptive field [voxels along each side]")
+    axes.set_ylabel("error over that of predicting the mean")
+    figure.legend(loc="outside upper center", ncols=5, fontsize="small")
+    figure.savefig(image, dpi=150)
 
 
 def _met(holds: bool) -> str:
@@ -145,6 +186,7 @@ def _line(cells: list[str]) -> str:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         make_pictures(Path(sys.argv[1]), IMAGES)
+        draw_windows(RESULTS / "receptive-field-32.json", IMAGES / "receptive-field.png")
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)

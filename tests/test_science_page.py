@@ -1,4 +1,4 @@
-"""Numbers of docs/science.md and sc18.md come from files (tier: no process)."""
+"""Numbers of docs/science.md and other pages come from files (tier: no process)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def numbers(**ratios: float) -> dict[str, Any]:
     return {"parameters": keys[1:], "reference": names[0], "rows": rows}
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("science.md", 8), ("sc18.md", 2)])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("science.md", 8), ("sc18.md", 2), ("receptive-field.md", 2)]
+)
 def test_a_page_is_what_its_files_say(science: ModuleType, name: str, blocks: int) -> None:
     assert name in [page.name for page in science.PAGES]
     page = PAGE.with_name(name).read_text()
@@ -79,6 +81,39 @@ def test_blocks_are_written_from_files(science: ModuleType, tmp_path: Path) -> N
     assert "| parts | 12 (9.6 to 15.6) | 12 (9.6 to 15.6) |" in new
     assert "lower end above 3 | 12 (9.6 to 15.6) | met |" in new
     assert "whole over ridge, Omega_m: at most 1.5 | 2 | **missed** |" in new
+
+
+def by_window() -> dict[str, Any]:
+    """As `benchmarks/receptive_field.py` records them."""
+    found = numbers(**{"1": 8.0, "33": 1.0})
+    for row in found["rows"]:
+        row["weights"] = 1000 * int(row["name"])
+    return found
+
+
+def test_receptive_fields_are_named_in_voxels_and_in_length(science: ModuleType) -> None:
+    lines = science.windows(by_window(), "8")
+    cells = "0.8 (0.64 to 1.04)"
+    assert lines[2] == f"| 1 | 8 | 1,000 | 3 | {cells} | {cells} | {cells} |"
+    assert lines[3].startswith("| 33 | 264 | 33,000 | 3 | 0.1 ")
+
+
+def test_the_figure_of_receptive_fields_has_every_parameter(
+    science: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (drawn.append(a[0]), save(*a, **k)))
+    (tmp_path / "a.json").write_text(json.dumps(by_window()))
+    science.draw_windows(tmp_path / "a.json", tmp_path / "a.png")
+    (axes,) = drawn[0].axes
+    curves = {one.get_label(): one[0].get_ydata() for one in axes.containers}
+    assert list(curves) == ["Omega_m", "sigma_8"]
+    assert curves["sigma_8"] == pytest.approx([0.8, 0.1])
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.width > 500
 
 
 def test_the_records_in_the_repository_give_the_numbers(
