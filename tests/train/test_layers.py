@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +187,12 @@ def run_over_slabs(recipe: Path, *overrides: str) -> None:
 def test_ranks_record_what_one_records_and_are_not_changed(
     tmp_path: Path, universes: Path, serial: Path, overrides: tuple[str, ...]
 ) -> None:
-    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=2)
-    out = tmp_path / "run"
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
     train = run_over_slabs if len(overrides) > 1 else run
     run_ranks(2, train, recipe, "layers=2", *overrides)
     run_ranks(2, train, recipe, f"output={out}-plain", *overrides)
     assert losses(out) == losses(Path(f"{out}-plain"))
-    found, expected = numbers(out), numbers(serial.with_suffix(""))
+    found, expected = numbers(out), numbers(serial.with_suffix(""))[:10]
     assert np.array_equal(np.isnan(found), np.isnan(expected))
     # A weight or a mean may be nothing but rounding errors.
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
@@ -254,22 +251,18 @@ def test_rows_of_steps_that_are_done_again_go_though_no_more_are_recorded(
 ) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
     run(recipe, "layers=2")
-    with contextmanager(late_row)(out):
-        run(recipe, "layers=null", "epochs=2", resume=True)
-    assert {row["step"] for row in history(out)} == {"1", "3"}
-
-
-def late_row(out: Path) -> Iterator[None]:
-    """A step after the checkpoint that a run resumes from, as a killed run leaves it."""
     file = HistoryFile(out / LAYERS, LAYER_COLUMNS, before=10)
-    file.add({"step": 5, "layer": "head.fc3", "use": 1})
+    file.add(
+        {"step": 5, "layer": "head.fc3", "use": 1}
+    )  # after the checkpoint, as if it was killed
     file.close()
-    yield
+    run(recipe, "layers=null", "epochs=2", resume=True)
+    assert {row["step"] for row in history(out)} == {"1", "3"}
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "x", "1.5"])
 def test_a_bad_number_is_one_error(tmp_path: Path, universes: Path, value: str) -> None:
-    with pytest.raises(RecipeError, match="bad value .* for 'layers'") as found:
+    with pytest.raises(RecipeError, match=r"bad value .* for 'layers'") as found:
         load_recipe(write_recipe(tmp_path / "run.yaml", universes), [f"layers={value}"])
     assert len(str(found.value).splitlines()) == 1
 
