@@ -17,6 +17,9 @@ from hyperslab.errors import RecipeError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import LAYER_COLUMNS, LAYERS, HistoryFile
 from hyperslab.train.layers import common_share, layer_rows, random_states, repeating
+from hyperslab.train.profile import read_profiles
+from hyperslab.train.profiler import ProfilePolicy
+from hyperslab.train.run import train
 from hyperslab.train.trainer import Trainer
 from tests.ops.slabs.test_stages import slabs_of
 from tests.ranks import run_ranks
@@ -188,9 +191,9 @@ def test_ranks_record_what_one_records_and_are_not_changed(
     tmp_path: Path, universes: Path, serial: Path, overrides: tuple[str, ...]
 ) -> None:
     recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
-    train = run_over_slabs if len(overrides) > 1 else run
-    run_ranks(2, train, recipe, "layers=2", *overrides)
-    run_ranks(2, train, recipe, f"output={out}-plain", *overrides)
+    start = run_over_slabs if len(overrides) > 1 else run
+    run_ranks(2, start, recipe, "layers=2", *overrides)
+    run_ranks(2, start, recipe, f"output={out}-plain", *overrides)
     assert losses(out) == losses(Path(f"{out}-plain"))
     found, expected = numbers(out), numbers(serial.with_suffix(""))[:10]
     assert np.array_equal(np.isnan(found), np.isnan(expected))
@@ -258,6 +261,16 @@ def test_rows_of_steps_that_are_done_again_go_though_no_more_are_recorded(
     file.close()
     run(recipe, "layers=null", "epochs=2", resume=True)
     assert {row["step"] for row in history(out)} == {"1", "3"}
+
+
+def test_a_profile_has_no_recorded_steps(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=2), tmp_path / "run"
+    policy = ProfilePolicy(warm_up=0, steps=1)
+    train(load_recipe(recipe, ["layers=1"]), profile=policy)
+    (profile,) = read_profiles(out)
+    (profiled,) = (step.step for step in profile.steps)
+    recorded = {int(row["step"]) for row in history(out)}
+    assert recorded == set(range(profiled + 1, 7)) != set()
 
 
 @pytest.mark.parametrize("value", ["-1", "0", "x", "1.5"])

@@ -39,17 +39,7 @@ STEP_COLUMNS = (
     "peak_share",
 )
 LAYERS = "layers.csv"
-LAYER_COLUMNS = (
-    "step",
-    "layer",
-    "use",
-    "mean",
-    "std",
-    "common",
-    "gradient",
-    "weight",
-    "ratio",
-)
+LAYER_COLUMNS = ("step", "layer", "use", "mean", "std", "common", "gradient", "weight", "ratio")
 """Names what ``layers.csv`` has of each ``use`` of a layer in a step, both counted from 1.
 
 ``mean`` and ``std`` are of all numbers of its output; ``common`` is the share of energy that all
