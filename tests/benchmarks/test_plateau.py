@@ -9,26 +9,22 @@ from pathlib import Path
 import plateau
 import pytest
 import torch
-from plateau import common_share, rows_of
+from plateau import rows_of
 from torch import nn
 
 
-def test_noise_has_nothing_in_common_and_a_constant_everything() -> None:
+def test_layers_come_in_order_and_dropout_as_the_gradients_have_it() -> None:
     torch.manual_seed(0)
-    noise = torch.randn(500, 30, dtype=torch.float64)
-    assert common_share(noise) < 0.01
-    assert common_share(torch.ones(7, 3)) == 1
-    assert common_share(noise + 3) == pytest.approx(0.9, abs=0.01)
-    assert common_share(noise[:5] + 3) == pytest.approx(0.9, abs=0.03)  # few samples
-
-
-def test_layers_come_in_order_with_gradients_of_those_with_parameters() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv3d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1))
-    rows = rows_of(model, torch.randn(6, 2, 2, 2, 2), torch.randn(6, 1))
-    assert [row["layer"] for row in rows] == ["0", "1", "2", "3"]
-    assert [row["gradient"] is None for row in rows] == [False, True, True, False]
+    layers = [nn.Dropout(0.5), nn.Conv3d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(24, 1)]
+    model = nn.Sequential(*layers)
+    x, y = torch.randn(6, 2, 2, 2, 2), torch.randn(6, 1)
+    state = torch.get_rng_state()
+    rows = rows_of(model, x, y)
+    assert [row["layer"] for row in rows] == ["1", "4"]
     assert all(0 <= row["common"] <= 1 for row in rows)
+    assert all(row["gradient"] > 0 for row in rows)
+    torch.set_rng_state(state)
+    assert rows[1]["mean"] == pytest.approx(model(x).mean().item(), rel=1e-5)
 
 
 def test_the_command_prints_and_writes_its_rows(

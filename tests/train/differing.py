@@ -51,6 +51,7 @@ DIFFERENT = {
     "memory": "memory=recompute",
     "seed": "seed=1",
     "checkpoint.every": "checkpoint.every=2",
+    "layers": "layers=5",
     "follow_test": "follow_test=true",
     "timeout": "timeout=50",
     "--resume": "resume",

@@ -84,7 +84,7 @@ SAME_RESULT = (
     # on which machine, and how far
     *("grid", "memory", "kernels", "device", "peak", "timeout", "epochs", "stop_at", "output"),
     # what is written and measured on the way
-    *("checkpoint", "loggers", "metrics", "follow_test", "mlperf"),
+    *("checkpoint", "loggers", "layers", "metrics", "follow_test", "mlperf"),
     *(f"parallelize.{key}" for key in ("until", "ordinary_inputs", "random_states")),
     # where the same volumes are now, and how they are read
     *(f"data.{key}" for key in ("path", "files", "keys", "table", "plugins", "format", "channels")),

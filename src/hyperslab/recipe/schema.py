@@ -167,6 +167,8 @@ class Recipe(CodeSection):
     output: Path  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()  # when they are written, and how many stay
     loggers: tuple[AnyLogger, ...] = ("csv",)  # names, or targets; csv is always written
+    # write layers.csv: what layers say and their gradients, in the first of so many steps each
+    layers: PositiveInt | None = None
     follow_test: bool = False  # record the test loss by epoch, for figures only
     timeout: PositiveFloat = 600  # [s], the longest wait of a rank for the others
     peak: PositiveFloat | None = None  # [flop/s], of a rank's device; --profile measures it

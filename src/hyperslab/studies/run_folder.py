@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
 import math
 import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hyperslab.errors import DataError, RecipeError, no_run
 from hyperslab.recipe.compare import differences, settings_of, value_at
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
+from hyperslab.train.history import LAYER_COLUMNS, LAYERS
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
 
@@ -36,12 +38,16 @@ NEEDED_OF_STEPS = ("step", "epoch", "loss", "step_seconds", "wait_seconds", "sam
 TEXT_COLUMNS = ("sample", "volume")  # columns of an evaluation's CSV files that are not numbers
 NEEDED_OF_EPOCHS = ("epoch", "train_loss", "validation_loss", "seconds")
 
+LayerColumns = dict[str, dict[str, float]]
+"""Maps each use of a layer in a step, in their order, to what was measured of it; NaN: nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Holds what a training run left in its folder; a piece that is not there yet is empty.
 
-    ``steps`` of a long run are one of each ``stride`` rows of its file, and the last one.
+    ``steps`` of a long run are one of each ``stride`` rows of its file, and the last one. So are
+    ``layers``, by step, of those that were recorded.
     ``profiles`` are those of some steps, by rank; ``predicted`` is what they were expected to be;
     ``beside`` is another run, whose timeline is to be shown beside this one's.
     """
@@ -56,6 +62,7 @@ class Run:
     profiles: Sequence[Profile] = ()
     predicted: Profile | None = None
     beside: Run | None = None
+    layers: Mapping[int, LayerColumns] = field(default_factory=dict)
 
     def setting(self, key: str) -> Any:
         """Looks up a value of the recipe, such as ``"data.path"``; None where it is not set."""
@@ -190,6 +197,7 @@ def read_run(path: str | Path) -> Run:
         evaluation=evaluation,
         profiles=read_profiles(path),
         predicted=read_profile(predicted) if predicted.exists() else None,
+        layers=read_layers(path / LAYERS),
     )
 
 
@@ -283,6 +291,40 @@ def _read_thinly(path: Path, columns: Sequence[str]) -> tuple[Columns, int]:
     return dict(zip(header, table.T, strict=True)), stride
 
 
+def read_layers(path: Path) -> dict[int, LayerColumns]:
+    """Reads what layers said by step: of the first, the last, and evenly spaced ones between.
+
+    Raises:
+        DataError: as `read_table`, or a step has more rows than a network has layers.
+    """
+    if not path.exists():
+        return {}
+    rows = _rows(path, LAYER_COLUMNS)
+    header = next(rows)
+    place = header.index("step")
+    numbers = [name for name in header if name not in ("step", "layer", "use")]
+    kept: list[tuple[int, LayerColumns]] = []
+    stride = 1
+    lines = enumerate(rows, start=2)
+    for count, (step, group) in enumerate(itertools.groupby(lines, lambda line: line[1][place])):
+        found: LayerColumns = {}
+        for line, row in group:
+            cells = dict(zip(header, row, strict=True))
+            name = cells["layer"] if cells["use"] == "1" else f"{cells['layer']} ({cells['use']})"
+            found[name] = {key: _number(cells[key], path, line, key) for key in numbers}
+            if len(found) > MOST_LAYERS:
+                raise DataError(f"{path} has more than {MOST_LAYERS} layers in step {step}")
+        last = (round(_number(step, path, line, "step")), found)
+        if count % stride == 0:
+            kept.append(last)
+        if len(kept) > MOST_LAYER_STEPS:
+            del kept[1::2]
+            stride *= 2
+    if kept and kept[-1] is not last:
+        kept.append(last)
+    return dict(kept)
+
+
 def read_words(path: Path, column: str) -> tuple[str, ...]:
     """Reads a column of text in the rows that `read_table` reads; raises as that."""
     rows = _rows(path, [column])
@@ -299,6 +341,8 @@ def read_words(path: Path, column: str) -> tuple[str, ...]:
 
 MOST_CELLS = 1 << 25  # the most numbers of a run's table that are read, 256 MiB of them
 MOST_THIN_CELLS = 1 << 19  # numbers of the steps' table that a report keeps, of some 50,000 rows
+MOST_LAYERS = 1 << 14  # uses of layers in a step
+MOST_LAYER_STEPS = 16  # steps whose layers a report keeps
 MOST_WORDS = 256 << 20  # the most that a column of text of a run's table may take [B]
 MOST_ROW = 1 << 20  # the longest line of a run's table [B]
 

@@ -1,7 +1,7 @@
 """Writes the history of a run and shows its progress, on the main rank.
 
-``steps.csv`` and ``epochs.csv`` survive a stop: no step appears twice. Beside them a `Reporter`
-feeds the loggers and a progress bar or, without a terminal, log lines.
+``steps.csv``, ``epochs.csv`` and ``layers.csv`` survive a stop: no step appears twice. Beside them
+a `Reporter` feeds the loggers and a progress bar or, without a terminal, log lines.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import io
 import logging
 import os
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,19 @@ STEP_COLUMNS = (
     "flops_per_second",
     "peak_share",
 )
+LAYERS = "layers.csv"
+LAYER_COLUMNS = ("step", "layer", "use", "mean", "std", "common", "gradient", "weight", "ratio")
+"""Names what ``layers.csv`` has of each ``use`` of a layer in a step, both counted from 1.
+
+``mean`` and ``std`` are of all numbers of its output; ``common`` is the share of energy that all
+samples of the mini-batch have in common (`hyperslab.train.layers.common_share`), of maps in the
+means by channel; ``gradient`` and ``weight`` are norms of all its parameters together, and
+``ratio`` is that of the two.
+"""
+
+LayerRow = dict[str, Any]
+"""Maps `LAYER_COLUMNS` but the step to values; None where there is none."""
+
 MOST_ROW = 1 << 20  # the longest line of a history that is gone on with [B]
 
 
@@ -127,12 +140,14 @@ class Reporter:
         total_steps: int,
         console: Console | None = None,
         loggers: Loggers = ("csv",),
+        layers: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Go on after ``step`` steps, in ``epoch``; both are 0 at first.
 
         ``measures`` are those of a validation. ``loggers`` are named as in a recipe; they get
-        ``settings``, nested dictionaries of what JSON can say, to show beside the numbers.
+        ``settings``, nested dictionaries of what JSON can say, to show beside the numbers. With
+        ``layers`` there will be rows of them.
 
         Raises:
             RecipeError: the library of a logger is not installed.
@@ -141,13 +156,19 @@ class Reporter:
         from rich.console import Console
 
         check_loggers(loggers)
-        self.steps = HistoryFile(run / "steps.csv", STEP_COLUMNS, before=step + 1)
-        try:
-            self.epochs = HistoryFile(run / "epochs.csv", epochs_columns(measures), before=epoch)
+        with ExitStack() as opened:
+
+            def history(name: str, columns: tuple[str, ...], before: int) -> HistoryFile:
+                file = HistoryFile(run / name, columns, before=before)
+                opened.callback(file.close)
+                return file
+
+            self.steps = history("steps.csv", STEP_COLUMNS, step + 1)
+            self.epochs = history("epochs.csv", epochs_columns(measures), epoch)
+            if layers or (run / LAYERS).exists():  # without rows of steps that are done again
+                self._layers = history(LAYERS, LAYER_COLUMNS, step + 1)
             self.loggers = open_loggers(loggers, run, settings or {}, step)
-        except BaseException:
-            self.steps.close()
-            raise
+            self._files = opened.pop_all()
         console = console or Console()
         self.live = console.is_terminal
         self.bar = progress.Progress(
@@ -175,6 +196,14 @@ class Reporter:
         if not self.live and time.monotonic() - self.logged > LOG_EVERY:
             self._log(f"step {step}  {note}")
 
+    def layers(self, rows: Sequence[LayerRow], step: int) -> None:
+        """Record the layers in one step, counted from 1, which need not be done yet."""
+        for row in rows:
+            words = {"step": step, "layer": row["layer"]}
+            self._layers.add(
+                {k: words[k] if k in words else _csv_cell(row[k]) for k in LAYER_COLUMNS}
+            )
+
     def epoch(self, row: dict[str, float | None], step: int) -> None:
         """Record one epoch, counted from 0, that ended with ``step``."""
         self.epochs.add({name: _csv_cell(value) for name, value in row.items()})
@@ -200,8 +229,7 @@ class Reporter:
 
     def close(self) -> None:
         self.bar.stop()
-        self.steps.close()
-        self.epochs.close()
+        self._files.close()
         for logger in self.loggers:
             logger.close()
 

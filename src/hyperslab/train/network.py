@@ -198,7 +198,7 @@ def check_first_pass(model: torch.nn.Module, recipe: Recipe, about: DataCard) ->
             prediction = _run_clearly(lambda: plain(*args, **options), failing)
             check_output(prediction, shape, about, name, recipe.loss)
         except (RecipeError, LayoutError) as error:
-            with _buffers_kept(model):
+            with buffers_kept(model):
                 fitting = multiple_that_fits(lambda x: forward(model, x), shape, about, recipe.loss)
             if fitting is None:
                 raise
@@ -296,14 +296,20 @@ def _network_suits(
 
 
 @contextmanager
-def _buffers_kept(model: torch.nn.Module) -> Iterator[None]:
+def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """Put buffers back afterwards: counters of batches run even on tensors without values."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    places = [
+        (part, name, buffer)
+        for part in model.modules()
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+    before = [buffer.clone() for _, _, buffer in places]
     try:
         yield
     finally:
-        for buffer, value in before:
+        for (part, name, buffer), value in zip(places, before, strict=True):
             buffer.copy_(value)
+            setattr(part, name, buffer)  # which may have been replaced
 
 
 @contextmanager

@@ -629,6 +629,11 @@ class ProfiledTrainer(Trainer):
         # What has begun is no step: there is no mini-batch left.
         self.recorder.end_step(self.at.step + 1, keep=False)
 
+    @property
+    def measures_layers(self) -> bool:
+        """Tell as `Trainer` does, but not before it has profiled: such steps take longer."""
+        return self.recorder.done and super().measures_layers
+
     def record(self, done: StepResult, rate: float) -> None:
         """Record as `Trainer.record`; a step that wrote a checkpoint is not kept."""
         super().record(done, rate)

@@ -251,6 +251,7 @@ def build_trainer(
             epoch=at.epoch,
             total_steps=steps * recipe.epochs,
             loggers=recipe.loggers,
+            layers=recipe.layers is not None,
             settings=recipe.model_dump(mode="json"),
         )
         stack.callback(reporter.close)

@@ -111,6 +111,11 @@ class LossScaler:
     def backward(self, loss: torch.Tensor) -> None:
         self.scaler.scale(loss).backward()
 
+    @property
+    def scale(self) -> float:
+        """Return by how much the gradients of the last pass are too large; 1 where none is set."""
+        return self.scaler.get_scale()
+
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale, for code that looks at them before the step."""
         self.scaler.unscale_(optimizer)

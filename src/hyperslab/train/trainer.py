@@ -32,6 +32,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
 from hyperslab.train.flops import FlopCount, StepFlops
 from hyperslab.train.history import Reporter
+from hyperslab.train.layers import RandomStates, layer_rows, random_states, repeating
 from hyperslab.train.mlperf import RunEvents
 from hyperslab.train.moving_average import MovingAverage
 from hyperslab.train.objective import MetricSums, Objective
@@ -331,6 +332,7 @@ class Trainer:
         It waits for nothing, but in float16 for whether gradients are finite.
         """
         losses: list[torch.Tensor] = []
+        states: RandomStates = ()
         seen = 0
         count = self.recipe.optimizer.accumulate
         planned = self.samples_of(count)
@@ -338,6 +340,8 @@ class Trainer:
             x, y = batch
             seen += x.shape[0]
             batch = next(batches, None) if len(losses) + 1 < count else None
+            if batch is None and self.measures_layers:
+                states = random_states(self.grid.device)
             with torch.enable_grad() if batch is None else self.no_sync():
                 with self.autocast():
                     prediction = self.model(x)
@@ -348,6 +352,8 @@ class Trainer:
             foreach_multiply_(
                 [p.grad for p in self.model.parameters() if p.grad is not None], planned / seen
             )
+        if states:
+            self.measure_layers(x, states)
         if self.recipe.optimizer.clip is not None:
             self.scaler.unscale(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
@@ -358,6 +364,19 @@ class Trainer:
         self.optimizer.zero_grad()
         mean = torch.stack(losses).sum() * (planned / seen)
         return StepResult(mean, prediction.local.detach(), seen)
+
+    @property
+    def measures_layers(self) -> bool:
+        """Tell whether the step that is under way goes into ``layers.csv``."""
+        every = self.recipe.layers
+        return every is not None and self.at.step % every == 0
+
+    def measure_layers(self, x: Sharded, states: RandomStates) -> None:
+        """Record what layers say of ``x``, run from these random states, and their gradients."""
+        with repeating(self.model, self.grid.device, states), self.autocast():
+            rows = layer_rows(self.model, lambda: self.model(x), self.scaler.scale)
+        if self.progress.reporter is not None:
+            self.progress.reporter.layers(rows, self.at.step + 1)
 
     def samples_of(self, count: int) -> int:
         """Samples in the next mini-batches; the last one of an epoch may be smaller."""

@@ -13,6 +13,7 @@ import operator
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ OpOverload = torch._ops.OpOverload
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 """Sees every operator below autograd; torch documents it under this private module."""
+
+without_dispatch_modes: Callable[[], AbstractContextManager[object]] = (
+    _python_dispatch._disable_current_modes
+)
+"""Hides operators from all modes within it: what a measurement adds to a step is not counted."""
 
 dispatch_modes_active: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """Counts the active modes: one that watches or traces must see no write past the dispatcher."""

@@ -94,10 +94,10 @@ class Canvas:
         self.axes.set_aspect("equal")
         self.axes.locator_params(nbins=5)
 
-    def log(self) -> None:
-        """Makes the vertical axis logarithmic, labelled with plain numbers."""
+    def log(self, marked: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+        """Makes the vertical axis logarithmic, labelled with plain numbers (``marked``)."""
         self.axes.set_yscale("log")
-        self.axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
+        self.axes.yaxis.set_major_locator(ticker.LogLocator(subs=marked, numticks=8))
         self.axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         self.axes.yaxis.set_minor_locator(ticker.NullLocator())
 
@@ -106,7 +106,8 @@ class Canvas:
         every = np.concatenate(values)
         every = every[np.isfinite(every)]
         if len(every) and every.min() > 0 and every.max() > 4 * every.min():
-            self.log()
+            few = every.max() < 1e4 * every.min()
+            self.log((1.0, 2.0, 5.0) if few else (1.0,))
 
     def whole_ticks(self, axis: Literal["x", "y"] = "x") -> None:
         """Puts ticks at whole numbers alone."""

@@ -26,7 +26,16 @@ from hyperslab.studies.report.canvas import (
     Canvas,
     Picture,
 )
-from hyperslab.studies.report.html import Block, Chapter, Details, FactList, Figures, Notice, Tile
+from hyperslab.studies.report.html import (
+    Block,
+    Chapter,
+    Details,
+    FactList,
+    Figures,
+    Heading,
+    Notice,
+    Tile,
+)
 from hyperslab.studies.run_folder import Columns, Run
 from hyperslab.studies.table import (
     DASH,
@@ -82,7 +91,58 @@ def losses(run: Run) -> Chapter:
     if run.steps:
         pictures.append(loss_by_step(run.steps, measure=measure))
     blocks.append(Figures(pictures) if pictures else "No step is done yet.")
+    blocks += _layers(run)
     return Chapter("losses", "Losses", blocks)
+
+
+def _layers(run: Run) -> Iterator[Block]:
+    """Shows what layers have in common for all samples, and their gradients, if recorded."""
+    if not run.layers:
+        return
+    steps = [*run.layers]
+    names = [*run.layers[steps[0]]]
+    some = np.linspace(0, len(steps) - 1, min(len(steps), len(SERIES))).round().astype(int)
+    shown = [steps[i] for i in some]
+
+    def values(step: int, key: str) -> FloatArray:
+        rows = run.layers[step]
+        return np.array([rows.get(name, {}).get(key, np.nan) for name in names])
+
+    pictures = []
+    for key, what, title in LAYER_FIGURES:
+        canvas = Canvas(f"layers-{key}")
+        for step, colour in zip(shown, SERIES, strict=False):
+            numbers = values(step, key)
+            canvas.curve(np.arange(1, len(names) + 1), numbers, label=f"step {step}", color=colour)
+        if key == "ratio":
+            canvas.log_if_wide(*(values(step, key) for step in shown))
+        canvas.axes.set(xlabel="layer", ylabel=what)
+        canvas.whole_ticks()
+        canvas.legend()
+        words = f"{title}, of {counted(len(names), 'layer')} in the order of the forward pass"
+        pictures.append(
+            canvas.picture(title=title, alt=f"{words}, in steps {shown}.", caption=f"{words}.")
+        )
+    first, last = run.layers[steps[0]], run.layers[steps[-1]]
+    head = ["layer", "", *LAYER_TABLE]
+    rows: list[TableRow] = [
+        [str(i), name, *(_then_and_now(first[name], last.get(name, {}), k) for k in LAYER_TABLE)]
+        for i, name in enumerate(names, start=1)
+    ]
+    yield Heading("Layers")
+    yield Figures(pictures)
+    yield Table(f"Layers in step {steps[0]}, and in step {steps[-1]}.", head, rows)
+
+
+LAYER_FIGURES = (
+    ("common", "common to all samples", "Share of energy common to all samples"),
+    ("ratio", "gradient / weight", "Norm of the gradient over that of the weights"),
+)
+LAYER_TABLE = ("mean", "std", "common", "ratio")
+
+
+def _then_and_now(then: dict[str, float], now: dict[str, float], key: str) -> str:
+    return " → ".join(number(row.get(key)) for row in (then, now))
 
 
 def _not_finite(run: Run) -> Iterator[Notice]:
