@@ -74,7 +74,7 @@ def sweep_command(
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     for variant in wanted.variants:
         variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))
-        if not is_started():
+        if dry_run or not is_started():
             check_data(variant)
     from rich.console import Console
 
