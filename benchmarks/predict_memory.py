@@ -32,7 +32,7 @@ from hyperslab.data import Parameters
 from hyperslab.models import UNet3D
 from hyperslab.train.mask_files import MaskFormat
 from hyperslab.train.predict import predict
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 
 MIB = 1 << 20
 CHUNK = 64

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.checkpoint import files
+from hyperslab.checkpoint import files, tensors
 from hyperslab.checkpoint.retention import best_of, folder_of, latest, mend_best, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
@@ -259,7 +259,7 @@ def test_what_could_not_be_loaded_is_not_saved(
     monkeypatch.setattr(documents, "MOST_JSON_MEMORY", 1 << 20)
     with pytest.raises(CheckpointError, match=r"more than 1 MiB\n    give large tables as tensors"):
         save_step(tmp_path, 1, model, optimizer, best=False, keep=2, table=[0] * 20_000)
-    monkeypatch.setattr(files, "HEADER_LIMIT", 64)
+    monkeypatch.setattr(tensors, "HEADER_LIMIT", 64)
     with pytest.raises(CheckpointError, match="tensors are too many for one file"):
         save_step(tmp_path, 1, model, optimizer, best=False, keep=2)
     assert latest(tmp_path) is None

@@ -72,8 +72,9 @@ def members(group: int) -> list[str]:
 
 
 def test_while_it_imports(tmp_path: Path) -> None:
-    (tmp_path / "volume.npy").touch()
-    process = begin("inspect", tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: {synthetic: {width: 16}, batch_size: 2}\ndevice: cpu\n")
+    process = begin("plan", recipe)
     maps = Path(f"/proc/{process.pid}/maps")
     interrupt(process, lambda: "libtorch" in maps.read_text())
 
@@ -98,7 +99,7 @@ def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
     def importing() -> bool:
         others = [name for name in members(process.pid) if name != str(process.pid)]
         with suppress(OSError):  # it ended meanwhile
-            return any("libtorch" in Path(f"/proc/{name}/maps").read_text() for name in others)
+            return any("numpy" in Path(f"/proc/{name}/maps").read_text() for name in others)
         return False
 
     wait(process, importing)

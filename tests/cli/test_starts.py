@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -34,6 +35,7 @@ from hyperslab.util.gpu_memory import machine_has_gpu, torch_knows_cuda
 from hyperslab.util.optional_libraries import current_versions
 from tests.docs.blocks import DOCS
 from tests.forked import forked_commands
+from tests.formats.universes import counts, public, write
 
 ROOT = DOCS.parent
 SLOW = ("torch", "numpy", "pydantic", "rich", "matplotlib", "h5py", "yaml", "tensorboard")
@@ -130,7 +132,6 @@ WRONG = {
     "plan r.yaml --al": "No such option: --al",
     "compile now": "Got unexpected extra argument(s) (now)",
     "train r.yaml --ranks 3 grid.depth=2 grid.data=2": "--ranks is 3 but the grid has 4 places",
-    "train r.yaml --requeue": "--requeue: this is not a Slurm job (SLURM_JOB_ID is not set)",
     "report run run": "run is given twice; a run is compared with others",
     "plan r.yaml --json nowhere/x.json": "cannot write the plan: No such file or directory",
     "plan r.yaml --calibrate nowhere/m.yaml": "cannot write --calibrate nowhere/m.yaml: No",
@@ -231,6 +232,55 @@ WRONG = {
 }
 """Command lines that cannot run, and what is said of them."""
 
+IN_FILES = {
+    "train r.yaml --requeue": "--requeue: this is not a Slurm job (SLURM_JOB_ID is not set)",
+    # what headers say
+    "inspect truncated": "_000001.hdf5: cannot be read as",
+    "inspect keys": "keys/a.hdf5: ",
+    "inspect cut": "cut/v1.npy: ",
+    "inspect bare": "bare: ",
+    "inspect records": "records/a.tfrecord: ",
+    "inspect zarr": "zarr/a.zarr: ",
+    "inspect scans": "volume-0",
+    "inspect good --format npy": "good",
+    "inspect d.yaml data.targets=[x]": "parameter 'x' is not there",
+    "convert truncated out": "_000001.hdf5: cannot be read as",
+    "convert keys out": "keys/a.hdf5: ",
+    "convert good good/out": "one lies in the other",
+    "convert good out --cut 17": "17",
+    "convert good out --subvolumes 5": "every extent has to be a multiple of it",
+    "convert good out --redshifts 7": "redshift 7",
+    "convert good out --format tfrecord --targets x": "parameter 'x' is not there",
+    "convert lits scans out --size 8": "volume-0",
+    "convert scans scans out --spacing 1": "volume-0",
+    "train d.yaml data.path=truncated": "_000001.hdf5: cannot be read as",
+    "train d.yaml data.path=keys": "keys/a.hdf5: ",
+    "train d.yaml data.path=small": "volumes of [8, 8, 8] voxels but the model takes [16, 16",
+    "train d.yaml data.path=two": "no volume for split 'train'",
+    "train d.yaml data.targets=[x]": "parameter 'x' is not there",
+    "train wide.yaml data.subvolume=5": "every extent has to be a multiple of it",
+    "train d.yaml data.counts=[20,1,1]": "but there are 12",
+    "train d.yaml model={name: unet3d, levels: 2} loss=dice": "parameters and no classes",
+    "train wide.yaml data.path=small grid.depth=9": "cannot cut volumes of 8 voxels along",
+    "train r.yaml data.counts=[200,1,1]": "but there are 128",
+    "train r.yaml output=broken --resume": "step-1 is not a complete checkpoint: No such",
+    "plan d.yaml data.path=truncated": "_000001.hdf5: cannot be read as",
+    "plan d.yaml data.path=small": "volumes of [8, 8, 8] voxels but the model takes [16, 16",
+    "scale strong d.yaml --ranks 1 data.path=truncated": "_000001.hdf5: cannot be read as",
+    "sweep sd.yaml": "variant 'b': cannot cut odd/univ_ics_000000.hdf5 of 18 x 18 x 18 voxels",
+    "evaluate done data.synthetic=null data.path=truncated": "_000001.hdf5: cannot be read as",
+    "evaluate done data.synthetic=null data.path=small": "CosmoFlow 'lbann' takes no width 8",
+    "evaluate done --calibrate --split all": "so the all split says nothing about them",
+    "evaluate done --window 8": "windows are for networks that give voxels classes",
+    "evaluate broken": "checkpoints/step-1 is not a complete checkpoint: No such file",
+    "evaluate done --checkpoint good": "good is not a complete checkpoint: No such file",
+    "predict broken a --out b": "checkpoints/step-1 is not a complete checkpoint: No such file",
+    "predict nowhere a --out b --window 8": "nowhere is not the folder of a run",
+    "report broken": "broken/evaluation/metrics.json cannot be read as JSON",
+    "simulate good --count 1 --size 8": "univ_ics_000000.hdf5 was made with ",
+}
+"""Command lines that go wrong once files are opened."""
+
 
 @pytest.fixture
 def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +295,16 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "r.yaml": text,
         "run/recipe.yaml": text,
         "done/recipe.yaml": text,
-        "done/checkpoints/step-1": "",
+        "done/checkpoints/step-1/manifest.json": '{"format": 2, "sha256": {"state.json": "%s"}}'
+        % ("0" * 64),
+        "broken/recipe.yaml": text,
+        "broken/checkpoints/step-1/state.json": "",
+        "broken/evaluation/metrics.json": "[",
+        "d.yaml": "data: {path: good, batch_size: 2}\nmodel: {variant: lbann, width: 16}\n"
+        "device: cpu\n",
+        "sd.yaml": "recipe: d.yaml\nvariants: {a: {}, b: {model.width: null, data.subvolume: 16, "
+        "data.path: odd}}\nrates: [0.1]\nseeds: [1]\n",
+        "wide.yaml": "data: {path: good, batch_size: 2}\nmodel: {target: nets.Net}\ndevice: cpu\n",
         "theirs/recipe.yaml": text.replace("{variant: lbann}", "{target: yaml.Net}"),
         "theirs/epochs.csv": "",
         "s.yaml": "recipe: r.yaml\nvariants: {a: {}}\nrates: [0.1]\nseeds: [1]\n",
@@ -263,8 +322,40 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_odd_files")
 def test_what_is_wrong_is_said_before_torch_is_imported() -> None:
+    check_said({**dict.fromkeys(HELP, ""), **WRONG}, "torch", "numpy", "h5py")
+
+
+@pytest.mark.usefixtures("_odd_files")
+def test_what_is_wrong_in_files_is_said_before_torch_is_imported() -> None:
+    folders = {
+        "good": (12, 16),
+        "truncated": (3, 16),
+        "small": (12, 8),
+        "odd": (3, 18),
+        "two": (2, 16),
+    }
+    for name, (count, width) in folders.items():
+        for i in range(count):
+            volume = counts(i, (width, width, width, 4))
+            public(Path(name, f"univ_ics_{i:06}.hdf5"), volume, i)
+    cut = Path("truncated/univ_ics_000001.hdf5")
+    cut.write_bytes(cut.read_bytes()[:2000])
+    for name in ("keys", "cut", "bare", "records", "scans", "zarr/a.zarr"):
+        Path(name).mkdir(parents=True)
+    write(Path("keys/a.hdf5"), density=np.zeros((8, 8, 8), np.float32))
+    for file in ("cut/v0.npy", "cut/v1.npy", "bare/v0.npy"):
+        np.save(file, np.zeros((1, 8, 8, 8), np.float32))
+    Path("cut/v1.npy").write_bytes(Path("cut/v1.npy").read_bytes()[:200])
+    Path("cut/targets.csv").write_text("name,a\nv0,1\nv1,2\n")
+    Path("records/a.tfrecord").write_bytes(b"no record at all")
+    Path("zarr/a.zarr/zarr.json").write_text("{")
+    for file in ("scans/volume-0.nii", "scans/segmentation-0.nii"):
+        Path(file).write_bytes(b"x" * 400)
+    check_said(IN_FILES, "torch")
+
+
+def check_said(lines: dict[str, str], *unwanted: str) -> None:
     """All commands one after the other in one process, each with its own standard error."""
-    lines = {**dict.fromkeys(HELP, ""), **WRONG}
     split = [re.split(r" (?![^{]*})", words) for words in lines]
     program = f"""
 import io, sys
@@ -277,7 +368,7 @@ for words in {split!r}:
             hyperslab.cli.main()
         except SystemExit as end:
             code = end.code
-    print([code, said.getvalue(), *({{"torch", "numpy", "h5py"}} & set(sys.modules))])
+    print([code, said.getvalue(), *({set(unwanted)!r} & sys.modules.keys())])
 """
     environment = {**os.environ, "COLUMNS": "200"}
     done = subprocess.run(
@@ -363,7 +454,7 @@ def test_what_draws_says_what_it_lacks(words: str, tmp_path: Path) -> None:
         "device: cpu\noutput: run\n"
     )
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").touch()
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 1\n")
     program = f"""
 import sys
 sys.modules["matplotlib"] = None

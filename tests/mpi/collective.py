@@ -20,7 +20,7 @@ import pytest
 from mpi4py import MPI
 
 import hyperslab as hs
-from hyperslab.formats.arrays import open as opening
+from hyperslab.formats.arrays import mpio
 from tests.mpi.files import LAYOUTS, public, volume
 
 WORLD = MPI.COMM_WORLD
@@ -69,12 +69,12 @@ def mode_of(dataset: Any) -> int:
 @contextmanager
 def fetching(instead: Callable[..., Any]) -> Iterator[None]:
     """Call ``instead`` with the ordinary function and its arguments."""
-    fetch = opening.MpioReader._fetch
-    opening.MpioReader._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
+    fetch = mpio.MpioReader._fetch
+    mpio.MpioReader._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        opening.MpioReader._fetch = fetch  # type: ignore[method-assign]
+        mpio.MpioReader._fetch = fetch  # type: ignore[method-assign]
 
 
 def check_bytes(folder: Path, extents: dict[str, int], mode: str) -> int:
@@ -182,7 +182,7 @@ def check_numbering() -> None:
 
     grid: Any = Numbered()
     with pytest.raises(hs.HyperslabError, match=rf"torch's rank {rank} of 4 is MPI's {WORLD.rank}"):
-        opening.replica_of(grid)
+        mpio.replica_of(grid)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.train.evaluate import ClassEvaluation, evaluate
 from hyperslab.train.predict import predict
 from hyperslab.train.run import train
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from tests.formats.nifti.lists import save
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat

@@ -11,7 +11,7 @@ import yaml
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.builders import splits_of_recipe
+from hyperslab.train.samples import splits_of_recipe
 
 
 def recipe_of(folder: Path, **data: Any) -> Recipe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import h5py
@@ -15,6 +14,7 @@ from hyperslab.cli.simulate import simulate_command as command
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.source import Hdf5Folder
 from hyperslab.formats.source import ScanOptions
+from hyperslab.simulate import one_universe
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.parameters import NAMES, PARAMETERS, draw_universe, parameters_in
 from hyperslab.simulate.universes import make_universes
@@ -23,8 +23,7 @@ from tests.simulate.conftest import SIZE, STEPS
 
 @pytest.fixture(autouse=True)
 def _compiled_once(small: Nbody, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["hyperslab.simulate.universes"]
-    monkeypatch.setattr(module, "Nbody", lambda **_: small)
+    monkeypatch.setattr(one_universe, "Nbody", lambda **_: small)
 
 
 def bounds(words: str) -> dict[str, tuple[float, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from typer.testing import CliRunner
 
 from hyperslab.cli.simulate import simulate_command as command
 from hyperslab.errors import DataError
+from hyperslab.simulate import one_universe, universes
 from hyperslab.simulate.nbody import Nbody
 from hyperslab.simulate.universes import make_universes as api
 from tests.simulate.conftest import SIZE, STEPS
-
-simulate_module = sys.modules["hyperslab.simulate.universes"]
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +27,7 @@ def _compiled_once(small: Nbody, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (size, particles, steps) == (SIZE, SIZE, STEPS)
         return small
 
-    monkeypatch.setattr(simulate_module, "Nbody", shared)
+    monkeypatch.setattr(one_universe, "Nbody", shared)
 
 
 def simulate(folder: Path, *, count: int = 3, **changed: Any) -> list[Path]:
@@ -113,7 +111,7 @@ def test_a_run_killed_midway_is_completed_to_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate(tmp_path / "whole")
-    write = simulate_module.write_universe
+    write = one_universe.write_universe
 
     def write_the_first(path: Path, *rest: Any, **how: Any) -> None:
         if path != killed / "univ_ics_000000.hdf5":
@@ -122,7 +120,7 @@ def test_a_run_killed_midway_is_completed_to_the_same(
 
     killed = tmp_path / "killed"
     with monkeypatch.context() as patch:
-        patch.setattr(simulate_module, "write_universe", write_the_first)
+        patch.setattr(one_universe, "write_universe", write_the_first)
         with pytest.raises(KeyboardInterrupt):
             simulate(killed)
     (killed / "univ_ics_000001.hdf5.partial").write_bytes(b"half of a universe")
@@ -139,7 +137,7 @@ def test_a_finished_folder_is_not_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate(tmp_path)
-    monkeypatch.setattr(simulate_module, "Nbody", None)
+    monkeypatch.setattr(one_universe, "Nbody", None)
     assert len(simulate(tmp_path)) == 3
 
 
@@ -203,9 +201,9 @@ def test_threads_change_nothing(tmp_path: Path, threads: int) -> None:
 
 def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simulate(tmp_path / "alone", count=3)
-    monkeypatch.setattr(simulate_module, "WORTH_WORKERS", 0)
+    monkeypatch.setattr(universes, "WORTH_WORKERS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(simulate_module, "_nbody", None)  # nothing is made in this process
+    monkeypatch.setattr(one_universe, "_nbody", None)  # nothing is made in this process
     done: list[Path] = []
     found = simulate(tmp_path / "together", count=3, done=done.append)
     assert sorted(done) == found

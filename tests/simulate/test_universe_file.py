@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
-from hyperslab.simulate import universes
+from hyperslab.simulate import one_universe, universes
 from hyperslab.simulate.parameters import draw_universe
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
@@ -24,7 +24,7 @@ CHECKSUM = 4
 def written(folder: Path, size: int) -> Path:
     counts = np.random.default_rng(0).integers(0, 9, (size, size, size, 4)).astype(np.int16)
     path = universes.universe_path(folder, 0)
-    universes.write_universe(
+    one_universe.write_universe(
         path, counts, draw_universe(0, 0), REDSHIFTS, {"size": size, "seed": 0}
     )
     return path
@@ -56,9 +56,9 @@ def _whole(chunk: tuple[slice, ...], shape: tuple[int, ...]) -> list[slice]:
 
 def test_too_many_particles_in_a_voxel_are_refused() -> None:
     fits = np.full((1, 1, 1, 4), 32767, np.int32)
-    assert universes.as_int16(fits, 0).max() == 32767
+    assert one_universe.as_int16(fits, 0).max() == 32767
     with pytest.raises(DataError, match="universe 7: a voxel holds 32768 particles"):
-        universes.as_int16(fits + 1, 7)
+        one_universe.as_int16(fits + 1, 7)
 
 
 @contextmanager

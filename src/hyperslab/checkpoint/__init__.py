@@ -8,12 +8,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hyperslab.errors import DataError, RecipeError
+from hyperslab.checkpoint.files import read_checksum_manifest
+from hyperslab.errors import CheckpointError, DataError, HyperslabError, RecipeError
 
 
 def folder_of(run: Path) -> Path:
     """Return the folder of a run's checkpoints."""
     return run / "checkpoints"
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Return the checkpoints of steps, damaged ones too, and those that are aside for a moment."""
+    names = ("step-*", ".step-*.replaced")
+    return [path for name in names for path in sorted(folder_of(run).glob(name), reverse=True)]
 
 
 def check_unused(run: Path) -> None:
@@ -25,7 +32,7 @@ def check_unused(run: Path) -> None:
     there = next(path for path in (run, *run.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise RecipeError(f"output {there} is not a folder\n    choose another --output")
-    if any(any(folder_of(run).glob(name)) for name in ("step-*", ".step-*.replaced")):
+    if checkpoints_of(run):
         raise RecipeError(
             f"output {run} holds a run already\n"
             "    go on with --resume (hyperslab.fit: resume=True), or choose another --output"
@@ -42,11 +49,29 @@ def named_checkpoint(run: Path, which: str) -> Path:
 
 
 def check_checkpoint(run: Path, which: str) -> None:
-    """Refuses a checkpoint, by "best", "latest", a name or a path, that is not there."""
+    """Refuses a checkpoint, by "best", "latest", a name or a path, without a manifest.
+
+    That its files are as they were written is found out when they are read. Of the latest one the
+    one before may take the place.
+
+    Raises:
+        CheckpointError: a manifest is missing or is none of ours.
+        DataError: there is no such checkpoint.
+    """
     if which not in ("best", "latest"):
-        named_checkpoint(run, which)
-    elif not any(folder_of(run).glob("*step-*")):
-        raise no_checkpoint(run, which)
+        found = [named_checkpoint(run, which)]
+    elif which == "best" and (folder_of(run) / which).is_dir():
+        found = [folder_of(run) / which]
+    else:
+        found = checkpoints_of(run)
+    problem: HyperslabError = no_checkpoint(run, which)
+    for path in reversed(found):
+        try:
+            read_checksum_manifest(path)
+            return
+        except CheckpointError as error:
+            problem = error
+    raise problem
 
 
 def no_checkpoint(run: Path, which: str) -> DataError:

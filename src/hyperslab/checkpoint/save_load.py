@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import torch
 
 from hyperslab.checkpoint import files, snapshot
-from hyperslab.checkpoint.files import read_tensors, write_tensors
 from hyperslab.checkpoint.state import State, Tensors, check_fits, decode_value, fill, state_of
+from hyperslab.checkpoint.tensors import SUFFIX, read_tensors, write_tensors
 from hyperslab.comm import agreement, bootstrap
 from hyperslab.errors import CheckpointError, reason
 from hyperslab.util.atomic_files import partial_path
@@ -78,7 +78,7 @@ def _read_stem(path: Path, sums: files.Checksums, stem: str) -> Tensors:
     """Read all tensors of the files of one kind."""
     found: Tensors = {}
     for name in sorted(sums):
-        if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(files.SUFFIX)):
+        if not (name.startswith((f"{stem}.", f"{stem}-")) and name.endswith(SUFFIX)):
             continue
         tensors = read_tensors(path / name)
         if twice := found.keys() & tensors.keys():

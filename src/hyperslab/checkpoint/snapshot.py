@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from hyperslab.checkpoint.files import SUFFIX, check_storable
 from hyperslab.checkpoint.state import State, Tensors, encode_value
+from hyperslab.checkpoint.tensors import SUFFIX, check_storable
 from hyperslab.errors import CheckpointError
 from hyperslab.util.documents import check_json_memory
 from hyperslab.util.page_locked import fresh_memory, page_locked

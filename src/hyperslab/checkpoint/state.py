@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.checkpoint.files import check_storable
+from hyperslab.checkpoint.tensors import check_storable
 from hyperslab.errors import CheckpointError
 
 DOLLAR = "$"

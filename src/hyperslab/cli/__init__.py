@@ -2,8 +2,8 @@
 
 A command is imported when it runs: to list them all takes their names and their help lines alone.
 A command imports what it works with, torch before all, once it has looked at its words, the
-recipe and what can be known of files by their names: what is wrong with them is said in half a
-second, and not in three.
+recipe, and the names and headers of files: what is wrong with them is said in half a second, and
+not in three.
 """
 
 from __future__ import annotations

@@ -133,7 +133,6 @@ def folder(
     if not is_started():
         registry.check_source(src, source_format)
     from hyperslab.formats.convert import Request, convert
-    from hyperslab.launch.crew import with_crew
 
     request = Request(format, parts, subvolumes, compression, numbers, chosen)
 
@@ -158,7 +157,12 @@ def folder(
                 done=lambda outcome: bar.advance(bar.task_ids[0]),
             )
 
-    outcomes = with_crew(run, out) if is_started() else run()
+    if is_started():
+        from hyperslab.launch.crew import with_crew  # torch
+
+        outcomes = with_crew(run, out)
+    else:
+        outcomes = run()
     if outcomes is None:
         return  # this rank is not the main one
     for outcome in outcomes:

@@ -101,6 +101,11 @@ def evaluate_command(
             recipe.check_targets_exist("model", "data")
             check_checkpoint(run, checkpoint)
             recipe.data.check_path()
+            from hyperslab.train.samples import check_calibrated, check_data  # numpy
+
+            if calibrate:
+                check_calibrated(split)
+            check_data(recipe, split, windows=windows)
     from rich.console import Console
 
     from hyperslab.train.evaluate import evaluate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import trust_of
 
 if TYPE_CHECKING:
-    from hyperslab.formats.source import ScanOptions, Source
+    from hyperslab.formats.source import Source
     from hyperslab.formats.storage import Storage
 
 RECIPES = (".yaml", ".yml")
@@ -62,14 +61,16 @@ def inspect_command(
         words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
         recipe = load_recipe(path, words, trust=trust_of(path, trust or ()))
         recipe.data.check_path()
-        source, found, extents = _of_recipe(recipe)
+        source = recipe.data.chosen_volumes()
+        found, extents = _format_of(recipe), recipe.grid.model_dump()
     else:
         extents = _extents(words)
         allowed = AccessPolicy(outside_files, missing_chunks)
         registry.check_source(path, format)
         from hyperslab.formats.source import ScanOptions
 
-        source, found = _opened([path], ScanOptions(channels, format, allowed=allowed))
+        found = format or registry.find_format(path)[0].name
+        source = registry.sources_here([path], ScanOptions(channels, format, allowed=allowed))
     storage = source.storage(0)
     say(f"{path}: {len(source.names)} samples, {found}")
     for word, text in _about(source, storage).items():
@@ -99,35 +100,15 @@ def _verify(source: Source, folder: Path | None) -> None:
         raise typer.Exit(1)
 
 
-def _opened(folders: Sequence[Path], options: ScanOptions) -> tuple[Source, str]:
-    """Open the samples of folders as one source, and find the names of their formats."""
-    found = [
-        options.format
-        or (registry.MAPPED if options.mapping else registry.find_format(folder)[0].name)
-        for folder in folders
-    ]
-    from hyperslab.comm import Grid
-
-    return registry.sources_of(folders, Grid(), options), " and ".join(dict.fromkeys(found))
-
-
-def _of_recipe(recipe: Recipe) -> tuple[Source, str, dict[str, int]]:
-    """Open the samples of a recipe; return them with their format's name and the grid's extents."""
-    from hyperslab.formats.source import ScanOptions, Source
-    from hyperslab.formats.views import selected
-
+def _format_of(recipe: Recipe) -> str:
+    """Name the formats of a recipe's folders, or else what makes its volumes."""
     data = recipe.data
-    origin = data.origin
-    if isinstance(origin, Source):
-        source, found = origin, "synthetic"
-    else:
-        folders = [origin] if isinstance(origin, Path) else origin
-        options = ScanOptions(
-            data.channels, data.format, allowed=data.allowed, mapping=data.mapping
-        )
-        source, found = _opened(folders, options)
-    source = selected(source, data.redshifts, data.targets, data.subvolume, data.multiple)
-    return source, found, recipe.grid.model_dump()
+    if data.synthetic is not None or data.target is not None:
+        return data.target or "synthetic"
+    if data.format is not None or data.mapping is not None:
+        return data.format or registry.MAPPED
+    found = [registry.find_format(folder)[0].name for folder in data.lists.folders()]
+    return " and ".join(dict.fromkeys(found))
 
 
 def _extents(words: list[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from hyperslab.comm.launchers import adopt_launcher, read_variables
 from hyperslab.errors import RecipeError
 
 if TYPE_CHECKING:
-    from hyperslab.train.sliding_windows import WindowPolicy
+    from hyperslab.train.samples import WindowPolicy
 
 N = TypeVar("N", int, float)
 
@@ -55,7 +55,7 @@ def windows_of_options(
     chosen = 0.5 if overlap is None else overlap
     if not 0 <= chosen < 1:
         raise typer.BadParameter(f"--overlap {chosen:g}: give 0 <= overlap < 1")
-    from hyperslab.train.sliding_windows import WindowPolicy  # torch
+    from hyperslab.train.samples import WindowPolicy  # numpy
 
     return WindowPolicy(size, chosen, blend or "gaussian")
 

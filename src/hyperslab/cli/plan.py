@@ -86,17 +86,20 @@ def plan_command(
     for file in filter(None, (json_path, figure)):
         if not file.absolute().parent.is_dir():
             raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
+    if calibrate is not None:
+        check_machine_file("--calibrate", calibrate)
     if extents is not None:
         with _naming_shape(shape):
             config.model.check_extents(extents[1:], config.data.where)
     else:
+        config.check_extents()
         if config.data.is_here:
             config.data.check_path()
+            from hyperslab.train.samples import check_data  # numpy
+
+            check_data(config, "train", "validation", cut=False)
         else:
             _ = config.expected_shape
-        config.check_extents()
-    if calibrate is not None:
-        check_machine_file("--calibrate", calibrate)
     count = ranks or config.grid.size
     from rich.console import Console
 

@@ -58,18 +58,23 @@ def report_command(
             raise DataError(f"--control: there is no folder {folder}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise DataError(f"cannot write --json {json_path}: No such file or directory")
+    compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
+    compares = compares or bool(controls) or output is not None or json_path is not None
+    if not compares:
+        from hyperslab.studies.run_folder import read_run  # numpy
+
+        read = [read_run(run) for run in runs]
     with importing_figures():
         from hyperslab.studies.report import FigureFormat, write_comparison, write_report
         from hyperslab.studies.report.canvas import figures_beside
 
     formats = [FigureFormat(word) for word in wanted]
-    compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
-    if compares or controls or output is not None or json_path is not None:
+    if compares:
         whose = ""
         page = write_comparison(runs, controls, output=output, numbers=json_path, figures=formats)
     else:
         whose = f" (the page of {runs[0]}, with {runs[1]} beside it)" if len(runs) == 2 else ""
-        page = write_report(*runs, figures=formats)
+        page = write_report(*read, figures=formats)
     typer.echo(f"{page}{whose}")
     if formats:
         folder = figures_beside(page)

@@ -107,6 +107,10 @@ def scale_command(
     )
     if not points:
         raise refused[0].error
+    if config.data.is_here and not is_started():
+        from hyperslab.train.samples import check_data  # numpy
+
+        check_data(config, "train", "validation", cut=False)
     with importing_figures():
         from hyperslab.studies.scaling.summary import short_table, study_remarks, write_study
     from rich.console import Console

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.checkpoint import check_unused, folder_of
+from hyperslab.checkpoint import check_checkpoint, check_unused, checkpoints_of, folder_of
 from hyperslab.cli import rank
 from hyperslab.cli.done import is_known_done, note_done, nothing_left
 from hyperslab.cli.options import OverridesArgument, TrustOption
@@ -97,6 +97,8 @@ def train_command(
         if not rank.is_started():
             asked.check_targets_exist()
             if resume:
+                if checkpoints_of(asked.output):
+                    check_checkpoint(asked.output, "latest")
                 same = _is_same_training(asked)
                 if same and not asked.undecided and is_known_done(asked.output, asked.epochs):
                     say(nothing_left(asked.output, asked.epochs))
@@ -106,6 +108,11 @@ def train_command(
                 asked.data.check_path()
             asked.check_extents()
             asked.check_cuts()
+            if asked.data.is_here or not resume:
+                from hyperslab.train.samples import check_data  # numpy
+
+                test = ("test",) if asked.follow_test else ()
+                check_data(asked, "train", "validation", *test)
         config = asked
         # Ranks that something else has started choose together, once they have met.
         if asked.undecided and not rank.is_started() and count is not None:
@@ -148,7 +155,7 @@ def train_command(
 def _is_same_training(recipe: Recipe) -> bool:
     """Say whether the run in the output is that of the recipe; raises as `changed_keys`."""
     there = recipe.output / RUN_RECIPE
-    if not there.is_file() or not any(folder_of(recipe.output).glob("*step-*")):
+    if not there.is_file() or not checkpoints_of(recipe.output):
         return False
     try:
         before = load_recipe(there)

@@ -4,20 +4,28 @@ The way of a voxel, in reading order: `open_dataset` finds the files and wires w
 `dataset` shows mini-batches, loaded ahead of the step; `sampler` says which samples make one;
 `assemble` puts this rank's part of it together, sample by sample, of what it reads from the
 `Source` and of what `store` keeps or brings from other ranks; `transforms` makes the network's
-input of it, and `augment` flips it.
+input of it, and `augment` flips it. A name is imported when it is first asked for: what chooses
+samples needs no torch.
 """
 
-from hyperslab.data.assemble import os_bytes_read
-from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.open_dataset import StorePolicy, open
-from hyperslab.data.sampler import Folds, Listed
-from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder, ZarrFolder
-from hyperslab.formats.nifti.source import NiftiFolder
-from hyperslab.formats.source import Source
-from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.targets import Parameters
-from hyperslab.formats.tfrecord.source import TfRecordFolder
-from hyperslab.formats.views import Subvolumes
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hyperslab.util import importing_names
+
+if TYPE_CHECKING:
+    from hyperslab.data.assemble import os_bytes_read
+    from hyperslab.data.dataset import Dataset, PrefetchPolicy
+    from hyperslab.data.open_dataset import StorePolicy, open
+    from hyperslab.data.sampler import Folds, Listed
+    from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder, ZarrFolder
+    from hyperslab.formats.nifti.source import NiftiFolder
+    from hyperslab.formats.source import Source
+    from hyperslab.formats.synthetic import SyntheticVolumes
+    from hyperslab.formats.targets import Parameters
+    from hyperslab.formats.tfrecord.source import TfRecordFolder
+    from hyperslab.formats.views import Subvolumes
 
 __all__ = [
     "Dataset",
@@ -37,3 +45,24 @@ __all__ = [
     "open",
     "os_bytes_read",
 ]
+
+_MODULES = {
+    "assemble": ("os_bytes_read",),
+    "dataset": ("Dataset", "PrefetchPolicy"),
+    "open_dataset": ("StorePolicy", "open"),
+    "sampler": ("Folds", "Listed"),
+    "hyperslab.formats": (
+        "Hdf5Folder",
+        "NiftiFolder",
+        "NpyFolder",
+        "Parameters",
+        "Source",
+        "Subvolumes",
+        "SyntheticVolumes",
+        "TfRecordFolder",
+        "ZarrFolder",
+    ),
+}
+"""The module of each name, as the imports above have it for type checkers."""
+
+__getattr__ = importing_names(__name__, _MODULES)

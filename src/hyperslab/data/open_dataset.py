@@ -27,7 +27,13 @@ from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
 from hyperslab.data.augment import Symmetry
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits
+from hyperslab.data.sampler import (
+    Schedule,
+    SplitCounts,
+    SplitPolicy,
+    Splits,
+    check_one_shape,
+)
 from hyperslab.data.store import (
     BatchPlanner,
     SampleBoxes,
@@ -382,15 +388,7 @@ def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
     The volumes of a mini-batch have one shape, and each as many voxels along a side as the grid has
     ranks.
     """
-    if source.shapes and batch_size > 1:
-        odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
-        raise DataError(
-            f"{source.where(odd)}: has {_extents(source.shapes[odd])} voxels but "
-            f"{source.where(0)} has {_extents(source.shapes[0])}, and the volumes of a mini-batch "
-            f"have one shape, but {batch_size=}\n"
-            "    use batch_size 1 (data.batch_size=1, and optimizer.accumulate=N for N a step), or "
-            "bring them to one shape: hyperslab convert lits"
-        )
+    check_one_shape(source, batch_size)
     seen = set()
     for sample in range(len(source.shapes) or 1):
         shape = tuple(source.shape_of(sample))
@@ -401,10 +399,6 @@ def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
             grid.partition((batch_size, *shape))
         except LayoutError as error:
             raise LayoutError(f"{source.where(sample)}: {error}") from error
-
-
-def _extents(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape[1:]))
 
 
 def sample_bytes(source: Source, grid: Grid, *, whole: bool = False) -> int:

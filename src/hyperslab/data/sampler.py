@@ -179,6 +179,20 @@ class Schedule:
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
 
+def check_one_shape(source: Source, batch_size: int) -> None:
+    """Refuses volumes of several shapes in mini-batches of several volumes."""
+    if not source.shapes or batch_size == 1:
+        return
+    odd = next(i for i, shape in enumerate(source.shapes) if shape != source.shapes[0])
+    first, other = (" x ".join(map(str, source.shapes[i][1:])) for i in (0, odd))
+    raise DataError(
+        f"{source.where(odd)}: has {other} voxels but {source.where(0)} has {first}, and the "
+        f"volumes of a mini-batch have one shape, but {batch_size=}\n"
+        "    use batch_size 1 (data.batch_size=1, and optimizer.accumulate=N for N a step), or "
+        "bring them to one shape: hyperslab convert lits"
+    )
+
+
 POSITIONS = re.compile(r"(\d*):(\d*)")
 """Samples by their place in the data set, as Python counts: ``0:800`` are the first 800."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import os
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from hyperslab.errors import DataError, HyperslabError, printable
 from hyperslab.formats.files import OWN_DATA, check_folder, walk_folder
 from hyperslab.formats.manifest import MANIFEST_FILE, volumes_of
 
-if TYPE_CHECKING:  # with torch, for which recipes do not wait
+if TYPE_CHECKING:  # with numpy and torch, for which recipes do not wait
     from hyperslab.comm import Grid
     from hyperslab.formats.source import ScanOptions, Source
     from hyperslab.formats.writer import Writer
@@ -58,6 +59,8 @@ def look_in_current_folder() -> None:
         if here not in sys.path:
             sys.path.append(here)
 
+
+log = logging.getLogger("hyperslab")
 
 Driver = Literal["mpio"]
 
@@ -146,7 +149,7 @@ _BUILT_IN = {
         "TFRecords of Mathuriya et al. 2018, many samples a file",
     ),
 }
-"""The formats that come along, by name; their classes are imported with torch, when needed."""
+"""The formats that come along, by name; their classes are imported when needed."""
 
 _FORMATS: dict[str, Format] = {}
 """The formats that have been registered besides, by name, in that order."""
@@ -287,19 +290,26 @@ def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | Non
         raise DataError(f"{driver=}: choose from {', '.join(get_args(Driver))}")
     if options.format is not None:
         named(options.format)
-
-    def scan() -> tuple[Source, dict[str, str], str]:
-        source, others = scanned(folder, options)
-        converted = os.path.lexists(folder / MANIFEST_FILE)
-        return source, volumes_of(folder) if converted else {}, others
-
-    source, volumes, others = broadcast_from_main(scan)
+    source, others = broadcast_from_main(lambda: scanned(folder, options))
     for words in filter(None, (others, source.remark)):
         log_once(grid, words)
     if driver is not None:
+        volumes = source.volumes
         source = source.read_together(driver, grid)
-    source.volumes = volumes
+        source.volumes = volumes
     return source
+
+
+def sources_here(paths: Iterable[Path], options: ScanOptions) -> Source:
+    """Opens folders as `sources_of` does, without torch, as this process alone sees them."""
+    from hyperslab.formats.views import joined
+
+    parts = {}
+    for path in paths:
+        parts[path], others = scanned(path, options)
+        for words in filter(None, (others, parts[path].remark)):
+            log.info("%s", words)
+    return joined(parts)
 
 
 def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
@@ -326,6 +336,8 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
                 f"{folder}: {files} are samples of one name, {printable(name)!r}\n    keep one of "
                 "them, or rename it"
             )
+    if os.path.lexists(folder / MANIFEST_FILE):
+        source.volumes = volumes_of(folder)
     return source, others
 
 

@@ -12,18 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid
 from hyperslab.errors import DataError
 from hyperslab.formats.files import STRICT, AccessPolicy, DataMap, Refuse
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import Channels, StorageOrder
 from hyperslab.formats.targets import Parameters, numbered_names
 from hyperslab.geometry import Box
+
+if TYPE_CHECKING:  # torch, which headers do not need
+    from hyperslab.comm import Grid
 
 PUBLIC_KEYS = ("full", "unitPar")
 """The keys of the public CosmoFlow files, for what comes from files without keys."""

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.comm import AXES
-from hyperslab.comm.grid import SPATIAL_AXES
+from hyperslab.comm.launchers import AXES
+from hyperslab.comm.placement import SPATIAL_AXES
 from hyperslab.errors import LayoutError
 from hyperslab.formats.storage_order import StorageOrder
 from hyperslab.geometry import Box, Cut, Interval

@@ -13,14 +13,16 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyperslab.comm import Grid
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.formats.source import Array, Extras, Source, SourceView, VolumePart
 from hyperslab.geometry import Box
+
+if TYPE_CHECKING:  # torch
+    from hyperslab.comm import Grid
 
 SAME_LINE = 1e-6
 """The share of a parameter's range by which its line may differ: each folder has fitted one."""

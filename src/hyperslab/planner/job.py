@@ -14,16 +14,15 @@ import torch
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.comm.grid import SPATIAL_AXES
 from hyperslab.errors import RecipeError
-from hyperslab.formats.registry import scanned
-from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.source import Source
 from hyperslab.formats.synthetic import SyntheticVolumes
-from hyperslab.formats.views import joined, selected
+from hyperslab.formats.views import selected
 from hyperslab.planner.trace import Workload
 from hyperslab.recipe.schema import GridSection, Recipe
-from hyperslab.train.builders import samples_of_split
 from hyperslab.train.network import build_network, check_first_pass
 from hyperslab.train.objective import build_objective
 from hyperslab.train.optimizer import build_optimizer
+from hyperslab.train.samples import samples_of_split
 from hyperslab.train.step import PRECISIONS
 
 VolumeShape = tuple[int, ...]
@@ -167,8 +166,7 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
             source = selected(source, None, None, data.subvolume)
         recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
     else:
-        chosen = (data.redshifts, data.targets, data.subvolume, data.multiple)
-        source = selected(source_of(recipe), *chosen)
+        source = data.chosen_volumes()
     count = len(samples_of_split(recipe, source, "train"))
     shown = count + len(samples_of_split(recipe, source, "validation"))
     target = 1 if source.classes else 8 * len(source.parameters.names)
@@ -192,17 +190,6 @@ _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", 
 """Replaces the splits of a recipe without data: there are not as many volumes as it may count."""
 
 
-def source_of(recipe: Recipe) -> Source:
-    """Looks at a recipe's data in this process alone; whole volumes, of which nothing is chosen."""
-    data = recipe.data
-    origin = data.origin
-    if isinstance(origin, Source):
-        return origin
-    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
-    folders = data.lists.folders()
-    return joined({folder: scanned(folder, options)[0] for folder in folders})
-
-
 def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
     classes = _classes(recipe)
     samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
@@ -215,7 +202,7 @@ def _classes(recipe: Recipe) -> int:
     if recipe.segments is not None:
         return 3 if recipe.segments else 0
     if recipe.data.is_here:
-        return len(source_of(recipe).classes)
+        return len(recipe.data.whole_volumes().classes)
     try:
         build_objective(recipe, _card(SyntheticVolumes((1, 8, 8, 8), 1)))
     except RecipeError:

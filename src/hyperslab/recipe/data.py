@@ -37,7 +37,7 @@ from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection
 from hyperslab.util.documents import read_bytes
 
 if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
-    from hyperslab.formats.source import Source
+    from hyperslab.formats.source import ScanOptions, Source
     from hyperslab.formats.synthetic import SyntheticVolumes
 
 
@@ -493,6 +493,34 @@ class DataSection(TargetSection):
             source: Source = Maker("data", A_SOURCE)(self)
             return source
         return self.lists.folders() if self.path is None else self.path
+
+    @property
+    def scan_options(self) -> ScanOptions:
+        """Return what is said of folders before they are scanned."""
+        from hyperslab.formats.source import ScanOptions
+
+        return ScanOptions(self.channels, self.format, allowed=self.allowed, mapping=self.mapping)
+
+    def whole_volumes(self) -> Source:
+        """Look at the volumes, of which nothing is chosen, without torch and in this process alone.
+
+        Raises:
+            DataError, RecipeError: as `origin`, or a file is not what it should be.
+        """
+        from hyperslab.formats.source import Source
+
+        origin = self.origin
+        if isinstance(origin, Source):
+            return origin
+        folders = [origin] if isinstance(origin, Path) else origin
+        return registry.sources_here(folders, self.scan_options)
+
+    def chosen_volumes(self) -> Source:
+        """Look at the samples that the keys choose; raises as `whole_volumes` and `selected`."""
+        from hyperslab.formats.views import selected
+
+        whole = self.whole_volumes()
+        return selected(whole, self.redshifts, self.targets, self.subvolume, self.multiple)
 
     def absolute_paths(self) -> dict[str, object]:
         """The keys whose paths depend on the working folder, as they are from any other one."""

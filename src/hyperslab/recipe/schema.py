@@ -309,9 +309,13 @@ class Recipe(CodeSection):
         if extents := self.known_extents:
             self.model.check_extents(extents, self.data.where)
 
-    def check_cuts(self) -> None:
-        """Refuse more ranks along an axis than voxels, where keys say how many (`LayoutError`)."""
-        for axis, voxels in zip(("depth", "height", "width"), self.known_extents, strict=False):
+    def check_cuts(self, extents: tuple[int, ...] | None = None) -> None:
+        """Refuse more ranks along an axis than volumes (D, H, W) have voxels (`LayoutError`).
+
+        Without ``extents`` where keys say how many these are.
+        """
+        known = extents or self.known_extents
+        for axis, voxels in zip(("depth", "height", "width"), known, strict=False):
             shards = getattr(self.grid, axis)
             if shards > voxels:
                 raise LayoutError(

@@ -34,7 +34,7 @@ from hyperslab.train.mask_files import MaskFormat
 from hyperslab.train.network import LossFunction, UserObjects, class_name, digest_of_network
 from hyperslab.train.predict import InputOutcome, predict
 from hyperslab.train.run import RECIPE, train
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from hyperslab.util.logs import show_logs
 from hyperslab.util.optional_libraries import importing_figures
 

@@ -6,8 +6,3 @@ each `step`; `history`, `loggers` and `mlperf` are what it writes, `profile` and
 its time goes. A trained network is measured by `evaluate`, with `metrics`, and used by
 `predict`, both of whole volumes or in `sliding_windows`.
 """
-
-from hyperslab.checkpoint.save_load import load, save
-from hyperslab.errors import CheckpointError
-
-__all__ = ["CheckpointError", "load", "save"]

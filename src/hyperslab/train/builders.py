@@ -24,16 +24,16 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.comm.placement import CUBE, Numbering, number_by_node
 from hyperslab.data.open_dataset import StorePolicy
-from hyperslab.data.sampler import SplitPolicy, Splits
 from hyperslab.data.store import memory_budget
 from hyperslab.errors import RecipeError
 from hyperslab.formats.registry import sources_of
-from hyperslab.formats.source import ScanOptions, Source
+from hyperslab.formats.source import Source
 from hyperslab.parallel import parallelize
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, build_network, check_first_pass
 from hyperslab.train.objective import check_loss_target
+from hyperslab.train.samples import samples_of_split, splits_of_recipe
 
 
 def numbering_of(recipe: Recipe) -> Numbering:
@@ -81,29 +81,6 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
 
 
 KEEP_NOTHING = StorePolicy("direct")
-
-
-def samples_of_split(recipe: Recipe, source: Source, split: str) -> list[int]:
-    """Return the samples of a split of the recipe's data; raises as `SplitPolicy.samples`."""
-    data = recipe.data
-    policy = SplitPolicy(
-        split,
-        splits_of_recipe(recipe),
-        data.fractions,
-        data.counts,
-        folders=data.splits == "folders",
-        seed=data.seed,
-    )
-    return policy.samples(source)
-
-
-def splits_of_recipe(recipe: Recipe) -> Splits | None:
-    """Return a recipe's lists or folds, None where splits are drawn; raises as `Lists.folders`."""
-    data = recipe.data
-    words = {split: data.lists.relative(split) for split in data.listed}
-    if data.fold is not None and data.folds is not None:
-        return volumes.Folds(data.fold, data.folds, **words)
-    return volumes.Listed(**words) if words else None
 
 
 def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
@@ -158,8 +135,8 @@ def _scanned_once(recipe: Recipe, grid: Grid, given: UserObjects) -> Source | No
     origin = data.origin
     if isinstance(origin, Source):
         return None
-    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
-    return sources_of([origin] if isinstance(origin, Path) else origin, grid, options)
+    folders = [origin] if isinstance(origin, Path) else origin
+    return sources_of(folders, grid, data.scan_options)
 
 
 def open_data(

@@ -67,7 +67,13 @@ from hyperslab.train.metrics import (
 from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
-from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowedModel, WindowPolicy
+from hyperslab.train.samples import (
+    WindowPolicy,
+    check_calibrated,
+    check_windows,
+    samples_of_split,
+)
+from hyperslab.train.sliding_windows import WindowedModel
 from hyperslab.train.step import autocast
 from hyperslab.train.uncertainty import moments_of, spread_columns, uncertainty_of
 from hyperslab.util.atomic_files import (
@@ -446,7 +452,7 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     """Return the mean of the normalised targets (P,) over the training split."""
     source = data.source
-    chosen = builders.samples_of_split(recipe, source, "train")
+    chosen = samples_of_split(recipe, source, "train")
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
 
@@ -515,11 +521,8 @@ def evaluate(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    if calibrate and split in ("validation", "all"):
-        raise DataError(
-            f"calibration fits lines to the validation split, so the {split} split says nothing "
-            "about them\n    measure the test split"
-        )
+    if calibrate:
+        check_calibrated(split)
     run = Path(run)
     recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth", trust=trust)
     options: dict[str, object] = {
@@ -545,8 +548,7 @@ def evaluate(
             recipe, data = ranged, opened(ranged, split)
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
-        if windows is not None and not data.classes:
-            raise DataError(WINDOWS_NEED_CLASSES)
+        check_windows(windows, data.classes)
         about = builders.data_card(data)
         model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)

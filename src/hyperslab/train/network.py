@@ -29,6 +29,7 @@ from hyperslab.recipe.instantiate import A_NETWORK, Maker
 from hyperslab.recipe.network import PythonModel
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
+from hyperslab.train.samples import mismatch_message
 from hyperslab.util.torch_internals import FAKE_TENSOR_MODULE, fake_tensor_mode, own_tensors
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -143,32 +144,12 @@ def build_network(
     """
     config = recipe.model
     if config.segments not in (None, bool(about.classes)):
-        raise RecipeError(mismatch_message(recipe, about))
+        raise RecipeError(mismatch_message(recipe, about.classes))
     if given.model is not None:
         return given.model
     if isinstance(config, PythonModel):
         return rebuilt_network(recipe, config)
     return config.build(about.shape, outputs_of(about, recipe.loss), where=recipe.data.where)
-
-
-def mismatch_message(recipe: Recipe, about: DataCard) -> str:
-    """Return the words for data that network or loss are not made for."""
-    found = "a class for every voxel" if about.classes else "parameters and no classes"
-    remedy = (
-        "model.name=unet3d and loss=dice_cross_entropy"
-        if about.classes
-        else "model.name=cosmoflow and loss=mse"
-    )
-    loss = recipe.loss if isinstance(recipe.loss, str) else recipe.loss.target
-    taken = f"model.name={recipe.model.name} and loss={loss} are"
-    if recipe.model.segments is None:
-        taken = f"loss={loss} is"
-    if recipe.data.synthetic is not None:
-        remedy += f", or data.synthetic.{'targets=4' if about.classes else 'classes=3'}"
-    return (
-        f"{recipe.data.where} holds volumes with {found}, but "
-        f"{taken} not for these\n    use {remedy}"
-    )
 
 
 MULTIPLES = (2, 4, 8, 16, 32, 64)  # as a network halves extents once, twice, ...

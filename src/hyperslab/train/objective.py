@@ -33,9 +33,9 @@ from hyperslab.train.network import (
     NO_USER_OBJECTS,
     LossFunction,
     UserObjects,
-    mismatch_message,
     outputs_of,
 )
+from hyperslab.train.samples import mismatch_message
 
 LOSSES: dict[str, LossFunction] = {
     "mse": F.mse_loss,
@@ -333,7 +333,7 @@ def build_objective(
     """
     loss = given.loss or recipe.loss
     if isinstance(loss, str) and loss not in losses_for(about):
-        raise RecipeError(mismatch_message(recipe, about))
+        raise RecipeError(mismatch_message(recipe, about.classes))
     if isinstance(loss, TargetSection):
         loss = loss_from_target(loss, about, "loss")
     elif not isinstance(loss, str):

@@ -57,7 +57,8 @@ from hyperslab.train.input_volumes import (
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, outputs_of
-from hyperslab.train.sliding_windows import WINDOWS_NEED_CLASSES, WindowPolicy, blended_layers
+from hyperslab.train.samples import WindowPolicy, check_windows
+from hyperslab.train.sliding_windows import blended_layers
 from hyperslab.train.step import autocast
 from hyperslab.train.uncertainty import moments_of, spread_columns
 from hyperslab.util.atomic_files import (
@@ -554,8 +555,7 @@ def predict(
             lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
             failing="cannot list the inputs",
         )
-        if windows is not None and not network.about.classes:
-            raise DataError(WINDOWS_NEED_CLASSES)
+        check_windows(windows, network.about.classes)
         if format != "nifti" and not network.about.classes:
             raise DataError(f"{format} is a format of masks; this network gives numbers")
         if windows is not None and isinstance(network.transform, MeanScale):

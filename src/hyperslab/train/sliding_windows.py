@@ -13,47 +13,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast, get_args
+from typing import cast
 
 import torch
 
 from hyperslab.comm import Grid
-from hyperslab.errors import DataError
 from hyperslab.formats import optional
 from hyperslab.geometry import Box, Partition
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import first_copies, send_boxes
-
-Blend = Literal["constant", "gaussian"]
-
-WINDOWS_NEED_CLASSES = "windows are for networks that give voxels classes; this one gives numbers"
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPolicy:
-    """``size``: voxels of a window along D, H and W. ``overlap``: of neighbours, a share of that.
-
-    ``blend``: where windows overlap all count alike, or those whose centre is nearer count more.
-
-    Raises:
-        DataError: a size is less than 1, the overlap not in [0, 1), or there is no such blend.
-    """
-
-    size: tuple[int, int, int]
-    overlap: float = 0.5
-    blend: Blend = "gaussian"
-
-    def __post_init__(self) -> None:
-        if min(self.size) < 1 or not 0 <= self.overlap < 1 or self.blend not in get_args(Blend):
-            raise DataError(
-                f"window {self.size}, overlap {self.overlap:g}, blend {self.blend!r}: needs 1 "
-                f"voxel at least, 0 <= overlap < 1, and {' or '.join(get_args(Blend))}"
-            )
-
-    @property
-    def facts(self) -> dict[str, object]:
-        """Return the facts by which a prediction is known again, as JSON has them."""
-        return {"window": list(self.size), "overlap": self.overlap, "blend": self.blend}
+from hyperslab.train.samples import WindowPolicy
 
 
 def blended_layers(

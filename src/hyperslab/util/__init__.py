@@ -11,9 +11,15 @@ from typing import Any
 def importing_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its names when they are asked for.
 
-    ``modules`` has the names by the modules that define them; modules are found by their own.
+    ``modules`` has the names by the modules that define them, in the package or, with their whole
+    names, elsewhere; modules of the package are found by their own.
     """
-    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names}
+    top = f"{package.partition('.')[0]}."
+    homes = {
+        name: module if module.startswith(top) else f"{package}.{module}"
+        for module, names in modules.items()
+        for name in names
+    }
 
     def find(name: str) -> Any:
         if name in homes:

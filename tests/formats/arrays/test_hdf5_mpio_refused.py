@@ -12,7 +12,7 @@ import pytest
 
 from hyperslab.data import open
 from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.arrays.open import replica_of
+from hyperslab.formats.arrays.mpio import replica_of
 from tests.formats.universes import Seat, folder
 from tests.formats.writers import npy
 

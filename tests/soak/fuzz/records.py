@@ -41,7 +41,7 @@ from hyperslab.train.profile import (
     write_profile,
 )
 from hyperslab.train.run import train
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from tests.checkpoint.forged import write_sums
 from tests.formats import writers
 from tests.formats.convert import scans

@@ -21,7 +21,7 @@ from hyperslab.train.builders import open_data
 from hyperslab.train.evaluate import ClassEvaluation, evaluate, find_checkpoint
 from hyperslab.train.metrics import scores_of
 from hyperslab.train.run import train
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 from tests.train.scans import CLASSES, write_recipe, write_scans

@@ -31,7 +31,7 @@ from hyperslab.geometry import Box
 from hyperslab.train import mask_files
 from hyperslab.train.mask_files import MaskBytes, MaskFormat, strips
 from hyperslab.train.predict import predict
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from tests.cli.test_interrupts import begin, nobody_left, wait
 from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks

@@ -24,7 +24,7 @@ from hyperslab.recipe.load import recipe_for
 from hyperslab.train.evaluate import find_checkpoint
 from hyperslab.train.input_volumes import NiftiVolume
 from hyperslab.train.predict import TrainedNetwork, predict, predict_mask
-from hyperslab.train.sliding_windows import WindowPolicy
+from hyperslab.train.samples import WindowPolicy
 from tests.formats.convert.scans import nib, numbers, write
 from tests.ranks import run_ranks
 from tests.selection import by_rotation

@@ -19,21 +19,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from hyperslab.comm import Grid
 from hyperslab.errors import DataError, printable
 from hyperslab.formats.arrays import hdf5, layouts
 from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
     Catalog,
-    MpioReader,
     kind_of_file,
     open_keyed,
-    replica_of,
     stamps_of,
 )
 from hyperslab.formats.arrays.scan import SHOWN_AS, TARGET_SUFFIX, scan_arrays, scan_npy
@@ -43,6 +40,9 @@ from hyperslab.formats.storage import HDF5_SIEVE, Storage
 from hyperslab.formats.storage_order import LBANN_ORDER
 from hyperslab.formats.targets import SCAN_KEYS, as_classes
 from hyperslab.geometry import Box
+
+if TYPE_CHECKING:  # torch
+    from hyperslab.comm import Grid
 
 
 class ArrayFolder(Source):
@@ -214,6 +214,8 @@ class Hdf5Folder(KeyedFolder):
     """Shows HDF5 files of known layouts, read by this rank alone or by MPI-IO."""
 
     def read_together(self, driver: str, grid: Grid) -> Hdf5Folder:
+        from hyperslab.formats.arrays.mpio import MpioReader, replica_of
+
         return Hdf5Folder(self.catalog, MpioReader(replica_of(grid)))
 
 

@@ -28,12 +28,11 @@ from typing import Literal
 
 import google_crc32c
 
-from hyperslab.comm import Grid
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import registry
 from hyperslab.formats.files import STRICT, AccessPolicy, Stamp, file_checksum, recorded_stamps
 from hyperslab.formats.manifest import MANIFEST_FILE, Entry, read_manifest
-from hyperslab.formats.registry import Format, sources_of
+from hyperslab.formats.registry import Format, sources_here
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.storage import ChunkSides, chunk_sides
 from hyperslab.formats.storage_order import Channels
@@ -386,7 +385,7 @@ def verify_written(folder: Path, writer: Writer, written: Mapping[str, SampleToW
     """Opens the folder, and refuses it if what is read of it is not what was to be written."""
     expected = next(iter(written.values())).source
     options = ScanOptions(writer.told(expected), writer.read_as, own=True)
-    found = sources_of([folder], Grid(), options)
+    found = sources_here([folder], options)
     try:
         _same(folder, "names", sorted(found.names), sorted(written))
         for sample, name in enumerate(found.names):
@@ -626,7 +625,7 @@ def convert(
     _check_apart(root, out)
     bad: list[DataError] = []
     options = ScanOptions(channels, source_format, bad.append, allowed)
-    source = sources_of([root], Grid(), options)
+    source = sources_here([root], options)
     plan = Plan(root, source, request)
     with lock_manifest(out, plan.asked(), plan.recorded()) as manifest:
         begun(len(source.names) + len(bad), plan.notices())

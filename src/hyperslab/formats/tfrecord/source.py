@@ -25,13 +25,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import broadcast_from_main
 from hyperslab.errors import DataError
 from hyperslab.formats import targets
 from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
@@ -44,6 +42,9 @@ from hyperslab.formats.targets import Parameters, as_numbers
 from hyperslab.formats.tfrecord import records
 from hyperslab.formats.writer import SampleToWrite, Writer, open_gzip_writer
 from hyperslab.geometry import Box
+
+if TYPE_CHECKING:  # torch
+    from hyperslab.comm import Grid
 
 CHANNEL_REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Redshifts of MLPerf's universes, in the order of their channels: those of the public files."""
@@ -80,6 +81,8 @@ class TfRecordFolder(ArrayFolder):
                 TFRecord, of several records, or of another length than the first; the first has
                 no ``x`` or ``y``, or ``x`` is not of the shape.
         """
+        from hyperslab.comm.agreement import broadcast_from_main
+
         return cls(broadcast_from_main(lambda: _scan_single(Path(path), shape)))
 
     @classmethod

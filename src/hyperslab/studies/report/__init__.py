@@ -44,11 +44,14 @@ __all__ = ["FigureFormat", "figures_beside", "write_comparison", "write_report"]
 
 
 def write_report(
-    path: str | Path, beside: str | Path | None = None, *, figures: Sequence[FigureFormat] = ()
+    of: str | Path | Run,
+    beside: str | Path | Run | None = None,
+    *,
+    figures: Sequence[FigureFormat] = (),
 ) -> Path:
-    """Writes ``report.html`` into a run's folder and returns its path.
+    """Writes ``report.html`` into the folder ``of`` a run, read already or not; returns its path.
 
-    With ``beside``, the folder of another run, the timelines of both are shown on one scale, and
+    With ``beside``, another run, the timelines of both are shown on one scale, and
     their errors are compared if both are evaluated on the same volumes.
 
     A run that is not finished or not evaluated gives a page that says what is missing and
@@ -59,10 +62,11 @@ def write_report(
         DataError: not a run's folder, the same one twice, a broken file in it, or a folder that
             cannot be written.
     """
-    run = read_run(path)
+    run = of if isinstance(of, Run) else read_run(of)
     if beside is not None:
-        check_distinct([Path(path), Path(beside)])
-        run = replace(run, beside=read_run(beside))
+        other = beside if isinstance(beside, Run) else read_run(beside)
+        check_distinct([run.path, other.path])
+        run = replace(run, beside=other)
     page = page_of(run)
     target = run.path / "report.html"
     with system_errors_as(DataError, f"{target} cannot be written", named=False):

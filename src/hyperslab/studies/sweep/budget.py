@@ -13,17 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperslab import errors
-from hyperslab.formats.views import selected
 from hyperslab.launch.supervisor import cores_here
 from hyperslab.planner.auto import machine_for
-from hyperslab.planner.job import job_of, source_of
+from hyperslab.planner.job import job_of
 from hyperslab.planner.search import process_bytes
 from hyperslab.planner.summary import time_text
 from hyperslab.recipe.schema import planned_device
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.results import RunRecord, finished_result
-from hyperslab.studies.sweep.schema import Sweep, SweepRun, SweepVariant
+from hyperslab.studies.sweep.schema import Sweep, SweepRun
 from hyperslab.studies.table import Table, counted, duration, number, size
 from hyperslab.util.free_memory import free_memory
 
@@ -63,7 +62,6 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
     end and what a start takes come on top.
 
     Raises:
-        RecipeError: a variant's data are not what it says.
         MachineError: there is no such machine.
     """
     chosen = machine_for(machine, planned_device(sweep.variants[0].recipe))
@@ -71,7 +69,6 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
     predictor = Predictor(chosen, process_bytes(chosen.device) if linux else 0)
     found = {}
     for variant in sweep.variants:
-        check_data(variant)
         try:
             job = job_of(variant.recipe)
             step = predictor.predict(job)
@@ -83,25 +80,6 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
         validation = -(-(job.shown - job.samples) // job.batch) * forward
         found[variant.name] = Forecast(step.seconds, steps * step.seconds + validation, step.memory)
     return SweepForecast(sweep, chosen.name, chosen.device, found)
-
-
-def check_data(variant: SweepVariant) -> None:
-    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
-    data = variant.recipe.data
-    if not data.is_here:
-        return  # its runs will say so
-    source = source_of(variant.recipe)
-    if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
-        said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
-        raise errors.RecipeError(
-            f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
-            f"of {data.where} have {found}\n    give such volumes, or set "
-            f"data.shape=[{','.join(map(str, source.shape))}]"
-        )
-    try:
-        selected(source, None, None, data.subvolume)
-    except errors.LayoutError as error:
-        raise errors.RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def runs_at_once(forecast: SweepForecast, ranks: int, asked: int | None) -> int:

@@ -34,7 +34,7 @@ from hyperslab.launch.restarts import StartTraining
 from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, read_yaml, save_recipe
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
-from hyperslab.studies.sweep.budget import SweepForecast, check_data
+from hyperslab.studies.sweep.budget import SweepForecast
 from hyperslab.studies.sweep.results import (
     RunRecord,
     RunResult,
@@ -47,7 +47,7 @@ from hyperslab.studies.sweep.results import (
     variant_row,
     worse_half,
 )
-from hyperslab.studies.sweep.schema import Sweep, SweepRun
+from hyperslab.studies.sweep.schema import Sweep, SweepRun, check_data
 from hyperslab.train.run import RECIPE, awaiting_run, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.signals import StopRequest

@@ -19,7 +19,7 @@ from pydantic import (
     field_validator,
 )
 
-from hyperslab.errors import RecipeError
+from hyperslab.errors import LayoutError, RecipeError
 from hyperslab.recipe.compare import settings_of
 from hyperslab.recipe.load import explain_errors, load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
@@ -314,6 +314,27 @@ def load_sweep(
             "are tried in more epochs\n    leave it out, or choose in more: choose.epochs"
         )
     return sweep
+
+
+def check_data(variant: SweepVariant) -> None:
+    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
+    data = variant.recipe.data
+    if not data.is_here:
+        return  # its runs will say so
+    from hyperslab.formats.views import selected  # numpy
+
+    source = data.whole_volumes()
+    if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
+        said, found = (" x ".join(map(str, shape[1:])) for shape in (data.shape, source.shape))
+        raise RecipeError(
+            f"variant {variant.name!r} expects volumes of {said} voxels (data.shape), but those "
+            f"of {data.where} have {found}\n    give such volumes, or set "
+            f"data.shape=[{','.join(map(str, source.shape))}]"
+        )
+    try:
+        selected(source, None, None, data.subvolume)
+    except LayoutError as error:
+        raise RecipeError(f"variant {variant.name!r}: {error}") from None
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
