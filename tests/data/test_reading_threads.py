@@ -104,8 +104,7 @@ def test_mini_batches_are_those_of_one_thread(how: dict[str, Any]) -> None:
     """They come in the same order, and files are read no more often."""
     source = SideBySide()
     assert_equal(shown(source, Seat(), 8, **how), shown(SideBySide(), Seat(), 1, **how))
-    assert source.most > 1
-    assert source.most <= MOST_READING
+    assert 1 < source.most <= MOST_READING + 1  # the one that waits for a box may read it, too
 
 
 def over_ranks(how: dict[str, Any]) -> None:
@@ -202,8 +201,8 @@ def test_boxes_that_nobody_takes_are_as_many_as_threads() -> None:
 def test_their_number_follows_format_cores_and_memory() -> None:
     source = SideBySide()
     with cores(8):
-        assert reading_threads(source, Seat(), 100, 10**6) == MOST_READING - 1
-        assert [reading_threads(source, Seat(), 100, n) for n in (0, 100, 250)] == [0, 0, 1]
+        assert reading_threads(source, Seat(), 100, 10**6) == MOST_READING
+        assert [reading_threads(source, Seat(), 100, n) for n in (0, 199, 250)] == [0, 0, 2]
         assert reading_threads(Numbered(), Seat(), 100, 10**6) == 0  # says nothing of threads
     with cores(1):
         assert reading_threads(source, Seat(), 100, 10**6) == 0
@@ -212,7 +211,7 @@ def test_their_number_follows_format_cores_and_memory() -> None:
 def test_memory_for_mini_batches_comes_first() -> None:
     """What is read beside them has only what they leave of the prefetched bytes."""
     size = 60 * 2 + 8
-    for room, most in ((2 * size, 1), (4 * size, 2), (100 * size, MOST_READING)):
+    for room, most in ((3 * size, 1), (4 * size, 3), (100 * size, MOST_READING + 1)):
         source = SideBySide(8)
         with cores(8):
             data = open(source, Seat(), batch_size=1, prefetch=PrefetchPolicy(2, room), **HOW)

@@ -92,7 +92,7 @@ BoxToCome = Future[SampleBox]
 
 
 class ReadingThreads:
-    """Reads boxes on at most ``count`` threads, beside the one that puts mini-batches together.
+    """Reads boxes on at most ``count`` threads for the one that puts mini-batches together.
 
     They begin with boxes in the order in which these are asked for. No more than ``count`` boxes
     are under way, or read and not yet taken, so that memory is bounded. A thread ends when there is

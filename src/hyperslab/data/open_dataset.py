@@ -306,16 +306,17 @@ MOST_READING = 4
 
 
 def reading_threads(source: Source, grid: Grid, size: int, room: int) -> int:
-    """Counts the threads that read beside the one that puts mini-batches together.
+    """Counts the threads that read for the one that puts mini-batches together.
 
-    All together are as many as a rank has cores, and as have ``room`` [B] for a box of ``size``
-    each; none beside it where the format reads one box at a time.
+    They are as many as a rank has cores, and as have ``room`` [B] for a box of ``size`` each. None
+    are needed where there would be one, as where the format reads one box at a time.
     """
     if not source.concurrent:
         return 0
     ranks = max(Counter(hosts_of_ranks(grid)).values())  # of a machine
     cores = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // ranks)
-    return max(1, min(cores, MOST_READING, room // size)) - 1
+    count = min(cores, MOST_READING, room // size)
+    return count if count > 1 else 0
 
 
 class Refused:
