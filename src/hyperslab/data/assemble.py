@@ -177,7 +177,7 @@ class ReadingThreads:
 
 
 class BoxesAhead:
-    """The boxes of one mini-batch that were asked for, until they are taken or dropped.
+    """Holds the boxes of one mini-batch that were asked for, until they are taken or dropped.
 
     ``ready`` has those by sample that were taken before all ranks agreed that they can be read.
     """
@@ -378,7 +378,7 @@ class Skipped:
 
 @dataclass(eq=False)
 class BatchAssembler:
-    """Local batches of one rank, loaded by one thread, in one order on all ranks.
+    """Loads the local batches of one rank, on one thread and in one order on all ranks.
 
     What has an owner is read once and sent to where it is wanted. Everything else is read each
     time. Any thread may `ask` for a mini-batch before, in the same order, and has to `drop` what it

@@ -66,7 +66,7 @@ It takes what was asked for before, if anything was.
 
 @dataclass(eq=False, slots=True)
 class StepJob:
-    """A step that was asked for, its boxes ahead, and its local batch to come."""
+    """Holds a step that was asked for, its boxes ahead, and its local batch to come."""
 
     step: Step
     boxes: BoxesAhead | None
