@@ -198,7 +198,7 @@ def test_boxes_that_nobody_takes_are_as_many_as_threads() -> None:
     assert own_threads() == []
 
 
-def test_their_number_follows_format_cores_and_memory() -> None:
+def test_their_number_follows_format_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     source = SideBySide()
     with cores(8):
         assert reading_threads(source, Seat(), 100, 10**6) == MOST_READING
@@ -206,6 +206,9 @@ def test_their_number_follows_format_cores_and_memory() -> None:
         assert reading_threads(Numbered(), Seat(), 100, 10**6) == 0  # says nothing of threads
     with cores(1):
         assert reading_threads(source, Seat(), 100, 10**6) == 0
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert reading_threads(source, Seat(), 100, 10**6) == 3
 
 
 def test_memory_for_mini_batches_comes_first() -> None:

@@ -153,8 +153,8 @@ class ReadingThreads:
         """Start a thread if one may have something to do; the caller has the lock."""
         if self._asked and max(self._held, len(self._threads)) < self.count:
             thread = threading.Thread(target=self._run, name="hyperslab-read", daemon=True)
+            thread.start()  # it waits for the lock
             self._threads.add(thread)
-            thread.start()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:

@@ -314,7 +314,9 @@ def reading_threads(source: Source, grid: Grid, size: int, room: int) -> int:
     if not source.concurrent:
         return 0
     ranks = max(Counter(hosts_of_ranks(grid)).values())  # of a machine
-    cores = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // ranks)
+    cores = (os.cpu_count() or 1) // ranks
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = min(cores, len(os.sched_getaffinity(0)))
     count = min(cores, MOST_READING, room // size)
     return count if count > 1 else 0
 
