@@ -1,8 +1,8 @@
 """Reading: bytes against boxes, speed against one plain read, and training that is fed by it.
 
-    python benchmarks/io.py [--part bytes speed feed scale sums open] [--side 256 512]
+    python benchmarks/io.py [--part bytes speed feed scale sums open threads] [--side 256 512]
                             [--kind chunked plain] [--turns 5] [--folder build/io]
-                            [--width 128] [--ranks 1 2] [--json OUT] [--plot OUT]
+                            [--width 128] [--ranks 1 2] [--threads 1 2] [--json OUT] [--plot OUT]
 
 Files of the public layout are made once, in chunks and in one piece.
 
@@ -14,6 +14,7 @@ Files of the public layout are made once, in chunks and in one piece.
    files and from their stores (Oyama et al. 2020, figure 5).
 5. sums: files whose chunks have checksums against files without, read by one process.
 6. open: folders of files, opened with all checks of their headers and by h5py alone.
+7. threads: epochs of one process that reads with one thread and with several, by format.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from launch import run_ranks
 from plot import draw
 from reading import CUTS, SAMPLES, read_bytes, speeds
 from scattering import step_times
+from side_by_side import print_side_by_side, side_by_side
 from volumes import KINDS, make
 
 MIB = 2**20
 GB = 1e9
-PARTS = ("bytes", "speed", "feed", "scale", "sums", "open")
+PARTS = ("bytes", "speed", "feed", "scale", "sums", "open", "threads")
 EPOCH = 8
 """Samples of an epoch where a step is timed."""
 
@@ -149,6 +151,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "open" in options.part:
         results["open"] = opening(options.folder, (1, 16, 256), options.turns)
         print_opening(results["open"])
+    for side in options.side if "threads" in options.part else ():
+        found = side_by_side(options.folder, side, options.turns, options.threads)
+        results[f"{side}-threads"] = found
+        print_side_by_side(side, found)
     return results
 
 
@@ -161,6 +167,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/io"), help="for the files")
     parser.add_argument("--width", type=int, default=128, help="of CosmoFlow")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="that are scaled to")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="that read")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     parser.add_argument("--plot", type=Path, metavar="OUT", help="draw the scaling there")
     options = parser.parse_args()

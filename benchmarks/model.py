@@ -7,8 +7,8 @@ For each network, on one rank of two threads and on two ranks of one thread, cut
 processes of their own:
 
 1. the operators of the traced step are timed one by one (`hyperslab calibrate` does the same),
-2. the step is measured: median of N, and the median of its first and second half apart, which
-   says how well a measurement repeats,
+2. the step is measured, N times before and N times after its operators; the shorter of the two
+   medians counts, as of an operator's two, and their distance says how well it repeats,
 3. the step is predicted from the machine file twice: with every operator measured; and as if the
    network had never been calibrated at this width, from the shapes of all others,
 4. the three grids of two ranks take turns in one process group: is the plan's first the fastest?
@@ -215,13 +215,14 @@ def compare(
     traces = all_traces[point]
     seconds = found[0]["seconds"]
     half = len(seconds) // 2
-    measured = statistics.median(seconds)
     halves = [statistics.median(seconds[:half]), statistics.median(seconds[half:])]
+    measured = min(halves)
     host = RankMemory(process=max(rank["process"] for rank in found))
     peaks = [rank_memory(trace, machine, point.ranks, host) for trace in traces]
     return {
         **asdict(point),
         "measured": measured,
+        "steps": seconds,
         "repeats": abs(halves[1] - halves[0]) / measured,
         "calibrated": predict(point, traces, machine),
         "others": predict(point, traces, without(machine, point, all_traces)),

@@ -34,6 +34,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
             f"{name}: median {100 * statistics.median(errors):.1f} %, worst "
             f"{100 * max(errors):.1f} %"
         )
+    between = [abs(row["others"]["seconds"] / row["calibrated"]["seconds"] - 1) for row in rows]
+    print(
+        f"others against calibrated: median {100 * statistics.median(between):.1f} %, worst "
+        f"{100 * max(between):.1f} %"
+    )
     repeats = [row["repeats"] for row in rows]
     print(f"a measurement repeats within: median {100 * statistics.median(repeats):.1f} %, worst "
           f"{100 * max(repeats):.1f} %")  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 from checksums import opening, sums
 from reading import CUTS, read_bytes
 from scattering import step_times
+from side_by_side import FORMATS, side_by_side
 from volumes import KINDS, make
 
 from tests.ranks import run_ranks
@@ -53,3 +54,12 @@ def test_sums_and_opened_folders_are_measured(tmp_path: Path) -> None:
     assert summed.chunks == plain.chunks
     assert (summed[()] == plain[()]).all()
     assert opening(tmp_path, (3,), 1)["3"]["hyperslab"]["median"] > 0
+
+
+def test_epochs_are_read_by_one_thread_and_by_two(tmp_path: Path) -> None:
+    found = side_by_side(tmp_path, 8, 1, (1, 2))
+    assert found.keys() == FORMATS.keys()
+    for row in found.values():
+        for cache in ("cold", "warm"):
+            assert row[cache]["speed"].keys() == {"1", "2"}
+            assert row[cache]["ratio"]["2"]["median"] > 0

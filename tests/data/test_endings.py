@@ -227,7 +227,7 @@ def test_a_dropped_data_set_frees_its_group() -> None:
 
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 import numpy as np
 import hyperslab as hs
 from hyperslab.data import Parameters, Source
@@ -236,14 +236,18 @@ class Big(Source):
     shape, dtype = (4, 64, 64, 64), np.dtype("int16")
     names = [str(i) for i in range(8)]
     parameters = Parameters.normalised(["a"])
+    concurrent = True
     def read(self, sample, box):
         time.sleep(0.01)
         return np.full(box.shape, sample, self.dtype)
     def target(self, sample):
         return np.array([sample])
 
+if sys.argv[2] == "several":  # threads of each rank that read
+    os.sched_getaffinity, os.cpu_count = lambda _: range(16), lambda: 16
 grid = hs.Grid(data=2)
-data = hs.open(Big(), grid, batch_size=1, split="all", mode="store", budget=1 << 30)
+budget = {"one": 1 << 30, "several": 3 << 21}[sys.argv[2]]  # of which not all are kept
+data = hs.open(Big(), grid, batch_size=1, split="all", mode="store", budget=budget)
 for epoch in range(2):
     for step, batch in enumerate(data.epoch(epoch, onward=True)):
         time.sleep(0.05 * grid.rank)
@@ -255,15 +259,16 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.parametrize("threads", ["one", "several"])
 @pytest.mark.parametrize("how", in_gate(["break", "raise", "plain"], kept=["raise"]))
-def test_a_script_may_end_without_close(how: str) -> None:
+def test_a_script_may_end_without_close(how: str, threads: str) -> None:
     """With work in the background, and boxes that the other rank has not fetched yet."""
     port = str(unused_port())
     environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with forked_commands():
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, how],
+                [sys.executable, "-c", SCRIPT, how, threads],
                 env={**os.environ, **environment, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -155,7 +155,7 @@ def test_a_batch_under_way_to_the_device_is_not_lent(
     buffers = PageLockedBuffers()
     shape = (1, 1, 2, 2, 2)
 
-    def load(_epoch: int, _step: int) -> LocalBatch:
+    def load(_epoch: int, _step: int, _ahead: object) -> LocalBatch:
         values = buffers.lend(shape, torch.int16)
         part = Partition(shape, (None,) * 5)
         return LocalBatch(values, torch.zeros(1, 2), part, part, (0,), kept=False)

@@ -1,16 +1,21 @@
 """Assembles this rank's part of a mini-batch, of what is read, kept, or sent by other ranks.
 
-A `Reader` reads boxes of a `Source`, checked and counted; a `SampleAssembly` puts one sample's
-box together; a `BatchAssembler` does so for every mini-batch, in one order on all ranks, into a
-`LocalBatch`. A sample that any rank cannot read all ranks leave out (`Skipped`).
+A `Reader` reads boxes of a `Source`, checked and counted, and `ReadingThreads` do so several at a
+time; a `SampleAssembly` puts one sample's box together; a `BatchAssembler` does so for every
+mini-batch, in one order on all ranks, into a `LocalBatch`. A sample that any rank cannot read all
+ranks leave out (`Skipped`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +86,119 @@ class Reader:
     def _count(self, nbytes: int) -> None:
         with self._counting:
             self.bytes_read += nbytes
+
+
+BoxToCome = Future[SampleBox]
+
+
+class ReadingThreads:
+    """Reads boxes on at most ``count`` threads for the one that puts mini-batches together.
+
+    They begin with boxes in the order in which these are asked for. No more than ``count`` boxes
+    are under way, or read and not yet taken, so that memory is bounded. A thread ends when there is
+    nothing left to do, and is a daemon: a process that ends does not wait for a file system that
+    does not answer.
+    """
+
+    def __init__(self, reader: Reader, count: int) -> None:
+        self.reader = reader
+        self.count = count
+        self._asked: deque[tuple[BoxToCome, int, Box]] = deque()
+        self._held = 0  # boxes under way, or read and not yet taken
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, sample: int, box: Box) -> BoxToCome:
+        """Asks for a box, which is taken or dropped later."""
+        future = BoxToCome()
+        with self._lock:
+            self._asked.append((future, sample, box))
+            self._start()
+        return future
+
+    def take(self, future: BoxToCome, sample: int, box: Box) -> SampleBox:
+        """Returns a box that was asked for; one with which no thread has begun is read here.
+
+        Raises what reading it raised.
+        """
+        if future.cancel():
+            return self.reader.read(sample, box)
+        try:
+            return future.result()
+        finally:
+            self._release()
+
+    def drop(self, future: BoxToCome) -> None:
+        """Forgets a box that was asked for."""
+        if not future.cancel():
+            future.add_done_callback(lambda _: self._release())
+
+    def end(self, seconds: float | None = None) -> None:
+        """Begins with no other box, and waits for those under way, so many seconds at most."""
+        with self._lock:
+            asked, threads = [*self._asked], self._threads - {threading.current_thread()}
+            self._asked.clear()
+        for future, _, _ in asked:
+            future.cancel()
+        end = None if seconds is None else time.monotonic() + seconds
+        for thread in threads:
+            thread.join(None if end is None else max(0, end - time.monotonic()))
+
+    def _release(self) -> None:
+        with self._lock:
+            self._held -= 1
+            self._start()
+
+    def _start(self) -> None:
+        """Start a thread if one may have something to do; the caller has the lock."""
+        if self._asked and max(self._held, len(self._threads)) < self.count:
+            thread = threading.Thread(target=self._run, name="hyperslab-read", daemon=True)
+            thread.start()  # it waits for the lock
+            self._threads.add(thread)
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            future, sample, box = job
+            try:
+                future.set_result(self.reader.read(sample, box))
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future  # or the box would live until the next one is read
+
+    def _next(self) -> tuple[BoxToCome, int, Box] | None:
+        with self._lock:
+            while self._asked and self._held < self.count:
+                job = self._asked.popleft()
+                if job[0].set_running_or_notify_cancel():
+                    self._held += 1
+                    return job
+            self._threads.discard(threading.current_thread())
+            return None
+
+
+class BoxesAhead:
+    """Holds the boxes of one mini-batch that were asked for, until they are taken or dropped.
+
+    ``ready`` has those by sample that were taken before all ranks agreed that they can be read.
+    """
+
+    def __init__(self, threads: ReadingThreads, wanted: Iterable[tuple[int, Box]] = ()) -> None:
+        self.ready: dict[int, SampleBox] = {}
+        self._threads = threads
+        self._asked = {each: threads.ask(*each) for each in dict.fromkeys(wanted)}
+        self.samples = {sample for sample, _ in self._asked}
+
+    def read(self, sample: int, box: Box) -> SampleBox:
+        """Returns a box that was asked for, or reads it; raises as `Reader.read`."""
+        future = self._asked.pop((sample, box), None)
+        if future is None:
+            return self._threads.reader.read(sample, box)
+        return self._threads.take(future, sample, box)
+
+    def drop(self) -> None:
+        """Forgets what was not taken."""
+        while self._asked:
+            self._threads.drop(self._asked.popitem()[1])
 
 
 def check_values(values: Array, transform: Transform, where: str) -> None:
@@ -258,21 +376,18 @@ class Skipped:
                     log.warning("sample %r is left out from here on: %s", name, reason)
 
 
-BoxesRead = dict[int, SampleBox]
-"""Boxes by sample that were read before it was agreed that all ranks can."""
-
-
 @dataclass(eq=False)
 class BatchAssembler:
-    """Local batches of one rank; all its calls come from one thread, in one order on all ranks.
+    """Loads the local batches of one rank, on one thread and in one order on all ranks.
 
     What has an owner is read once and sent to where it is wanted. Everything else is read each
-    time.
+    time. Any thread may `ask` for a mini-batch before, in the same order, and has to `drop` what it
+    does not `load`.
     """
 
     schedule: Schedule
     planner: BatchPlanner
-    reader: Reader
+    threads: ReadingThreads
     kind: TargetKind
     store: Store
     store_room: int  # the most that the store of any rank will hold in memory [B]
@@ -280,24 +395,64 @@ class BatchAssembler:
     transport: HostP2P | None
     skipped: Skipped | None  # what any rank cannot read is left out by all
     _failed: Exception | None = None
-    _batches: tuple[int, list[list[int]]] = (-1, [])
+    _to_keep: set[int] = field(default_factory=set)  # samples that were asked for
 
-    def load(self, epoch: int, step: int) -> LocalBatch | None:
+    def __post_init__(self) -> None:
+        self._batches = functools.lru_cache(2)(self.schedule.batches)
+
+    @property
+    def reader(self) -> Reader:
+        """Returns what reads for this rank."""
+        return self.threads.reader
+
+    def ask(self, epoch: int, step: int) -> BoxesAhead:
+        """Has threads begin to read what `load` will need."""
+        wanted = []
+        gone = set() if self.skipped is None else self.skipped.samples
+        samples = [sample for sample in self._batches(epoch)[step] if sample not in gone]
+        for plan in self.planner.plan(self.schedule.pass_of(epoch, step), samples):
+            box = self.planner.kept_box(plan.sample) if plan.keeps else plan.transfer.wanted
+            if box is not None and self._will_read(plan):
+                wanted.append((plan.sample, box))
+        return BoxesAhead(self.threads, wanted)
+
+    def _will_read(self, plan: SlotPlan) -> bool:
+        """Tells if a box has yet to be read; one that will be kept is asked for once."""
+        if not plan.keeps:
+            return plan.reads
+        # In this order, for another thread keeps a box before it is no longer to be kept.
+        if plan.sample in self._to_keep or self.store.holds(plan.sample):
+            return False
+        if self.store.has_room(plan.sample):
+            self._to_keep.add(plan.sample)
+        return True
+
+    def drop(self, ahead: BoxesAhead) -> None:
+        """Forgets what was asked for and is not taken."""
+        self._to_keep.difference_update(ahead.samples)
+        ahead.drop()
+
+    def load(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
         """Returns the local batch of a step; None if all of its samples are skipped.
+
+        ``ahead`` has what was asked for before.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
             CommError: another rank died or did not answer in time.
         """
-        if self._failed is not None and self.transport is not None:
-            raise self._failed  # the others wait for what this rank has not sent
+        ahead = ahead or BoxesAhead(self.threads)
         try:
-            return self._load(epoch, step)
+            if self._failed is not None and self.transport is not None:
+                raise self._failed  # the others wait for what this rank has not sent
+            return self._load(epoch, step, ahead)
         except Exception as error:
             self._failed = error
             raise
+        finally:
+            self.drop(ahead)
 
-    def _load(self, epoch: int, step: int) -> LocalBatch | None:
+    def _load(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
         """See `load`.
 
         Distribution scheme: 1. where samples may be skipped, read what this rank has to and agree
@@ -305,13 +460,10 @@ class BatchAssembler:
         3. send what this rank keeps and others want; 4. copy or read the rest; 5. wait for what
         was expected, and for what was sent a step ago.
         """
-        if self._batches[0] != epoch:
-            self._batches = (epoch, self.schedule.batches(epoch))
-        samples = self._batches[1][step]
+        samples = self._batches(epoch)[step]
         turn = self.schedule.pass_of(epoch, step)  # a repeated sample is augmented anew
-        ready: BoxesRead = {}
         if self.skipped is not None:
-            samples = self.skipped.agree(samples, lambda left: self._read_ahead(turn, left, ready))
+            samples = self.skipped.agree(samples, lambda left: self._read_all(turn, left, ahead))
             if len(self.skipped.samples) == len(self.schedule.samples):
                 raise DataError("no sample of this split can be read: all were left out")
             if not samples:
@@ -328,18 +480,18 @@ class BatchAssembler:
                 assemblies.append(SampleAssembly(plan, SampleBox(*slot), self.kind))
                 if self.transport is not None:
                     assemblies[-1].expect(self.transport, epoch, step)
-        kept = {plan.slot: self._send(epoch, step, plan, ready) for plan in plans if plan.keeps}
+        kept = {plan.slot: self._send(epoch, step, plan, ahead) for plan in plans if plan.keeps}
         for assembly in assemblies:
             plan = assembly.plan
             if plan.reads:
-                assembly.fill(self._read(plan, ready))
+                assembly.fill(self._read(plan, ahead))
             elif plan.keeps:
                 assembly.put(kept[plan.slot])
         for assembly in assemblies:
             assembly.finish()
         if alone:
             (plan,) = computed
-            box = self._read(plan, ready) if plan.reads else kept[plan.slot]
+            box = self._read(plan, ahead) if plan.reads else kept[plan.slot]
             types = (self.reader.source.dtype, self.kind.dtype)
             values, target = (
                 torch.from_numpy(np.require(array, dtype, ["C", "W"]))[None]
@@ -353,39 +505,50 @@ class BatchAssembler:
     def fill(self) -> None:
         """Reads all that this rank keeps; raises as `load`."""
         mine = self.planner.keeps
-        for batch in self.schedule.batches(0):
-            if self.skipped is None:
-                for sample in filter(mine, batch):
-                    self._keep(sample)
-            else:
-                self.skipped.agree(batch, lambda left: _failures(filter(mine, left), self._keep))
+        batches = self.schedule.batches(0)
+        ours = filter(mine, itertools.chain(*batches)) if self.threads.count else ()
+        ahead = BoxesAhead(self.threads, ((each, self.planner.kept_box(each)) for each in ours))
 
-    def _read_ahead(self, turn: int, samples: Sequence[int], ready: BoxesRead) -> Reasons:
+        def keep(sample: int) -> None:
+            self._keep(sample, ahead)
+
+        try:
+            for batch in batches:
+                if self.skipped is None:
+                    for sample in filter(mine, batch):
+                        keep(sample)
+                else:
+                    self.skipped.agree(batch, lambda left: _failures(filter(mine, left), keep))
+        finally:
+            ahead.drop()
+            self.threads.end()
+
+    def _read_all(self, turn: int, samples: Sequence[int], ahead: BoxesAhead) -> Reasons:
         """Read what this rank has to of a mini-batch, and say of which samples it cannot."""
         plans = {plan.sample: plan for plan in self.planner.plan(turn, samples)}
 
         def attempt(sample: int) -> None:
             plan = plans[sample]
-            if sample in ready:
+            if sample in ahead.ready:
                 return
             if plan.keeps:
-                ready[sample] = self._keep(sample)
+                ahead.ready[sample] = self._keep(sample, ahead)
             elif plan.reads:
-                ready[sample] = self._read(plan, ready)
+                ahead.ready[sample] = self._read(plan, ahead)
 
         return _failures(list(plans), attempt)
 
-    def _keep(self, sample: int) -> SampleBox:
+    def _keep(self, sample: int, ahead: BoxesAhead) -> SampleBox:
         """Returns what this rank keeps of a sample; it is read if it is not here."""
         box = self.planner.kept_box(sample)
-        return self.store.keep(sample, functools.partial(self.reader.read, sample, box))
+        return self.store.keep(sample, functools.partial(ahead.read, sample, box))
 
-    def _read(self, plan: SlotPlan, ready: BoxesRead) -> SampleBox:
+    def _read(self, plan: SlotPlan, ahead: BoxesAhead) -> SampleBox:
         """Reads what this rank computes of a sample, if it was not read before."""
         assert plan.transfer.wanted is not None
-        if plan.sample in ready:
-            return ready.pop(plan.sample)
-        return self.reader.read(plan.sample, plan.transfer.wanted)
+        if plan.sample in ahead.ready:
+            return ahead.ready.pop(plan.sample)
+        return ahead.read(plan.sample, plan.transfer.wanted)
 
     def _lies_as_wanted(self, plan: SlotPlan) -> bool:
         """Says if a mini-batch of this sample alone is what is kept or read of it, not a copy.
@@ -432,9 +595,9 @@ class BatchAssembler:
         cut = boxes.grid.partition((count, *self.kind.shape(shape[1:])), channels=channels)
         return LocalBatch(values, targets, partition, cut, tuple(samples), kept)
 
-    def _send(self, epoch: int, step: int, plan: SlotPlan, ready: BoxesRead) -> SampleBox:
+    def _send(self, epoch: int, step: int, plan: SlotPlan, ahead: BoxesAhead) -> SampleBox:
         """Begin to send what others want of a sample that this rank keeps; what it keeps."""
-        kept = ready.pop(plan.sample) if plan.sample in ready else self._keep(plan.sample)
+        kept = ahead.ready.pop(plan.sample, None) or self._keep(plan.sample, ahead)
         for part in plan.transfer.sends:
             assert self.transport is not None
             assert plan.transfer.own is not None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hyperslab.comm.host_p2p import ABANDONED_GRACE, LEAVE_GRACE, HostP2P
-from hyperslab.data.assemble import BatchAssembler, LocalBatch
+from hyperslab.data.assemble import BatchAssembler, BoxesAhead, LocalBatch
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
@@ -57,29 +57,43 @@ class PrefetchPolicy:
 Step = tuple[int, int]
 """Epoch and step."""
 
-Loaded = Future[LocalBatch | None]
-"""The local batch of a step, to come; None where all of its samples are skipped."""
+Load = Callable[[int, int, BoxesAhead | None], LocalBatch | None]
+"""Returns the local batch of epoch and step; None where all of its samples are skipped.
+
+It takes what was asked for before, if anything was.
+"""
+
+
+@dataclass(eq=False, slots=True)
+class StepJob:
+    """Holds a step that was asked for, its boxes ahead, and its local batch to come."""
+
+    step: Step
+    boxes: BoxesAhead | None
+    loaded: Future[LocalBatch | None]
 
 
 @dataclass
 class StepsAhead:
     """The steps that one pass over an epoch has asked for, and those that it will ask for."""
 
-    waiting: deque[tuple[Step, Loaded]]
+    waiting: deque[StepJob]
     todo: Iterator[Step]
 
 
 class Prefetcher:
     """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
 
-    ``load`` takes epoch and step. It is called in the order in which steps are asked for, by a
-    thread, which ends when there are none left; with ``inline`` by the one that asks.
+    ``load`` is called in the order in which steps are asked for, by a thread, which ends when there
+    are none left; with ``inline`` by the one that asks. ``assembler``: what is asked for boxes
+    before, if it reads on threads of its own.
     ``promised``: other ranks count on every step that was asked for, so none is cancelled.
     """
 
     def __init__(
         self,
-        load: Callable[[int, int], LocalBatch | None],
+        load: Load,
+        assembler: BatchAssembler | None,
         *,
         steps: int,
         depth: int,
@@ -87,6 +101,7 @@ class Prefetcher:
         promised: bool,
     ) -> None:
         self.load = load
+        self.assembler = assembler
         self.steps = steps
         self.depth = depth
         self.inline = inline
@@ -94,7 +109,7 @@ class Prefetcher:
         self.wait_seconds = 0.0
         """Time for which `take` has waited so far [s]."""
         self._next = StepsAhead(deque(), iter(()))  # what was asked for of the next epoch
-        self._jobs: deque[tuple[Step, Loaded]] = deque()
+        self._jobs: deque[StepJob] = deque()
         self._thread: threading.Thread | None = None
         self._idle = True
         self._lock = threading.Lock()
@@ -104,8 +119,8 @@ class Prefetcher:
         waiting = self._next.waiting
         self._next = StepsAhead(deque(), iter(()))
         first = start
-        if waiting and waiting[-1][0][0] == epoch and start == 0:
-            first = waiting[-1][0][1] + 1
+        if waiting and waiting[-1].step[0] == epoch and start == 0:
+            first = waiting[-1].step[1] + 1
         else:
             self._cancel(waiting)
             waiting = deque()
@@ -117,7 +132,7 @@ class Prefetcher:
         """Returns what was loaded for the next step; later ones are asked for first."""
         self._ask(ahead, 1 + self.depth)
         begin = time.perf_counter()
-        result = ahead.waiting[0][1].result()
+        result = ahead.waiting[0].loaded.result()
         self.wait_seconds += time.perf_counter() - begin
         ahead.waiting.popleft()
         return result
@@ -135,25 +150,33 @@ class Prefetcher:
 
     def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the steps are loaded; with ``cancel`` only for the one that is under way."""
+        end = None if seconds is None else time.monotonic() + seconds
         with self._lock:
-            for _, future in self._jobs if cancel else ():
-                future.cancel()
+            jobs = [*self._jobs] if cancel else []
             thread = self._thread
+        for job in jobs:
+            self._cancel_step(job)
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
+        if self.assembler is not None:
+            self.assembler.threads.end(None if end is None else max(0, end - time.monotonic()))
 
-    def _cancel(self, waiting: deque[tuple[Step, Loaded]]) -> None:
-        if not self.promised:
-            for _, future in waiting:
-                future.cancel()
+    def _cancel(self, waiting: deque[StepJob]) -> None:
+        for job in () if self.promised else waiting:
+            self._cancel_step(job)
+
+    def _cancel_step(self, job: StepJob) -> None:
+        if job.loaded.cancel() and self.assembler is not None and job.boxes is not None:
+            self.assembler.drop(job.boxes)
 
     def _ask(self, ahead: StepsAhead, count: int) -> None:
         """Ask for steps until so many are waited for; errors are raised where they are taken."""
         while len(ahead.waiting) < count and (step := next(ahead.todo, None)) is not None:
-            job = (step, Loaded())
+            boxes = None if self.assembler is None else self.assembler.ask(*step)
+            job = StepJob(step, boxes, Future())
             ahead.waiting.append(job)
             if self.inline:
-                self._do(*job)
+                self._do(job)
                 continue
             with self._lock:
                 self._jobs.append(job)
@@ -173,16 +196,16 @@ class Prefetcher:
                     self._idle = True
                     return
                 job = self._jobs.popleft()
-            self._do(*job)
+            self._do(job)
             del job  # or its result would live until the next one comes
 
-    def _do(self, step: Step, future: Loaded) -> None:
-        if not future.set_running_or_notify_cancel():
+    def _do(self, job: StepJob) -> None:
+        if not job.loaded.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(self.load(*step))
+            job.loaded.set_result(self.load(*job.step, job.boxes))
         except BaseException as error:
-            future.set_exception(error)
+            job.loaded.set_exception(error)
 
 
 class DeviceCopy:
@@ -194,7 +217,7 @@ class DeviceCopy:
     def __init__(
         self,
         device: torch.device,
-        load: Callable[[int, int], LocalBatch | None],
+        load: Load,
         buffers: Callable[[], PageLockedBuffers],
     ) -> None:
         self.device = device
@@ -202,12 +225,12 @@ class DeviceCopy:
         self.buffers = buffers
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def start(self, epoch: int, step: int) -> LocalBatch | None:
+    def start(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
         """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
         """
-        batch = self.load(epoch, step)
+        batch = self.load(epoch, step, ahead)
         if batch is None or self.stream is None:
             return batch
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -278,6 +301,7 @@ class Dataset:
         self._copy = DeviceCopy(self.grid.device, assembler.load, lambda: assembler.buffers)
         self._prefetcher = Prefetcher(
             self._copy.start,
+            assembler if assembler.threads.count else None,
             steps=self.steps,
             depth=prefetch,
             inline=self.source.collective,

@@ -12,6 +12,7 @@ import math
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +23,16 @@ import torch
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective_try, same_on_all
+from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
-from hyperslab.data.assemble import BatchAssembler, Reader, Skipped, target_kind
+from hyperslab.data.assemble import (
+    BatchAssembler,
+    Reader,
+    ReadingThreads,
+    Skipped,
+    target_kind,
+)
 from hyperslab.data.augment import Symmetry
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
 from hyperslab.data.sampler import (
@@ -250,6 +258,7 @@ def open(
     samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
     schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
+    depth, left = _depth(prefetch, source, grid, min(batch_size, schedule.shown))
     assembler = build_assembler(
         source,
         grid,
@@ -258,9 +267,8 @@ def open(
         augment=augment,
         policy=store_policy,
         skip=on_error == "skip",
+        read_ahead=left,
     )
-    count = min(batch_size, schedule.shown)
-    depth = _depth(prefetch, source, grid, count)
     return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
 
 
@@ -280,10 +288,13 @@ def _store_policy(
     return StorePolicy(store if mode is None else mode, budget, staging)
 
 
-def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> int:
-    """Counts the mini-batches to read ahead; logs it if they are fewer than asked."""
+def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> tuple[int, int]:
+    """Counts the mini-batches to read ahead, and the bytes beside them for other boxes.
+
+    Logs it if they are fewer than asked.
+    """
     if source.collective:
-        return 0
+        return 0, 0
     replicas = 1 if count < grid.data else grid.data
     size = -(-count // replicas) * sample_bytes(source, grid)  # [B] that a rank holds at most
     depth = policy.batches(size, grid.device.type)
@@ -293,7 +304,27 @@ def _depth(policy: PrefetchPolicy, source: Source, grid: Grid, count: int) -> in
             f"{depth} mini-batches of {size / 2**20:.1f} MiB a rank are read ahead, not "
             f"{policy.depth}: more would pass prefetch_bytes={policy.bytes}",
         )
-    return depth
+    return depth, policy.bytes - depth * size
+
+
+MOST_READING = 4
+"""The most threads of a rank that read at a time: a file system has many ranks to serve."""
+
+
+def reading_threads(source: Source, grid: Grid, size: int, room: int) -> int:
+    """Counts the threads that read for the one that puts mini-batches together.
+
+    They are as many as a rank has cores, and as have ``room`` [B] for a box of ``size`` each. None
+    are needed where there would be one, as where the format reads one box at a time.
+    """
+    if not source.concurrent:
+        return 0
+    ranks = max(Counter(hosts_of_ranks(grid)).values())  # of a machine
+    cores = (os.cpu_count() or 1) // ranks
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    count = min(cores, MOST_READING, room // size)
+    return count if count > 1 else 0
 
 
 class Refused:
@@ -339,16 +370,20 @@ def build_assembler(
     augment: bool,
     policy: StorePolicy,
     skip: bool,
+    read_ahead: int,
 ) -> BatchAssembler:
     """Builds what assembles the mini-batches of a data set; every rank calls it.
 
-    With ``"preload"`` the store is filled.
+    With ``"preload"`` the store is filled. Boxes of ``read_ahead`` [B] may be read beside others.
     """
     whole = policy.mode == "sample"
     if whole and source.collective:
         raise DataError('mode="sample" reads a sample on one rank, the driver on all of a replica')
     boxes = SampleBoxes(grid, source)
     size = sample_bytes(source, grid, whole=whole)
+    # What has one sum may be packed in one piece, and is then unpacked as a whole.
+    volume = math.prod(source.whole_shape) * np.dtype(source.dtype).itemsize
+    read_at_once = max(size, volume) if source.summed_whole else size
     kept = _kept(grid, schedule, policy, size, boxes)
     make = functools.partial(Store, kept.mine, kept.in_memory, size, policy.folder)
     store = make() if policy.folder is None else collective_try(make)
@@ -365,7 +400,10 @@ def build_assembler(
     assembler = BatchAssembler(
         schedule,
         BatchPlanner(boxes, kept.owner, draw if augment else None, whole=whole),
-        Reader(source, transform),
+        ReadingThreads(
+            Reader(source, transform),
+            reading_threads(source, grid, read_at_once, read_ahead),
+        ),
         kind=target_kind(source),
         store=store,
         store_room=min(kept.most, kept.in_memory) * size,

@@ -69,6 +69,14 @@ class Store:
         self.bytes = 0  # in memory
         self.room = min(in_memory, len(samples)) * size  # what that may become
 
+    def holds(self, sample: int) -> bool:
+        """Tells if a sample is kept by now."""
+        return sample in self._kept
+
+    def has_room(self, sample: int) -> bool:
+        """Tells if a sample will be kept once it is read."""
+        return sample in self._numbers or sample in self._in_memory
+
     def keep(self, sample: int, read: Callable[[], SampleBox]) -> SampleBox:
         """Returns what is kept of a sample, first of all a copy of what ``read`` returns.
 

@@ -101,7 +101,8 @@ class Source(ABC):
     targets, none if voxels have classes; by default ``y0``, ``y1``, ... ``classes``: their names,
     the background's first. ``label_bytes``: stored for the label of one voxel [B]. ``order``: the
     order of the stored dims, if it is known and the same for all samples. ``collective``: the ranks
-    of a replica read together, so nothing is read in the background. ``volumes``: by name, the
+    of a replica read together, so nothing is read in the background. ``concurrent``: several
+    threads may read at once, and gain by it. ``volumes``: by name, the
     volume of each sample that is a part of one. ``remark``: what a user should know about how the
     folder was read. ``redshifts``: those of the channels, if known; ``stored_redshifts``: those of
     all channels of the files, if only some are shown. ``summed_whole``: a checksum covers a whole
@@ -119,6 +120,7 @@ class Source(ABC):
     label_bytes: int = 1
     order: StorageOrder | None = None
     collective: bool = False
+    concurrent: bool = False
     volumes: Mapping[str, str] = MappingProxyType({})
     remark: str = ""
     redshifts: tuple[float, ...] = ()
@@ -150,12 +152,12 @@ class Source(ABC):
     def read(self, sample: int, box: Box) -> Array:
         """Reads ``box``, which has the four dims of ``shape``, as an array (C, d, h, w).
 
-        Called from a background thread, never from two threads at once by one data set. An error
+        Called from a background thread, and from two at once only if it is ``concurrent``. An error
         that is a `DataError`, OSError or EOFError is one of the sample, which may then be skipped.
         """
 
     def target(self, sample: int) -> Array:
-        """Returns the targets (P,) of a sample."""
+        """Returns the targets (P,) of a sample; called as `read` is, and by others."""
         raise NotImplementedError(f"{type(self).__name__} has neither targets nor classes")
 
     def labels(self, sample: int, box: Box) -> Array:
@@ -249,7 +251,7 @@ class Source(ABC):
 
 _SHOWN = (
     *("names", "shape", "shapes", "dtype", "parameters", "classes", "label_bytes", "order"),
-    *("collective", "redshifts", "stored_redshifts", "summed_whole", "targets_apart"),
+    *("collective", "concurrent", "redshifts", "stored_redshifts", "summed_whole", "targets_apart"),
     "channel_names",
 )
 """Names what a view takes from the source that it shows."""

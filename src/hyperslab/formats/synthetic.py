@@ -42,6 +42,8 @@ class SyntheticVolumes(Source):
     section V-B).
     """
 
+    concurrent = True
+
     def __init__(
         self, shape: Sequence[int], samples: int, *, targets: int = 4, classes: int = 0
     ) -> None:

@@ -50,6 +50,7 @@ class Joined(SourceView):
         self.order = one.order if len({part.order for part in parts.values()}) == 1 else None
         self.targets_apart = any(part.targets_apart for part in parts.values())
         self.summed_whole = all(part.summed_whole for part in parts.values())
+        self.concurrent = all(part.concurrent for part in parts.values())
         self.remark = "\n".join(part.remark for part in parts.values() if part.remark)
         self.places = [(part, i) for part in parts.values() for i in range(len(part.names))]
         self.prefixes = [

@@ -60,6 +60,8 @@ class ArrayFolder(Source):
         self.classes = catalog.classes
         self.remark = catalog.remark
         self.collective = self.reader.collective
+        # HDF5 lets one thread in at a time.
+        self.concurrent = all(kind_of_file(Path(file)) != "HDF5" for file in {*catalog.files})
         if catalog.labels:
             array = catalog.labels[0]
             channels = array.shape[0] if len(array.shape) == 4 and not catalog.rows else 1
@@ -307,6 +309,7 @@ class Fields(SourceView):
             _check_fields_alike(first, source, self.titles[0], title)
         self.counts = tuple(source.shape[0] for source in self.sources)
         super().__init__(first)
+        self.concurrent = all(source.concurrent for source in self.sources)
         self.shape = (sum(self.counts), *first.shape[1:])
         self.dtype = np.result_type(*(source.dtype for source in self.sources))
         self.channel_names = self.titles if set(self.counts) == {1} else ()

@@ -434,6 +434,7 @@ class NiftiFolder(Source):
     suffixes = NIFTI_SUFFIXES
     lists = (".json", ".csv")
     summed_whole = True
+    concurrent = True
 
     def __init__(self, listed: ScanList, headers: Sequence[ScanHeader]) -> None:
         self.headers = tuple(headers)

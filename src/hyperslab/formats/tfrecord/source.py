@@ -65,7 +65,8 @@ class TfRecordFolder(ArrayFolder):
         super().__init__(catalog)
         self._targets: dict[int, Array] = {}
         self._kept: OrderedDict[int, records.Example] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is kept
+        self._reading: dict[int, threading.Lock] = {}  # of each sample
 
     @classmethod
     def scan(
@@ -123,19 +124,28 @@ class TfRecordFolder(ArrayFolder):
 
     @contextmanager
     def _example(self, sample: int) -> Iterator[records.Example]:
-        """Gives the example: kept if it was unpacked, else in its open file."""
-        with self._lock, self.catalog.as_scanned(sample, self.catalog.volumes[sample]):
-            if sample in self._kept:
-                self._kept.move_to_end(sample)
-                yield self._kept[sample]
+        """Gives the example: kept if it was unpacked, else in its open file.
+
+        Threads read side by side, but one after the other of one sample, which is unpacked once.
+        """
+        with self._lock:
+            reading = self._reading.setdefault(sample, threading.Lock())
+        with reading, self.catalog.as_scanned(sample, self.catalog.volumes[sample]):
+            with self._lock:
+                kept = self._kept.get(sample)
+                if kept is not None:
+                    self._kept.move_to_end(sample)
+            if kept is not None:
+                yield kept
                 return
             with records.opened_example(self.path(sample)) as example:
                 if sample not in self._targets:
                     self._targets[sample] = _target(example, len(self.parameters.names))
                 if example.unpacked:
-                    self._kept[sample] = example
-                    while len(self._kept) > KEPT:
-                        self._kept.popitem(last=False)
+                    with self._lock:
+                        self._kept[sample] = example
+                        while len(self._kept) > KEPT:
+                            self._kept.popitem(last=False)
                 yield example
 
 
