@@ -5,9 +5,7 @@ Legend: N samples, C channels, W voxels per side, F numbers of a set.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,8 +20,7 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "octaves": ("moments", "power", "spectra by octave", "bispectra", "distribution"),
     "modes": ("moments", "spectra by mode", "bispectra", "distribution"),
 }
-"""Sets of statistics by the names of their parts: log power in thirds of octaves is what a small
-number of samples determines best, bins of one fundamental mode have all that spectra say."""
+"""Sets of statistics by the names of their parts, from few numbers to many."""
 
 
 def summary_statistics(counts: NDArray[np.number]) -> dict[str, NDArray[np.float32]]:
@@ -67,9 +64,3 @@ def moments(field: torch.Tensor) -> torch.Tensor:
     spread = second.clamp(min=measures.LEAST).sqrt()
     shape = [third / spread**3, fourth / spread**4 - 3]
     return torch.stack([mean[..., 0, 0, 0], spread.log(), *shape], -1)
-
-
-def digest() -> str:
-    """What the statistics are, as a hash of the code: numbers of another one are others."""
-    sources = (__file__, str(measures.__file__))
-    return hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()

@@ -143,11 +143,15 @@ def test_statistics_are_kept_and_belong_to_their_volumes(
     kept = tmp_path / "statistics.npz"
     first = read_samples(recipe, None, kept)
 
-    def computed(counts: object) -> None:
-        raise AssertionError("computed anew")
+    computed = []
 
-    monkeypatch.setattr(ridge, "summary_statistics", computed)
+    def counted(counts: np.ndarray) -> dict[str, np.ndarray]:
+        computed.append(len(counts))
+        return summary_statistics(counts)
+
+    monkeypatch.setattr(ridge, "summary_statistics", counted)
     again = read_samples(recipe, None, kept)
+    assert computed == [1]
     assert again.names == first.names
     assert np.array_equal(again.targets, first.targets)
     for name, numbers in first.sets.items():
@@ -156,6 +160,9 @@ def test_statistics_are_kept_and_belong_to_their_volumes(
     for changed, width in [(recipe.model_copy(update={"data": others}), None), (recipe, 3)]:
         with pytest.raises(hs.DataError, match=r"statistics\.npz has the statistics of other"):
             read_samples(changed, width, kept)
+    monkeypatch.setattr(ridge, "summary_statistics", lambda counts: summary_statistics(counts + 1))
+    with pytest.raises(hs.DataError, match="or others; name another file"):
+        read_samples(recipe, None, kept)
     for content in (b"", kept.read_bytes()[:999], b"words"):
         kept.write_bytes(content)
         with pytest.raises(hs.DataError, match=r"statistics\.npz holds no statistics"):

@@ -1,9 +1,8 @@
 """Computes what cosmologists measure in a periodic volume of counts, in plain torch.
 
 These are power spectra of channels and between them, bispectra of equilateral triangles and the
-distribution of counts. All of it runs on cut volumes: every rank sums over its own modes and voxels
-and has a number of its own for none of the others', and only sums travel, beside what Fourier
-transforms exchange.
+distribution of counts. All of it runs on cut volumes: every rank sums over its own modes and
+voxels, and these sums are added up.
 
 Legend: B samples, C channels, P pairs of them, (D, H, W) voxels, K bins. Wave numbers k are in
 units of the fundamental mode of a cube of ``width`` voxels, on which alone the bins depend.
@@ -32,7 +31,7 @@ SMOOTHINGS = (1, 2, 4)
 
 COUNT_STEP = 0.3
 COUNT_BINS = 28
-"""Bins of log(1 + count) and their width; the last one has all counts from 3,294 on, too."""
+"""Bins of log(1 + count) and their width; the last one has all counts from 3,294 on."""
 
 
 def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
@@ -66,7 +65,7 @@ def pairs_of(channels: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class EvenBins:
-    """Bins wave numbers by the nearest whole number, from 1 to the corner of the modes' cube."""
+    """Counts bins around whole wave numbers, from 1 to the corner of the cube of modes."""
 
     width: int
 
@@ -80,7 +79,7 @@ class EvenBins:
 
 @dataclass(frozen=True, slots=True)
 class OctaveBins:
-    """Bins wave numbers by thirds of octaves, from 1 to the corner of the modes' cube."""
+    """Counts thirds of octaves of wave numbers, from 1 to the corner of the cube of modes."""
 
     width: int
 
@@ -110,7 +109,7 @@ class Modes:
 
     @classmethod
     def of(cls, fields: torch.Tensor, width: int) -> Modes:
-        """Transform fields (B, C, D, H, W)."""
+        """Make the modes of fields (B, C, D, H, W)."""
         extents = tuple(fields.shape[2:])
         spectrum = torch.fft.rfftn(fields, dim=SPACE, norm="forward")
         square = torch.zeros_like(spectrum.real[:, :1])  # cut as the modes are
@@ -188,7 +187,7 @@ def distribution(x: torch.Tensor) -> torch.Tensor:
         cells = x
         if side > 1:
             cells = torch.log1p(F.avg_pool3d(torch.expm1(x), sides) * math.prod(sides))
-        index = (cells * (1 / COUNT_STEP)).clamp(0, COUNT_BINS - 1).long()
+        index = (cells * (1 / COUNT_STEP)).long().clamp(0, COUNT_BINS - 1)  # of NaN, too
         one = torch.ones((), dtype=x.dtype, device=x.device)
         number = sums_by_index(one.expand(index.shape), index, COUNT_BINS)
         found.append(torch.log((number + 1) / math.prod(cells.shape[2:])))

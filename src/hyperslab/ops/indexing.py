@@ -20,6 +20,7 @@ from hyperslab.comm import Grid
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
+from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
@@ -559,7 +560,9 @@ def _sum_by_position(
     part, 2. every rank sums its values, 3. add up the sums of the ranks that share the other dims.
     """
     options = {**values}
-    source = options.pop(SUMS[name])
+    source = options.pop(SUMS[name], None)
+    if not isinstance(source, torch.Tensor):
+        return None  # torch says what is wrong
     flat = name == "index_add"  # its positions have one dim
     if not flat:
         source = cropped_to_index(source, index, dim, name)
@@ -579,10 +582,12 @@ def _sum_by_position(
     positions = block_of(index, held, like.grid, what)
     block = block_of(source, own, like.grid, what)
     partition = own.with_dim(dim, input.shape[dim], None)
-    sums = block.new_zeros(partition.box(like.grid.coords).shape, dtype=input.dtype)
+    if block.dtype == input.dtype:  # torch refuses others
+        block = block.to(accumulator(block.dtype))
+    sums = block.new_zeros(partition.box(like.grid.coords).shape, dtype=accumulator(input.dtype))
     sums = getattr(sums, name)(dim, positions, block, **options)
     whole = all_reduce_sum(sums, group_over(like, (dim,)), f"the sums of {name}")
-    return like.like(whole, partition)
+    return like.like(whole.to(input.dtype), partition)
 
 
 def _is_cut_along(x: object, dim: int) -> TypeGuard[Sharded]:
