@@ -17,7 +17,8 @@ FloatArray = NDArray[np.float64]
 
 SETS: Mapping[str, tuple[str, ...]] = {
     "power": ("moments", "power"),
-    "octaves": ("moments", "power", "spectra by octave", "bispectra", "distribution"),
+    "pairs": ("moments", "power", "cross"),
+    "octaves": ("moments", "power", "cross", "contrast", "bispectra", "distribution"),
     "modes": ("moments", "spectra by mode", "bispectra", "distribution"),
 }
 """Sets of statistics by the names of their parts, from few numbers to many."""
@@ -39,7 +40,8 @@ def summary_statistics(counts: NDArray[np.number]) -> dict[str, NDArray[np.float
     parts = {
         "moments": [moments(x)],
         "power": [of_log[:, auto]],
-        "spectra by octave": [of_log[:, cross], contrast_modes.spectra(thirds)],
+        "cross": [of_log[:, cross]],
+        "contrast": [contrast_modes.spectra(thirds)],
         "spectra by mode": [log_modes.spectra(even), contrast_modes.spectra(even)],
         "bispectra": [modes.bispectra(limits) for modes in (log_modes, contrast_modes)],
         "distribution": [measures.distribution(x)],

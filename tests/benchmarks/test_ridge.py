@@ -67,7 +67,7 @@ def test_sets_are_finite_and_those_of_networks() -> None:
     assert all(np.isfinite(part).all() for part in flat.values())
     network = hs.models.summary_statistics.summary_statistics(torch.log1p(torch.tensor(counts)), 8)
     bins = 2 * 3 * 9  # of both fields, of three pairs of channels
-    by_octave = np.concatenate([parts["power"], parts["spectra by octave"]], axis=1)
+    by_octave = np.concatenate([parts[p] for p in ("power", "cross", "contrast")], axis=1)
     np.testing.assert_allclose(np.sort(network[:, :bins]), np.sort(by_octave), rtol=1e-6)
     np.testing.assert_allclose(network[:, bins:], parts["distribution"], rtol=1e-6)
 
@@ -115,7 +115,7 @@ def test_a_ridge_is_that_of_scikit_learn_with_the_best_penalty() -> None:
 def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None:
     samples = read_samples(recipe, width)
     count = UNIVERSES * (8 if width else 1)
-    assert [len(numbers) for numbers in samples.sets.values()] == [count] * 3
+    assert [len(numbers) for numbers in samples.sets.values()] == [count] * len(SETS)
     split = split_of(samples.source, recipe, recipe.data.seed)
     data = recipe.data.model_copy(update={"subvolume": width})
     cut = recipe.model_copy(update={"data": data})
