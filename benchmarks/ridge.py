@@ -1,14 +1,23 @@
-"""What a ridge regression on moments and power spectra says of universes: a network's control.
+"""What a ridge regression on summary statistics says of universes: a network's control.
 
     python benchmarks/ridge.py RECIPE [key=value ...] [--subvolume W ...] [--splits 1]
-                               [--json OUT] [--out FOLDER]
+                               [--features FILE.npz] [--json OUT] [--out FOLDER]
 
 RECIPE is one that `hyperslab train` takes, or the recipe.yaml of a run: volumes and split are its
-own, so the errors stand beside those of `hyperslab evaluate`. The targets are regressed on the
-numbers of `summary_statistics.py`; the validation samples choose the penalty of each target. Rows:
-whole volumes; with ``--subvolume`` also sub-volumes of W voxels, each a sample of its own, and
-their predictions averaged over a volume and recalibrated by a line, which the validation volumes
-give. ``--splits 5`` does so for five seeds of the split, the recipe's and the next ones.
+own, so the errors stand beside those of `hyperslab evaluate`. The targets are regressed on power
+spectra, also between channels, equilateral bispectra, the distribution of counts and moments
+(`summary_statistics.py`); the validation samples choose the penalty of each target, and which set
+of the statistics it is regressed on. Rows: whole volumes; with ``--subvolume`` also sub-volumes of
+W voxels, each a sample of its own, and their predictions averaged over a volume and recalibrated by
+a line, which the validation volumes give. ``--splits 5`` does so for five seeds of the split, the
+recipe's and the next ones.
+
+``--features`` names a file that keeps the statistics (of sub-volumes FILE-W.npz): if there is none
+it is written, and otherwise read in place of the volumes. So this is a learning curve:
+
+    for n in 128 512 2048; do
+        python benchmarks/ridge.py RECIPE "data.counts=[$n,512,512]" --features statistics.npz
+    done
 
 Errors are mean squared errors over that of predicting the mean of the training targets: median and
 range over the splits. ``--out`` has for each width a folder with the predictions of the recipe's
@@ -22,7 +31,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +40,16 @@ from typing import Any
 import numpy as np
 from clock import machine, summary
 from numpy.typing import NDArray
-from regression_control import Split, ridge_predictions
-from summary_statistics import FloatArray, summary_statistics
+from regression_control import FloatArray, Split, fit_ridge
+from summary_statistics import SETS, summary_statistics
 
 import hyperslab as hs
-from hyperslab.data.sampler import SPLITS, samples_of
-from hyperslab.formats.targets import Parameters
+from hyperslab.data.sampler import SPLITS
+from hyperslab.errors import DataError
+from hyperslab.formats.source import Source
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.builders import open_data
+from hyperslab.train.builders import open_data, samples_of_split
 from hyperslab.train.evaluate import Evaluation
 from hyperslab.train.metrics import (
     Predictions,
@@ -49,6 +60,7 @@ from hyperslab.train.metrics import (
     recalibrated,
 )
 from hyperslab.train.uncertainty import uncertainty_of
+from hyperslab.util.atomic_files import created_aside
 
 AT_ONCE = 1 << 21
 """Values of the volumes that are looked at together."""
@@ -59,31 +71,72 @@ ALONE = tuple(f"grid.{axis}=1" for axis in ("data", "depth", "height", "width"))
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """N samples: their names and volumes, their statistics (N, F) and targets (N, P)."""
+    """N samples: their names and volumes, targets (N, P) and sets of statistics (N, F)."""
 
+    source: Source
     names: tuple[str, ...]
     volumes: tuple[str, ...]
-    statistics: FloatArray
     targets: FloatArray
-    parameters: Parameters
+    sets: Mapping[str, FloatArray]
 
 
-def read_samples(recipe: Recipe, width: int | None) -> Samples:
-    """All samples of a recipe's data, whole or cut into sub-volumes of ``width``."""
+def read_samples(recipe: Recipe, width: int | None, kept: Path | None = None) -> Samples:
+    """All samples of a recipe's data, whole or cut into sub-volumes of ``width``.
+
+    Statistics that the file ``kept`` has are not computed anew, but for those of the first sample,
+    which must be the same; without that file it is written.
+
+    Raises:
+        DataError: the file has the statistics of other data, or others.
+    """
     with open_data(_reading(recipe, width, 1), hs.Grid(), split="all") as data:
         many = max(1, AT_ONCE // math.prod(data.shape))
-    statistics = []
-    targets = []
-    with open_data(_reading(recipe, width, many), hs.Grid(), split="all") as data:
-        for x, y in data.epoch(0):
-            statistics.append(summary_statistics(x.full().numpy()))
-            targets.append(y.full().double().numpy())
         source = data.source
-        volumes = tuple(source.volume(sample) for sample in data.schedule.order(0))
-        names = tuple(data.names(0))
-    return Samples(
-        names, volumes, np.concatenate(statistics), np.concatenate(targets), source.parameters
-    )
+        samples = range(len(source.names))
+        targets = np.array([source.target(sample) for sample in samples], dtype=np.float64)
+    names = tuple(source.names)
+    about = json.dumps([names, targets.tolist()])
+    if kept is not None and kept.exists():
+        first = next(_statistics(_reading(recipe, width, 1)))
+        parts = _read_parts(kept, about, first)
+    else:
+        found = list(_statistics(_reading(recipe, width, many)))
+        parts = {name: np.concatenate([some[name] for some in found]) for name in found[0]}
+        if kept is not None:
+            with created_aside(kept) as file:
+                np.savez(file, about=np.array(about), **parts)
+    sets = {
+        name: np.concatenate([parts[part] for part in own], axis=1, dtype=np.float64)
+        for name, own in SETS.items()
+    }
+    volumes = tuple(source.volume(sample) for sample in samples)
+    return Samples(source, names, volumes, targets, sets)
+
+
+def _statistics(recipe: Recipe) -> Iterator[dict[str, NDArray[np.float32]]]:
+    """Of one mini-batch after the other."""
+    with open_data(recipe, hs.Grid(), split="all") as data:
+        for x, _ in data.epoch(0):
+            yield summary_statistics(x.full().numpy())
+
+
+def _read_parts(
+    path: Path, about: str, first: Mapping[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            parts = {name: file[name] for name in file.files}
+        same = str(parts.pop("about")) == about and parts.keys() == first.keys()
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} holds no statistics of benchmarks/ridge.py: {error}") from error
+    if not same or any(not _equal(parts[name][:1], first[name]) for name in first):
+        raise DataError(f"{path} has the statistics of other volumes, or others; name another file")
+    return parts
+
+
+def _equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Tell if they differ by rounding alone."""
+    return a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
 def _reading(recipe: Recipe, width: int | None, batch_size: int) -> Recipe:
@@ -91,18 +144,18 @@ def _reading(recipe: Recipe, width: int | None, batch_size: int) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=changes)})
 
 
-def split_of(volumes: Sequence[str], recipe: Recipe, seed: int) -> Split:
+def split_of(source: Source, recipe: Recipe, seed: int) -> Split:
     """The samples of each split, as training deals them out."""
-    return {
-        which: np.array(samples_of(volumes, which, recipe.data.fractions, seed, recipe.data.counts))
-        for which in SPLITS
-    }
+    data = recipe.data.model_copy(update={"seed": seed})
+    seeded = recipe.model_copy(update={"data": data})
+    return {which: np.array(samples_of_split(seeded, source, which)) for which in SPLITS}
 
 
 def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
     """The errors over the test samples; those of their volumes, too, where samples are parts."""
-    split = split_of(samples.volumes, recipe, seed)
-    predicted = ridge_predictions(samples.statistics, samples.targets, split)
+    split = split_of(samples.source, recipe, seed)
+    ridge = fit_ridge(samples.sets, samples.targets, split)
+    predicted = ridge.predicted
     mean = samples.targets[split["train"]].mean(axis=0)
     residuals = (predicted - samples.targets)[split["validation"]]
     covariance = residuals.T @ residuals / len(residuals)
@@ -113,12 +166,16 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
         "training_mean": dict(zip(test.names, mean.tolist(), strict=True)),
         "split": "test",
         "uncertainty": uncertainty_of(test),
+        "ridge": {
+            name: {"statistics": chosen, "penalty": penalty}
+            for name, (chosen, penalty) in zip(test.names, ridge.chosen, strict=True)
+        },
     }
     if len(set(samples.volumes)) == len(samples.volumes):
         return Evaluation(test, errors, facts)
     validation = _predictions(samples, predicted, split["validation"], mean, covariance)
     lines = calibration_of(validation)
-    better = recalibrated(averaged_over_volumes(test), lines, samples.parameters.physical)
+    better = recalibrated(averaged_over_volumes(test), lines, samples.source.parameters.physical)
     facts["recalibrated"] = {
         "volumes": len(better.samples),
         "parameters": errors_per_parameter(better),
@@ -137,22 +194,26 @@ def _predictions(
     true = samples.targets[chosen]
     each = np.repeat(covariance[None], len(chosen), axis=0)
     return Predictions(
-        samples.parameters.names,
+        samples.source.parameters.names,
         tuple(samples.names[sample] for sample in chosen),
         true,
         predicted[chosen],
-        samples.parameters.physical(true),
-        samples.parameters.physical(predicted[chosen]),
+        samples.source.parameters.physical(true),
+        samples.source.parameters.physical(predicted[chosen]),
         mean,
         tuple(samples.volumes[sample] for sample in chosen),
         covariance=each,
-        covariance_physical=samples.parameters.physical_covariance(each),
+        covariance_physical=samples.source.parameters.physical_covariance(each),
     )
 
 
-def rows_of(recipe: Recipe, width: int | None, splits: int, out: Path | None) -> dict[str, Any]:
+def rows_of(
+    recipe: Recipe, width: int | None, splits: int, out: Path | None, kept: Path | None
+) -> dict[str, Any]:
     """By the name of the row: the ratios of each parameter over the splits, and how many tests."""
-    samples = read_samples(recipe, width)
+    if kept is not None and width is not None:
+        kept = kept.with_stem(f"{kept.stem}-{width}")
+    samples = read_samples(recipe, width, kept)
     name = "whole" if width is None else str(width)
     rows: dict[str, Any] = {}
     for seed in range(recipe.data.seed, recipe.data.seed + splits):
@@ -191,13 +252,14 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--subvolume", type=int, nargs="+", default=[])
     parser.add_argument("--splits", type=int, default=1)
+    parser.add_argument("--features", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *COUNTS, *options.overrides])
     rows: dict[str, Any] = {}
     for width in (None, *options.subvolume):
-        rows |= rows_of(recipe, width, options.splits, options.out)
+        rows |= rows_of(recipe, width, options.splits, options.out, options.features)
     print_rows(rows)
     if options.json is not None:
         seed = recipe.data.seed

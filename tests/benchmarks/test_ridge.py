@@ -11,9 +11,13 @@ import h5py
 import numpy as np
 import pytest
 import ridge
-from regression_control import ridge_predictions
+import torch
+from regression_control import PENALTIES, fit_ridge
 from ridge import read_samples, split_of
-from summary_statistics import moments, power, shells, summary_statistics
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from summary_statistics import SETS, moments, summary_statistics
 
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
@@ -46,34 +50,26 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return load_recipe(path, ["data.transform=null"])
 
 
-@pytest.mark.parametrize("width", [5, 8])
-def test_power_of_all_modes_is_the_variance(width: int) -> None:
-    field = np.random.default_rng(0).normal(3, 2, (2, 3, width, width, width))
-    modes = shells(width)[1]
-    assert modes.sum() == width**3 - 1
-    np.testing.assert_allclose((power(field) * modes).sum(-1), field.var((2, 3, 4)))
-
-
-def test_a_wave_has_its_power_in_its_bin() -> None:
-    wave = np.cos(2 * np.pi * 3 * np.arange(8) / 8)
-    spectra = power(np.broadcast_to(wave[:, None], (1, 1, 8, 8, 8)))[0, 0]
-    shell = shells(8)[0]
-    (expected,) = {shell[3], shell[3 * 5]}  # k = 3 along the last and along the dim before
-    assert np.flatnonzero(spectra > 1e-12).tolist() == [expected]
-
-
 def test_moments_are_those_of_numpy() -> None:
     field = np.random.default_rng(0).gamma(2, 1, (2, 3, 4, 4, 4))
+    found = moments(torch.from_numpy(field))
     z = (field[1, 2] - field[1, 2].mean()) / field[1, 2].std()
     expected = [field[1, 2].mean(), np.log(field[1, 2].std()), (z**3).mean(), (z**4).mean() - 3]
-    np.testing.assert_allclose(moments(field)[1, 2], expected)
+    np.testing.assert_allclose(found[1, 2], expected)
 
 
-def test_statistics_do_not_change_with_the_direction_and_are_finite() -> None:
-    counts = np.random.default_rng(0).poisson(2, (1, 2, 6, 6, 6)).astype(np.int16)
-    turned = np.roll(counts.transpose(0, 1, 4, 2, 3)[:, :, ::-1], 2, axis=3)
-    np.testing.assert_allclose(summary_statistics(turned), summary_statistics(counts), rtol=1e-9)
-    assert np.isfinite(summary_statistics(np.ones_like(counts))).all()
+def test_sets_are_finite_and_those_of_networks() -> None:
+    counts = np.random.default_rng(0).poisson(2, (2, 2, 8, 8, 8)).astype(np.int16)
+    parts = summary_statistics(counts)
+    assert {name for own in SETS.values() for name in own} == set(parts)
+    assert all(np.isfinite(part).all() for part in parts.values())
+    flat = summary_statistics(np.ones_like(counts))
+    assert all(np.isfinite(part).all() for part in flat.values())
+    network = hs.models.summary_statistics.summary_statistics(torch.log1p(torch.tensor(counts)), 8)
+    bins = 2 * 3 * 9  # of both fields, of three pairs of channels
+    by_octave = np.concatenate([parts[p] for p in ("power", "cross", "contrast")], axis=1)
+    np.testing.assert_allclose(np.sort(network[:, :bins]), np.sort(by_octave), rtol=1e-6)
+    np.testing.assert_allclose(network[:, bins:], parts["distribution"], rtol=1e-6)
 
 
 def test_a_line_is_found_and_noise_is_not() -> None:
@@ -82,17 +78,45 @@ def test_a_line_is_found_and_noise_is_not() -> None:
     y = np.stack([x[:, 0] - 2 * x[:, 1] + 5, random.normal(size=400)], axis=1)
     parts = np.split(np.arange(400), [60, 200])
     split = dict(zip(["train", "validation", "test"], parts, strict=True))
-    predicted = ridge_predictions(x, y, split)
-    error = np.mean((predicted - y)[split["test"]] ** 2, axis=0) / y.var(axis=0)
+    found = fit_ridge({"few": x[:, 1:20], "all": x}, y, split)
+    error = np.mean((found.predicted - y)[split["test"]] ** 2, axis=0) / y.var(axis=0)
     assert error[0] < 1e-6
     assert 0.9 < error[1] < 1.15  # without a penalty 60 samples and 50 numbers make it about 6
+    assert found.chosen[0] == ("all", PENALTIES[0])
+
+
+def test_a_ridge_is_that_of_scikit_learn_with_the_best_penalty() -> None:
+    random = np.random.default_rng(1)
+    x = random.normal(3, 2, (90, 40)) * np.logspace(-3, 3, 40)
+    x[:, 5] = 7
+    y = x[:, :3] / x[:, :3].std(0) + random.normal(size=(90, 3))
+    split = {"train": np.arange(0, 50), "validation": np.arange(50, 70), "test": np.arange(70, 90)}
+    found = fit_ridge({"x": x}, y, split)
+    for target, (_, penalty) in enumerate(found.chosen):
+        model = make_pipeline(StandardScaler(), Ridge(alpha=50 * penalty))
+        expected = model.fit(x[:50], y[:50, target]).predict(x)
+        np.testing.assert_allclose(found.predicted[:, target], expected, rtol=1e-7)
+        errors = [
+            np.mean(
+                (
+                    model.set_params(ridge__alpha=50 * p)
+                    .fit(x[:50], y[:50, target])
+                    .predict(x[50:70])
+                    - y[50:70, target]
+                )
+                ** 2
+            )
+            for p in PENALTIES
+        ]
+        assert PENALTIES[np.argmin(errors)] == penalty
 
 
 @pytest.mark.parametrize("width", in_gate([None, 3], kept=[3]))
 def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None:
     samples = read_samples(recipe, width)
-    assert samples.statistics.shape[0] == UNIVERSES * (8 if width else 1)
-    split = split_of(samples.volumes, recipe, recipe.data.seed)
+    count = UNIVERSES * (8 if width else 1)
+    assert [len(numbers) for numbers in samples.sets.values()] == [count] * len(SETS)
+    split = split_of(samples.source, recipe, recipe.data.seed)
     data = recipe.data.model_copy(update={"subvolume": width})
     cut = recipe.model_copy(update={"data": data})
     for which, chosen in split.items():
@@ -100,6 +124,49 @@ def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None
             assert [samples.names[i] for i in chosen] == opened.names(0)
             targets = np.concatenate([y.full().numpy() for _, y in opened.epoch(0)])
         np.testing.assert_allclose(samples.targets[chosen], targets)
+
+
+def test_listed_splits_are_those_of_training(recipe: Recipe) -> None:
+    words = {"train": ("0:12",), "validation": ("12:20",), "test": ("20:30",)}
+    listed = recipe.model_copy(update={"data": recipe.data.model_copy(update=words)})
+    split = split_of(read_samples(listed, None).source, listed, 3)
+    assert {which: len(chosen) for which, chosen in split.items()} == {
+        "train": 12,
+        "validation": 8,
+        "test": 10,
+    }
+
+
+def test_statistics_are_kept_and_belong_to_their_volumes(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "statistics.npz"
+    first = read_samples(recipe, None, kept)
+
+    computed = []
+
+    def counted(counts: np.ndarray) -> dict[str, np.ndarray]:
+        computed.append(len(counts))
+        return summary_statistics(counts)
+
+    monkeypatch.setattr(ridge, "summary_statistics", counted)
+    again = read_samples(recipe, None, kept)
+    assert computed == [1]
+    assert again.names == first.names
+    assert np.array_equal(again.targets, first.targets)
+    for name, numbers in first.sets.items():
+        assert np.array_equal(again.sets[name], numbers)
+    others = recipe.data.model_copy(update={"targets": ("nothing",)})
+    for changed, width in [(recipe.model_copy(update={"data": others}), None), (recipe, 3)]:
+        with pytest.raises(hs.DataError, match=r"statistics\.npz has the statistics of other"):
+            read_samples(changed, width, kept)
+    monkeypatch.setattr(ridge, "summary_statistics", lambda counts: summary_statistics(counts + 1))
+    with pytest.raises(hs.DataError, match="or others; name another file"):
+        read_samples(recipe, None, kept)
+    for content in (b"", kept.read_bytes()[:999], b"words"):
+        kept.write_bytes(content)
+        with pytest.raises(hs.DataError, match=r"statistics\.npz holds no statistics"):
+            read_samples(recipe, None, kept)
 
 
 def test_the_command_writes_a_table_and_predictions(
@@ -111,10 +178,13 @@ def test_the_command_writes_a_table_and_predictions(
     assert recipe.data.path is not None
     arguments = [str(recipe.data.path / "recipe.yaml"), "--subvolume", "3", "--splits", "2"]
     out = ["--json", str(tmp_path / "ridge.json"), "--out", str(tmp_path / "out")]
+    out += ["--features", str(tmp_path / "statistics.npz")]
     monkeypatch.setattr(sys, "argv", ["ridge.py", *arguments, *out])
     ridge.main()
     found = json.loads((tmp_path / "ridge.json").read_text())
     assert found["seeds"] == [3, 4]
+    files = {path.name for path in tmp_path.glob("*.npz")}
+    assert files == {"statistics.npz", "statistics-3.npz"}
     assert list(found["rows"]) == ["whole", "3", "3-averaged"]
     assert [row["tests"] for row in found["rows"].values()] == [6, 48, 6]
     whole, single, mean = (row["ratios"]["clumping"] for row in found["rows"].values())
@@ -129,6 +199,7 @@ def test_the_command_writes_a_table_and_predictions(
         assert control.parameters == tuple(NAMES)
         ratio = found["rows"][name]["ratios"]["clumping"][0]
         assert metrics["parameters"]["clumping"]["ratio"] == ratio
+        assert metrics["ridge"]["clumping"]["statistics"] in SETS
         with (tmp_path / "out" / name / "predictions.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == tests

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hyperslab.models.summary_statistics import summary_count, summary_statistics
+
 
 class SettledNorm(nn.BatchNorm1d):
     """Normalises features (N, F) by the average statistics of the first mini-batches.
@@ -55,6 +57,11 @@ class MultiscaleNet(nn.Module):
         channels: of each stage's convolution.
         hidden: the width of the two hidden layers of the head.
         periodic: convolutions go on at the other side of the volume; False pads with zeros.
+        summary_width: the head also reads the summary statistics of volumes that hold log(1 +
+            count): power spectra of each channel and between channels, of the input and of the
+            contrast of counts, and the distribution of counts at three smoothings
+            (`hyperslab.models.summary_statistics`). The bins of wave number are those of a cube of
+            so many voxels a side; volumes of other extents have the same bins per voxel.
 
     Raises ValueError for sizes below 1.
     """
@@ -68,12 +75,14 @@ class MultiscaleNet(nn.Module):
         hidden: int = 256,
         dropout: float = 0.0,
         periodic: bool = True,
+        summary_width: int | None = None,
     ) -> None:
         super().__init__()
         widths = [in_channels, *channels]
-        if min(*widths, outputs, hidden) < 1:
+        if min(*widths, outputs, hidden, 1 if summary_width is None else summary_width) < 1:
             raise ValueError(
-                f"MultiscaleNet: {in_channels=}, {outputs=}, {channels=}, {hidden=}: need 1"
+                f"MultiscaleNet: {in_channels=}, {outputs=}, {channels=}, {hidden=}, "
+                f"{summary_width=}: need 1"
             )
         mode: Literal["circular", "zeros"] = "circular" if periodic else "zeros"
         self.stages = nn.ModuleList(
@@ -86,6 +95,9 @@ class MultiscaleNet(nn.Module):
             for i, o in pairwise(widths)
         )
         features = 2 * sum(widths)
+        self.summary_width = summary_width
+        if summary_width is not None:
+            features += summary_count(in_channels, summary_width)
         last = nn.Linear(hidden, outputs)
         nn.init.zeros_(last.weight)  # training starts from the middle of every range
         self.norm = SettledNorm(features)
@@ -101,9 +113,12 @@ class MultiscaleNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = [_moments(x)]
+        summary = None if self.summary_width is None else summary_statistics(x, self.summary_width)
         for stage in self.stages:
             x = stage(x)
             found.append(_moments(x))
+        if summary is not None:
+            found.append(summary)
         predicted: torch.Tensor = self.head(self.norm(torch.cat(found, 1)))
         return predicted
 

@@ -2,7 +2,7 @@
 
 In reading order: subscripts and assignments to them, which may be put off; gather, index_select,
 embedding and one-hot codes along a dim that is not cut; scatter, index_add, index_copy and
-index_fill along a dim that is not cut.
+index_fill along a dim that is not cut, and sums of values that are cut along it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import Grid
+from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
+from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import (
     aligned_but,
+    block_of,
+    check_alike_but,
     check_only_reference,
     check_writable,
     is_only_reference,
@@ -30,12 +34,14 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.reductions import group_over
 from hyperslab.ops.spatial import rolled
 from hyperslab.ops.spectra import Spectrum, can_wait
 from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.tensor.sharded import Policy
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 _REMEDY = (
     "    choose with torch.where or masked_fill, take x.full(), or gather the indexed dim with\n"
@@ -507,9 +513,16 @@ SCATTER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 """Names every operator's arguments after the positions, in this order."""
 
+SUMS = {name: SCATTER_ARGUMENTS[name][0] for name in ("scatter_add", "index_add")}
+"""Maps operators that sum the values of one position to their argument of values."""
+
 
 @register_each(
-    *SCATTER_ARGUMENTS, *(f"{name}_" for name in SCATTER_ARGUMENTS), family="indexing", dims=["dim"]
+    *SCATTER_ARGUMENTS,
+    *(f"{name}_" for name in SCATTER_ARGUMENTS),
+    family="indexing",
+    dims=["dim"],
+    merged=True,
 )
 def write_along(
     operator: Operator,
@@ -518,13 +531,67 @@ def write_along(
     index: torch.Tensor,
     *args: object,
     **options: object,
-) -> Sharded:
-    """Runs along a dim that is not cut; the operands are aligned with the input."""
+) -> torch.Tensor:
+    """Runs along a dim that is not cut; values that are added up may be cut along it."""
     name = operator.__name__.removesuffix("_")
+    in_place = operator.__name__ != name
     values = {**dict(zip(SCATTER_ARGUMENTS[name], args, strict=False)), **options}
     if name == "scatter" and "src" in values and not isinstance(values["src"], torch.Tensor):
         values["value"] = values.pop("src")
-    return _scatter(name, operator.__name__ != name, input, dim, index, values)
+    if name in SUMS:
+        added = _sum_by_position(name, input, dim, index, values)
+        if added is not None:
+            with EnableTorchFunction():  # or torch would ask for no rule inside of one
+                return input.add_(added) if in_place else input + added
+    for operand in (input, index, *values.values()):
+        if isinstance(operand, Sharded) and operand.partition.merged:
+            operand.gather_merged()
+    return _scatter(name, in_place, input, dim, index, values)
+
+
+def _sum_by_position(
+    name: str, input: torch.Tensor, dim: int, index: torch.Tensor, values: Mapping[str, Any]
+) -> torch.Tensor | None:
+    """Sum values with the same position along a dim along which they are cut, as a histogram does.
+
+    Returns None where neither they nor their positions are cut along it, or the input is.
+
+    Distribution scheme: 1. bring index and source to one cut, of ordinary tensors take this rank's
+    part, 2. every rank sums its values, 3. add up the sums of the ranks that share the other dims.
+    """
+    options = {**values}
+    source = options.pop(SUMS[name], None)
+    if not isinstance(source, torch.Tensor):
+        return None  # torch says what is wrong
+    flat = name == "index_add"  # its positions have one dim
+    if not flat:
+        source = cropped_to_index(source, index, dim, name)
+    cut = [x for x in (source, *([] if flat else [index])) if _is_cut_along(x, dim)]
+    if not cut or _is_cut_along(input, dim):
+        return None
+    like = cut[0]
+    if source.shape[dim] != index.shape[0 if flat else dim]:
+        raise LayoutError(
+            f"{name} along dim {dim}: there are more or fewer positions than values\n"
+            f"{describe([input, index, source])}    crop one of them"
+        )
+    check_alike_but([input, source], dim, name, "crop or expand")
+    own = like.partition
+    held = Partition((own.shape[dim],), (own.cuts[dim],)) if flat else own
+    what = f"aligning operands of {name}"
+    positions = block_of(index, held, like.grid, what)
+    block = block_of(source, own, like.grid, what)
+    partition = own.with_dim(dim, input.shape[dim], None)
+    if block.dtype == input.dtype:  # torch refuses others
+        block = block.to(accumulator(block.dtype))
+    sums = block.new_zeros(partition.box(like.grid.coords).shape, dtype=accumulator(input.dtype))
+    sums = getattr(sums, name)(dim, positions, block, **options)
+    whole = all_reduce_sum(sums, group_over(like, (dim,)), f"the sums of {name}")
+    return like.like(whole.to(input.dtype), partition)
+
+
+def _is_cut_along(x: object, dim: int) -> TypeGuard[Sharded]:
+    return isinstance(x, Sharded) and x.partition.cuts[dim] is not None
 
 
 def _scatter(

@@ -112,6 +112,8 @@ class MultiscaleSection(ModelSection):
     hidden: PositiveInt = 256  # width of the head's hidden layers
     dropout: Probability = 0.0  # in the head
     periodic: bool = True  # the volumes are, so convolutions go on at the other side
+    # of log(1 + count): the head reads spectra, between channels too, and the counts' distribution
+    summary_statistics: bool = False
 
     def check_extents(self, extents: Shape, where: str) -> None:
         stages = len(self.channels)
@@ -130,6 +132,7 @@ class MultiscaleSection(ModelSection):
             hidden=self.hidden,
             dropout=self.dropout,
             periodic=self.periodic,
+            summary_width=max(shape[1:]) if self.summary_statistics else None,
         )
 
 

@@ -213,6 +213,18 @@ class Recipe(CodeSection):
         return self
 
     @model_validator(mode="after")
+    def _logarithms_of_counts(self) -> Recipe:
+        data = self.data
+        logs = data.window is None and data.transform in ("auto", "log1p", "log1p_mean")
+        if getattr(self.model, "summary_statistics", False) and not logs:
+            given = f"window={data.window}" if data.window else f"transform={data.transform}"
+            raise ValueError(
+                f"model.summary_statistics are those of log(1 + count), but data.{given}: "
+                "use data.transform log1p or log1p_mean"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_batch_norm(self) -> Recipe:
         own = getattr(self.model, "statistics", "grid")
         if own != "grid" and self.parallelize.batch_norm not in (None, own):

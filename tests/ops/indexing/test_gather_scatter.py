@@ -214,3 +214,72 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         run_ranks(2, refused, case)
+
+
+def binned(x: Any, *, how: str, count: int, whole: bool) -> Any:
+    """The sums of voxels that have the same number; ``whole``: every rank has all numbers."""
+    numbers = (x.detach() * 3).abs().long().clamp(max=count - 1)
+    if whole and isinstance(x, hs.Sharded):
+        numbers = numbers.full()
+    batch, channels, depth, height, width = x.shape
+    places = torch.arange(depth * height * width) % count
+    if how == "all":
+        y = torch.zeros(count, dtype=x.dtype).scatter_add(0, numbers.flatten(), x.flatten())
+    elif how == "in place":
+        y = torch.zeros(count, dtype=x.dtype)
+        assert y.scatter_add_(0, numbers.flatten(), x.detach().flatten()) is y
+        y = y * x.mean()
+    elif how == "of channels":
+        y = torch.zeros(batch, channels, count, dtype=x.dtype)
+        y = y.scatter_add(2, numbers.flatten(2), x.flatten(2))
+    elif how == "of rows":
+        y = torch.zeros(batch, channels, depth, count, dtype=x.dtype)
+        y = y.scatter_add(3, numbers.flatten(3), x.flatten(3)).sum(2)
+    elif how == "numbers":
+        y = torch.zeros(batch, channels, count, dtype=x.dtype)
+        y = y.scatter_add(
+            2, numbers.flatten(2), torch.ones(numbers.shape, dtype=x.dtype).flatten(2)
+        )
+        y = y * x.mean((2, 3, 4))[..., None]
+    elif how == "onto":
+        y = x.mean((2, 3, 4))[..., None].expand(batch, channels, count)
+        y = y.scatter_add(2, numbers.flatten(2), x.flatten(2))
+    elif how == "voxels":
+        y = torch.zeros(batch, channels, count, dtype=x.dtype)
+        y = torch.index_add(y, 2, places, x.flatten(2), alpha=0.5)
+    else:
+        y = torch.zeros(batch, channels, depth, height, count, dtype=x.dtype)
+        y = y.index_add(-1, places[:width], x)
+    return y * torch.arange(1, count + 1)
+
+
+BINNED = ["all", "in place", "of channels", "of rows", "numbers", "onto", "voxels", "lines"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_sums_of_cut_values(ranks: int) -> None:
+    all_axes: dict[int, list[dict[str, int]]] = {
+        2: [{"width": 2}, {"data": 2}],
+        3: [{"height": 3}],
+        4: [{"data": 2, "depth": 2}, {"depth": 2, "width": 2}, {"height": 2, "width": 2}],
+    }
+    cases = [
+        Example(axes, (3, 2, 5, 4, 6), options={"how": how, "count": count, "whole": whole})
+        for axes in all_axes[ranks]
+        for how in BINNED
+        for count, whole in ((3, False), (6, True))
+    ]
+    run_ranks(ranks, compare, binned, cases)
+
+
+def refused_sum() -> str:
+    x = hs.shard(torch.rand(1, 2, 4, 4, 4), hs.Grid(width=2))
+    with pytest.raises(hs.LayoutError) as caught:
+        torch.zeros(1, 2, 4, 4, 3).index_add(4, torch.tensor([0, 1, 2]), x)
+    return str(caught.value)
+
+
+def test_as_many_positions_as_values() -> None:
+    for message in run_ranks(2, refused_sum):
+        assert "index_add along dim 4: there are more or fewer positions than values" in message
+        assert "dim 4 in 2 by width" in message

@@ -1,0 +1,204 @@
+"""Computes what cosmologists measure in a periodic volume of counts, in plain torch.
+
+These are power spectra of channels and between them, bispectra of equilateral triangles and the
+distribution of counts. All of it runs on cut volumes: every rank sums over its own modes and
+voxels, and these sums are added up.
+
+Legend: B samples, C channels, P pairs of them, (D, H, W) voxels, K bins. Wave numbers k are in
+units of the fundamental mode of a cube of ``width`` voxels, on which alone the bins depend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, pairwise
+
+import torch
+import torch.nn.functional as F
+
+SPACE = (2, 3, 4)
+
+LEAST = 1e-20
+"""The least power: volumes without structure have finite statistics, too."""
+
+SHELLS = 9
+"""Shells of wave number whose bispectra are taken."""
+
+SMOOTHINGS = (1, 2, 4)
+"""Sides [voxels] of the cells whose counts are distributed."""
+
+COUNT_STEP = 0.3
+COUNT_BINS = 28
+"""Bins of log(1 + count) and their width; the last one has all counts from 3,294 on."""
+
+
+def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the statistics (B, `summary_count`) of x = log(1 + count) (B, C, D, H, W).
+
+    In this order: power spectra of x and of the contrast of counts, in three bins an octave, and
+    the distribution of counts.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    bins = OctaveBins(width)
+    parts = [Modes.of(field, width).spectra(bins) for field in (x, contrast(x))]
+    return torch.cat([part.flatten(1) for part in (*parts, distribution(x))], 1)
+
+
+def summary_count(channels: int, width: int) -> int:
+    """Return how many numbers `summary_statistics` makes of a volume."""
+    spectra = len(pairs_of(channels)) * OctaveBins(width).count
+    return 2 * spectra + channels * len(SMOOTHINGS) * COUNT_BINS
+
+
+def contrast(x: torch.Tensor) -> torch.Tensor:
+    """Return count / mean of each channel, whose modes but the mean are the contrast's."""
+    counts = torch.expm1(x)
+    return counts * counts.mean(SPACE, keepdim=True).clamp(min=LEAST).reciprocal()
+
+
+def pairs_of(channels: int) -> list[tuple[int, int]]:
+    """Return all pairs of channels, in the order of spectra."""
+    return list(combinations_with_replacement(range(channels), 2))
+
+
+@dataclass(frozen=True, slots=True)
+class EvenBins:
+    """Counts bins around whole wave numbers, from 1 to the corner of the cube of modes."""
+
+    width: int
+
+    @property
+    def count(self) -> int:
+        return max(1, round(math.sqrt(3) * (self.width // 2)))
+
+    def index(self, k: torch.Tensor) -> torch.Tensor:
+        return k.round() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OctaveBins:
+    """Counts thirds of octaves of wave numbers, from 1 to the corner of the cube of modes."""
+
+    width: int
+
+    @property
+    def count(self) -> int:
+        return 1 + math.floor(3 * math.log2(max(1, math.sqrt(3) * (self.width // 2))))
+
+    def index(self, k: torch.Tensor) -> torch.Tensor:
+        return (3 * k.log2() + 1e-5).floor()  # a power of two begins an octave, however rounded
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Holds the Fourier modes of real fields; of two opposite ones it may hold one.
+
+    Args:
+        spectrum: (B, C, D, H, W // 2 + 1); squares are shares of the field's variance.
+        k: (B, 1, D, H, W // 2 + 1), the modes' wave numbers.
+        times: (W // 2 + 1,), how many modes each one stands for.
+        extents: (D, H, W) of the fields.
+    """
+
+    spectrum: torch.Tensor
+    k: torch.Tensor
+    times: torch.Tensor
+    extents: tuple[int, ...]
+
+    @classmethod
+    def of(cls, fields: torch.Tensor, width: int) -> Modes:
+        """Make the modes of fields (B, C, D, H, W)."""
+        extents = tuple(fields.shape[2:])
+        spectrum = torch.fft.rfftn(fields, dim=SPACE, norm="forward")
+        square = torch.zeros_like(spectrum.real[:, :1])  # cut as the modes are
+        for dim, extent in enumerate(extents):
+            place = torch.arange(spectrum.shape[2 + dim], device=square.device)
+            mode = (place + extent // 2) % extent - extent // 2
+            along = (mode * (width / extent)).to(square.dtype) ** 2
+            square = square + along.reshape([-1 if d == dim else 1 for d in range(3)])
+        last = torch.arange(spectrum.shape[-1], device=square.device)
+        own_opposite = (last == 0) | (2 * last == extents[-1])
+        times = torch.where(own_opposite, 1, 2).to(square.dtype)
+        return cls(spectrum, square.sqrt(), times, extents)
+
+    def powers(self, bins: EvenBins | OctaveBins) -> torch.Tensor:
+        """Return (B, P, K): the mean product of the modes of two channels in each bin.
+
+        Of a channel with itself it is the mean power of a mode. Bins without a mode have 0.
+        """
+        scale = self.times.sqrt()
+        real, imag = self.spectrum.real * scale, self.spectrum.imag * scale
+        products = [
+            torch.addcmul(real[:, i] * real[:, j], imag[:, i], imag[:, j])
+            for i, j in pairs_of(real.shape[1])
+        ]
+        products.append(torch.zeros_like(products[0]) + self.times)
+        count = bins.count
+        index = torch.where(self.k == 0, count, bins.index(self.k).clamp(0, count - 1)).long()
+        sums = sums_by_index(torch.stack(products, 1), index, count + 1)[..., :count]
+        return sums[:, :-1] / sums[:, -1:].clamp(min=1)
+
+    def spectra(self, bins: EvenBins | OctaveBins) -> torch.Tensor:
+        """Return (B, P, K): log power of a channel with itself, correlation of two channels."""
+        powers = self.powers(bins)
+        pairs = pairs_of(self.spectrum.shape[1])
+        auto = {i: powers[:, n].clamp(min=LEAST) for n, (i, j) in enumerate(pairs) if i == j}
+        found = [
+            auto[i].log() if i == j else powers[:, n] / (auto[i].sqrt() * auto[j].sqrt())
+            for n, (i, j) in enumerate(pairs)
+        ]
+        return torch.stack(found, 1)
+
+    def bispectra(self, shells: Sequence[tuple[float, float]]) -> torch.Tensor:
+        """Return (B, C, shells): the bispectrum of triangles with all three k in [low, high).
+
+        It is the sum over all triangles of the product of their three modes, over the square of
+        the sum of the modes' power: the reduced bispectrum but for the number of triangles. As in
+        any homogeneous field on a grid, the corners of the cube of modes are neighbours: sides
+        whose sum is a multiple of the extents make a triangle.
+        """
+        found = []
+        for low, high in shells:
+            inside = self.spectrum * ((self.k >= low) & (self.k < high))
+            field = torch.fft.irfftn(inside, s=self.extents, dim=SPACE, norm="forward")
+            square = field * field
+            power = square.mean(SPACE).clamp(min=LEAST)
+            found.append((square * field).mean(SPACE) / (power * power).clamp(min=LEAST))
+        return torch.stack(found, 2)
+
+
+def shells(width: int) -> list[tuple[float, float]]:
+    """Return the limits of nine shells from 1 to the Nyquist frequency, the higher the wider."""
+    steps = (step / SHELLS for step in range(SHELLS + 1))
+    edges = [1 + round((width // 2 - 1) * (step + step * step) / 2) for step in steps]
+    return list(pairwise(edges))
+
+
+def distribution(x: torch.Tensor) -> torch.Tensor:
+    """Return (B, C, `SMOOTHINGS`, `COUNT_BINS`): the log share of cells with so many counts.
+
+    Cells are cubes, no longer than the volume, and each bin has one more than there are.
+    """
+    found = []
+    for side in SMOOTHINGS:
+        sides = [min(side, extent) for extent in x.shape[2:]]
+        cells = x
+        if side > 1:
+            cells = torch.log1p(F.avg_pool3d(torch.expm1(x), sides) * math.prod(sides))
+        index = (cells * (1 / COUNT_STEP)).long().clamp(0, COUNT_BINS - 1)  # of NaN, too
+        one = torch.ones((), dtype=x.dtype, device=x.device)
+        number = sums_by_index(one.expand(index.shape), index, COUNT_BINS)
+        found.append(torch.log((number + 1) / math.prod(cells.shape[2:])))
+    return torch.stack(found, 2)
+
+
+def sums_by_index(values: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    """Return (B, P, ``count``): the sums of values (B, P, D, H, W) with the same index.
+
+    Rows of D stay apart at first, so that a volume that is cut along D and H stays so.
+    """
+    rows = torch.zeros((*values.shape[:3], count), dtype=values.dtype, device=values.device)
+    places = index.expand(values.shape).flatten(3)
+    return rows.scatter_add(3, places, values.flatten(3)).sum(2)
