@@ -153,6 +153,33 @@ def test_every_bin_has_modes(width: int) -> None:
         assert set(bins.index(k).int().tolist()) == set(range(bins.count))
 
 
+def test_channels_are_a_mean_and_their_growth() -> None:
+    channels = torch.tensor([[[1.0, 2.0], [4.0, 2.5], [10.0, 6.0]]])
+    found = measures.mean_and_steps(channels)
+    torch.testing.assert_close(found, torch.tensor([[[5.0, 3.5], [3.0, 0.5], [6.0, 3.5]]]))
+    assert measures.mean_and_steps(channels[:, :1]).equal(channels[:, :1])
+
+
+def test_statistics_are_their_parts() -> None:
+    x = torch.log1p(torch.from_numpy(np.random.default_rng(0).poisson(2, (2, 2, 8, 8, 8)) * 1.0))
+    count = OctaveBins(8).count
+    sizes = [2 * count, count, 2 * count, count, 2 * 3 * 28]
+    log, cross, log_contrast, cross_contrast, shares = measures.summary_statistics(x, 8).split(
+        sizes, 1
+    )
+    for field, own, between in (
+        (x, log, cross),
+        (measures.contrast(x), log_contrast, cross_contrast),
+    ):
+        first, both, second = Modes.of(field, 8).spectra(OctaveBins(8)).unbind(1)
+        expected = torch.stack([(first + second) / 2, second - first], 1)
+        torch.testing.assert_close(own, expected.flatten(1))
+        torch.testing.assert_close(between, both)
+    counted = measures.distribution(x)
+    growth = counted[:, 1] - counted[:, 0]
+    torch.testing.assert_close(shares.unflatten(1, (2, -1))[:, 1], growth.flatten(1))
+
+
 def test_all_of_them_are_finite_and_know_no_place_or_direction() -> None:
     counts = torch.from_numpy(np.random.default_rng(0).poisson(1, (2, 3, 8, 8, 8))).double()
     x = torch.log1p(counts)

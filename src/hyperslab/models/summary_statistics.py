@@ -38,12 +38,29 @@ def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
     """Return the statistics (B, `summary_count`) of x = log(1 + count) (B, C, D, H, W).
 
     In this order: power spectra of x and of the contrast of counts, in three bins an octave, and
-    the distribution of counts.
+    the distribution of counts. What channels have of their own is said by `mean_and_steps`.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     bins = OctaveBins(width)
-    parts = [Modes.of(field, width).spectra(bins) for field in (x, contrast(x))]
-    return torch.cat([part.flatten(1) for part in (*parts, distribution(x))], 1)
+    pairs = pairs_of(x.shape[1])
+    auto = [n for n, (i, j) in enumerate(pairs) if i == j]
+    cross = [n for n, (i, j) in enumerate(pairs) if i != j]
+    parts = []
+    for field in (x, contrast(x)):
+        spectra = Modes.of(field, width).spectra(bins)
+        parts += [mean_and_steps(spectra[:, auto]), spectra[:, cross]]
+    parts.append(mean_and_steps(distribution(x)))
+    return torch.cat([part.flatten(1) for part in parts], 1)
+
+
+def mean_and_steps(channels: torch.Tensor) -> torch.Tensor:
+    """Return the mean of channels (B, C, ...), and what each has more than the one before it.
+
+    Redshifts of one universe differ by its growth of structure alone, which varies far less between
+    universes than structure does: a network that gets each number normalised by itself would have
+    to learn the difference of two large ones.
+    """
+    return torch.cat([channels.mean(1, keepdim=True), channels.diff(dim=1)], 1)
 
 
 def summary_count(channels: int, width: int) -> int:
