@@ -57,7 +57,9 @@ IN_GATE = [
 
 
 @pytest.mark.parametrize(
-    ("run", "count", "refused", "layout"), in_gate(CASES, kept=IN_GATE), ids=str
+    ("run", "count", "refused", "layout"),
+    in_gate(CASES, kept=IN_GATE),
+    ids=lambda value: value.__name__ if callable(value) else str(value),
 )
 def test_programs_equal_the_serial_run(
     run: Callable[[Mapping[str, int], range], list[Result]],
