@@ -292,7 +292,7 @@ def refused_dtype(kind: torch.dtype, values: torch.dtype) -> None:
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_sums_have_the_dtype_of_their_values(half: torch.dtype) -> None:
     for kinds in ((half, torch.float32), (torch.float32, half)):
-        with pytest.raises(RuntimeError, match="equal to src.dtype"):
+        with pytest.raises(RuntimeError, match=r"equal to src\.dtype"):
             run_ranks(2, refused_dtype, *kinds)
 
 
