@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from typing import Any
 
 import numpy as np
 from clock import machine, summary
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from regression_control import FloatArray, Split, fit_ridge
 from summary_statistics import SETS, summary_statistics
@@ -46,6 +46,7 @@ from summary_statistics import SETS, summary_statistics
 import hyperslab as hs
 from hyperslab.data.sampler import SPLITS
 from hyperslab.errors import DataError
+from hyperslab.formats.files import ANY, naming
 from hyperslab.formats.source import Source
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -98,8 +99,10 @@ def read_samples(recipe: Recipe, width: int | None, kept: Path | None = None) ->
     about = json.dumps([names, targets.tolist()])
     if kept is not None and kept.exists():
         first = next(_statistics(_reading(recipe, width, 1)))
-        parts = _read_parts(kept, about, first)
+        parts = _read_parts(kept, about, first, len(names))
     else:
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)  # fails before hours of statistics
         found = list(_statistics(_reading(recipe, width, many)))
         parts = {name: np.concatenate([some[name] for some in found]) for name in found[0]}
         if kept is not None:
@@ -121,22 +124,22 @@ def _statistics(recipe: Recipe) -> Iterator[dict[str, NDArray[np.float32]]]:
 
 
 def _read_parts(
-    path: Path, about: str, first: Mapping[str, NDArray[np.float32]]
+    path: Path, about: str, first: Mapping[str, NDArray[np.float32]], count: int
 ) -> dict[str, NDArray[np.float32]]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    """Of ``count`` samples, of which the statistics of the first are to be ``first``."""
+    with naming(path, "statistics of benchmarks/ridge.py", ANY), path.open("rb") as opened:
+        with NpzFile(opened) as file:
             parts = {name: file[name] for name in file.files}
         same = str(parts.pop("about")) == about and parts.keys() == first.keys()
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} holds no statistics of benchmarks/ridge.py: {error}") from error
-    if not same or any(not _equal(parts[name][:1], first[name]) for name in first):
+    if not same or any(not _begins(parts[name], first[name], count) for name in first):
         raise DataError(f"{path} has the statistics of other volumes, or others; name another file")
     return parts
 
 
-def _equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    """Tell if they differ by rounding alone."""
-    return a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-3)
+def _begins(part: NDArray[np.float32], first: NDArray[np.float32], count: int) -> bool:
+    """Tell if its first row is ``first`` but for rounding, and it has ``count`` of them."""
+    alike = part.dtype == first.dtype and part.shape == (count, *first.shape[1:])
+    return alike and np.allclose(part[:1], first, rtol=1e-3, atol=1e-3)
 
 
 def _reading(recipe: Recipe, width: int | None, batch_size: int) -> Recipe:

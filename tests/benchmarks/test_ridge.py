@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -163,10 +164,27 @@ def test_statistics_are_kept_and_belong_to_their_volumes(
     monkeypatch.setattr(ridge, "summary_statistics", lambda counts: summary_statistics(counts + 1))
     with pytest.raises(hs.DataError, match="or others; name another file"):
         read_samples(recipe, None, kept)
-    for content in (b"", kept.read_bytes()[:999], b"words"):
-        kept.write_bytes(content)
-        with pytest.raises(hs.DataError, match=r"statistics\.npz holds no statistics"):
+    monkeypatch.undo()
+    content = kept.read_bytes()
+    with np.load(kept) as file:
+        parts = dict(file)
+    for name, other in {"power": np.float32(1), "cross": parts["cross"][:-1]}.items():
+        np.savez(kept, **{**parts, name: other})
+        with pytest.raises(hs.DataError, match="or others; name another file"):
             read_samples(recipe, None, kept)
+    lone, objects = io.BytesIO(), io.BytesIO()
+    np.save(lone, parts["power"])
+    np.savez(objects, **{**parts, "power": np.array([{}])})
+    for damaged in (b"", content[:999], b"words", lone.getvalue(), objects.getvalue()):
+        kept.write_bytes(damaged)
+        with pytest.raises(hs.DataError, match=r"statistics\.npz: cannot be read as statistics"):
+            read_samples(recipe, None, kept)
+
+
+def test_a_folder_for_statistics_is_made(recipe: Recipe, tmp_path: Path) -> None:
+    kept = tmp_path / "new" / "statistics.npz"
+    read_samples(recipe, None, kept)
+    assert kept.exists()
 
 
 def test_the_command_writes_a_table_and_predictions(

@@ -177,6 +177,22 @@ def run_over_slabs(recipe: Path, *overrides: str) -> None:
         run(recipe, *overrides)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_network_that_counts_its_mini_batches_is_not_changed(
+    tmp_path: Path, universes: Path, ranks: int
+) -> None:
+    """Its validation normalises by statistics that it averages over the first mini-batches."""
+    model = {"name": "multiscale", "channels": [3, 5], "summary_statistics": True, "dropout": 0.3}
+    recipe = write_recipe(tmp_path / "run.yaml", universes, epochs=2, model=model)
+    for name, layers in (("plain", "layers=null"), ("recorded", "layers=2")):
+        run_ranks(ranks, run, recipe, layers, f"grid.data={ranks}", f"output={tmp_path / name}")
+    plain, recorded = (
+        [line.rpartition(",")[0] for line in file.read_text().splitlines()]  # but the seconds
+        for file in (tmp_path / name / "epochs.csv" for name in ("plain", "recorded"))
+    )
+    assert recorded == plain
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -541,6 +541,9 @@ def write_along(
     if name in SUMS:
         added = _sum_by_position(name, input, dim, index, values)
         if added is not None:
+            if in_place and not isinstance(input, Sharded) and added.partition.axes:
+                check_only_reference(input, added, operator.__name__)
+                input = turn_into_cut(input, added.partition, added)
             with EnableTorchFunction():  # or torch would ask for no rule inside of one
                 return input.add_(added) if in_place else input + added
     for operand in (input, index, *values.values()):
@@ -551,7 +554,7 @@ def write_along(
 
 def _sum_by_position(
     name: str, input: torch.Tensor, dim: int, index: torch.Tensor, values: Mapping[str, Any]
-) -> torch.Tensor | None:
+) -> Sharded | None:
     """Sum values with the same position along a dim along which they are cut, as a histogram does.
 
     Returns None where neither they nor their positions are cut along it, or the input is.
@@ -582,9 +585,11 @@ def _sum_by_position(
     positions = block_of(index, held, like.grid, what)
     block = block_of(source, own, like.grid, what)
     partition = own.with_dim(dim, input.shape[dim], None)
-    if block.dtype == input.dtype:  # torch refuses others
-        block = block.to(accumulator(block.dtype))
-    sums = block.new_zeros(partition.box(like.grid.coords).shape, dtype=accumulator(input.dtype))
+    dtype = input.dtype
+    if block.dtype == dtype:  # torch refuses others
+        dtype = accumulator(dtype)
+        block = block.to(dtype)
+    sums = block.new_zeros(partition.box(like.grid.coords).shape, dtype=dtype)
     sums = getattr(sums, name)(dim, positions, block, **options)
     whole = all_reduce_sum(sums, group_over(like, (dim,)), f"the sums of {name}")
     return like.like(whole.to(input.dtype), partition)

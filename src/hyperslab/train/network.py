@@ -278,7 +278,14 @@ def _network_suits(
 
 @contextmanager
 def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Put buffers back afterwards: counters of batches run even on tensors without values."""
+    """Put buffers back afterwards: counters of batches run even on tensors without values.
+
+    So do those that modules hold as plain numbers, which are put back, too.
+    """
+    numbers = [
+        (vars(part), {key: v for key, v in vars(part).items() if isinstance(v, int | float)})
+        for part in model.modules()
+    ]
     places = [
         (part, name, buffer)
         for part in model.modules()
@@ -291,6 +298,8 @@ def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
         for (part, name, buffer), value in zip(places, before, strict=True):
             buffer.copy_(value)
             setattr(part, name, buffer)  # which may have been replaced
+        for now, held in numbers:
+            now.update(held)
 
 
 @contextmanager

@@ -229,6 +229,10 @@ def binned(x: Any, *, how: str, count: int, whole: bool) -> Any:
         y = torch.zeros(count, dtype=x.dtype)
         assert y.scatter_add_(0, numbers.flatten(), x.detach().flatten()) is y
         y = y * x.mean()
+    elif how == "of channels in place":
+        y = torch.ones(batch, channels, count, dtype=x.dtype)
+        assert y.scatter_add_(2, numbers.flatten(2), x.detach().flatten(2)) is y
+        y = y.index_add_(2, places, x.detach().flatten(2)) * x.mean()
     elif how == "of channels":
         y = torch.zeros(batch, channels, count, dtype=x.dtype)
         y = y.scatter_add(2, numbers.flatten(2), x.flatten(2))
@@ -254,6 +258,7 @@ def binned(x: Any, *, how: str, count: int, whole: bool) -> Any:
 
 
 BINNED = ["all", "in place", "of channels", "of rows", "numbers", "onto", "voxels", "lines"]
+BINNED += ["of channels in place"]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -277,6 +282,18 @@ def refused_sum() -> str:
     with pytest.raises(hs.LayoutError) as caught:
         torch.zeros(1, 2, 4, 4, 3).index_add(4, torch.tensor([0, 1, 2]), x)
     return str(caught.value)
+
+
+def refused_dtype(kind: torch.dtype, values: torch.dtype) -> None:
+    x = hs.shard(torch.rand(1, 2, 4, 4, 4), hs.Grid(width=2)).to(values)
+    torch.zeros(1, 2, 3, dtype=kind).scatter_add(2, (x * 0).long().flatten(2), x.flatten(2))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_sums_have_the_dtype_of_their_values(half: torch.dtype) -> None:
+    for kinds in ((half, torch.float32), (torch.float32, half)):
+        with pytest.raises(RuntimeError, match=r"equal to src\.dtype"):
+            run_ranks(2, refused_dtype, *kinds)
 
 
 def test_as_many_positions_as_values() -> None:
