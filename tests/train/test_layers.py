@@ -125,6 +125,7 @@ def test_a_repetition_draws_the_same_and_leaves_no_trace() -> None:
     states = random_states(x.device)
     y, buffer = model(x), model.last
     value = buffer.clone()
+    torch.rand(1), random.random(), np.random.rand()  # noqa: NPY002 - as a loss may do
     after = random_states(x.device)
     with repeating(model, x.device, states):
         assert torch.equal(model(x), y)

@@ -277,11 +277,14 @@ def test_sums_of_cut_values(ranks: int) -> None:
     run_ranks(ranks, compare, binned, cases)
 
 
-def refused_sum() -> str:
-    x = hs.shard(torch.rand(1, 2, 4, 4, 4), hs.Grid(width=2))
-    with pytest.raises(hs.LayoutError) as caught:
-        torch.zeros(1, 2, 4, 4, 3).index_add(4, torch.tensor([0, 1, 2]), x)
-    return str(caught.value)
+def refused_sums() -> list[str]:
+    x = hs.shard(torch.rand(3, 2, 4, 4, 4), hs.Grid(width=2))
+    said = []
+    for batch, count in ((3, 3), (1, 4)):
+        with pytest.raises(hs.LayoutError) as caught:
+            torch.zeros(batch, 2, 4, 4, 3).index_add(4, torch.arange(count) % 3, x)
+        said.append(str(caught.value))
+    return said
 
 
 def refused_dtype(kind: torch.dtype, values: torch.dtype) -> None:
@@ -296,7 +299,23 @@ def test_sums_have_the_dtype_of_their_values(half: torch.dtype) -> None:
             run_ranks(2, refused_dtype, *kinds)
 
 
-def test_as_many_positions_as_values() -> None:
-    for message in run_ranks(2, refused_sum):
-        assert "index_add along dim 4: there are more or fewer positions than values" in message
-        assert "dim 4 in 2 by width" in message
+def test_sums_that_do_not_fit_are_refused() -> None:
+    """Torch's own words would come too late: the sums of one row would be added to all."""
+    for positions, rows in run_ranks(2, refused_sums):
+        assert "index_add along dim 4: there are more or fewer positions than values" in positions
+        assert "index_add along dim 4: the other dims of the global shapes differ" in rows
+        assert "dim 4 in 2 by width" in positions
+
+
+def sum_in(kind: torch.dtype, large: float) -> float:
+    values = torch.tensor([large, 1, 1, 0], dtype=kind).reshape(1, 1, 4, 1, 1)
+    x = hs.shard(values, hs.Grid(depth=2)).flatten(2)
+    sums = torch.zeros(1, 1, 2, dtype=kind).scatter_add(2, (x * 0).long(), x).full()
+    assert sums.dtype == kind
+    return sums[0, 0, 0].item()
+
+
+@pytest.mark.parametrize(("half", "large"), [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_sums_in_half_precision_are_rounded_once(half: torch.dtype, large: float) -> None:
+    """Of a number and one, which is lost, and one of the other rank, with which it is not."""
+    assert run_ranks(2, sum_in, half, large) == [large + 2] * 2
