@@ -66,11 +66,16 @@ def test_sets_are_finite_and_those_of_networks() -> None:
     assert all(np.isfinite(part).all() for part in parts.values())
     flat = summary_statistics(np.ones_like(counts))
     assert all(np.isfinite(part).all() for part in flat.values())
-    network = hs.models.summary_statistics.summary_statistics(torch.log1p(torch.tensor(counts)), 8)
-    bins = 2 * 3 * 9  # of both fields, of three pairs of channels
-    by_octave = np.concatenate([parts[p] for p in ("power", "cross", "contrast")], axis=1)
-    np.testing.assert_allclose(np.sort(network[:, :bins]), np.sort(by_octave), rtol=1e-6)
-    np.testing.assert_allclose(network[:, bins:], parts["distribution"], rtol=1e-6)
+    measures = hs.models.summary_statistics
+    network = measures.summary_statistics(torch.log1p(torch.tensor(counts)), 8)
+    shapes = {"power": (2, 9), "cross": (1, 9), "contrast": (3, 9), "distribution": (2, 3, 28)}
+    of = {name: torch.from_numpy(parts[name]).unflatten(1, n) for name, n in shapes.items()}
+    of_contrast = [of["contrast"][:, ::2], of["contrast"][:, 1:2]]  # of a channel, and of two
+    expected = []
+    for auto, cross in ([of["power"], of["cross"]], of_contrast):
+        expected += [measures.mean_and_steps(auto), cross]
+    expected.append(measures.mean_and_steps(of["distribution"]))
+    torch.testing.assert_close(network, torch.cat([part.flatten(1) for part in expected], 1))
 
 
 def test_a_line_is_found_and_noise_is_not() -> None:
