@@ -58,12 +58,13 @@ def check_checkpoint(run: Path, which: str) -> None:
         CheckpointError: a manifest is missing or is none of ours.
         DataError: there is no such checkpoint.
     """
+    steps = checkpoints_of(run)
     if which not in ("best", "latest"):
         found = [named_checkpoint(run, which)]
     elif which == "best" and (folder_of(run) / which).is_dir():
         found = [folder_of(run) / which]
     else:
-        found = checkpoints_of(run)
+        found = steps
     problem: HyperslabError = no_checkpoint(run, which)
     for path in reversed(found):
         try:
@@ -71,7 +72,17 @@ def check_checkpoint(run: Path, which: str) -> None:
             return
         except CheckpointError as error:
             problem = error
+    if found and found is steps:
+        raise none_intact(folder_of(run), len(found), str(problem))
     raise problem
+
+
+def none_intact(folder: Path, count: int, newest: str) -> CheckpointError:
+    """Returns the error for checkpoints that are all damaged, with the newest or what it lacks."""
+    return CheckpointError(
+        f"none of the {count} checkpoints in {folder} is intact; the newest: {newest}\n"
+        "    to start again, move the folder away or choose another --output"
+    )
 
 
 def no_checkpoint(run: Path, which: str) -> DataError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.checkpoint import files, folder_of
+from hyperslab.checkpoint import files, folder_of, none_intact
 from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.save_load import (
     on_main,
@@ -160,11 +160,7 @@ def _newest_intact(folder: Path) -> Path | None:
         if (found := _intact(path, "trying the one before it")) is not None:
             return found
     if paths:
-        raise CheckpointError(
-            f"none of the {len(paths)} checkpoints in {folder} is intact; the newest: "
-            f"{paths[0].name}\n"
-            "    to start again, move the folder away or choose another --output"
-        )
+        raise none_intact(folder, len(paths), paths[0].name)
     return None
 
 

@@ -314,7 +314,10 @@ def read_layers(path: Path) -> dict[int, LayerColumns]:
             found[name] = {key: _number(cells[key], path, line, key) for key in numbers}
             if len(found) > MOST_LAYERS:
                 raise DataError(f"{path} has more than {MOST_LAYERS} layers in step {step}")
-        last = (round(_number(step, path, line, "step")), found)
+        number = _number(step, path, line, "step")
+        if math.isnan(number):
+            raise DataError(f"{path}, line {line}, column step: {step!r} is not the number of one")
+        last = (round(number), found)
         if count % stride == 0:
             kept.append(last)
         if len(kept) > MOST_LAYER_STEPS:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hyperslab.data.sampler import Folds, Listed, SplitPolicy, Splits, check_one_shape
-from hyperslab.errors import DataError, RecipeError
+from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.formats.source import Source
 from hyperslab.recipe.schema import Recipe
 
@@ -109,8 +109,12 @@ def check_data(
     recipe.model.check_extents(source.shape[1:], data.where)
     if cut:
         check_one_shape(source, data.batch_size)
-        for shape in dict.fromkeys(source.shapes or (source.shape,)):
-            recipe.check_cuts(shape[1:])
+        shapes = source.shapes or (source.shape,)
+        for shape in dict.fromkeys(shapes):
+            try:
+                recipe.check_cuts(shape[1:])
+            except LayoutError as error:
+                raise LayoutError(f"{source.where(shapes.index(shape))}: {error}") from None
     for split in splits:
         samples_of_split(recipe, source, split)
 

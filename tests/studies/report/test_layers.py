@@ -71,6 +71,10 @@ def test_files_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.write_text(text.replace("3,fc", "last,fc"))
     with pytest.raises(DataError, match=r"layers\.csv, line 7, column step: 'last'"):
         read_layers(path)
+    for step in ("", "inf"):
+        path.write_text(text.replace("3,fc", f"{step},fc"))
+        with pytest.raises(DataError, match=r"layers\.csv, line 7, column step: .* of one"):
+            read_layers(path)
     path.write_text("step,layer\n")
     with pytest.raises(DataError, match=r"layers\.csv has no column use"):
         read_layers(path)
