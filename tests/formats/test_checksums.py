@@ -14,7 +14,7 @@ from hyperslab.cli import app
 from hyperslab.errors import DataError
 from hyperslab.formats.convert import Request, convert
 from hyperslab.geometry import Box
-from hyperslab.simulate import universes
+from hyperslab.simulate import one_universe, universes
 from hyperslab.simulate.parameters import NAMES, draw_universe
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts
@@ -111,7 +111,7 @@ def test_simulated_universes(tmp_path: Path) -> None:
     path = tmp_path / "univ_ics_000000.hdf5"
     values = counts(0, (8, 8, 8, 4))
     drawn = draw_universe(0, 0, NAMES)
-    universes.write_universe(path, values, drawn, (0.0, 0.5, 1.5, 3.0), {"size": 8})
+    one_universe.write_universe(path, values, drawn, (0.0, 0.5, 1.5, 3.0), {"size": 8})
     universes.check_universe(path, {"size": 8})
     with h5py.File(path) as file:
         place = file["full"].id.get_chunk_info(3).byte_offset
