@@ -92,6 +92,8 @@ class ProcessorTime:
         self.path = Path(run, SPENT)
 
     def add(self, values: Mapping[str, float], step: int) -> None:
+        if not any(name.startswith("step/") for name in values):
+            return  # an epoch's, which come behind its validation
         now = resource.getrusage(resource.RUSAGE_SELF)
         spent = {"user": now.ru_utime, "system": now.ru_stime, "faults": now.ru_minflt}
         with self.path.open("a") as file:
@@ -163,7 +165,7 @@ def measured(recipe: dict[str, Any], ranks: int) -> dict[str, float]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": modules}
     subprocess.run(command, check=True, env=env)
     lines = Path(recipe["output"], SPENT).read_text().splitlines()
-    spent = {line["step"]: line for line in map(json.loads, lines) if line["step"]}
+    spent = {line["step"]: line for line in map(json.loads, lines)}
     first, last = spent[min(2, len(spent))], spent[len(spent)]
     system, user, faults = (last[key] - first[key] for key in ("system", "user", "faults"))
     with Path(recipe["output"], "steps.csv").open() as file:
