@@ -47,7 +47,7 @@ def write_twin(universes: Path, out: Path, *, summed: int = 1, count: int | None
         small = [extent // summed for extent in extents]
         out.mkdir(parents=True, exist_ok=True)
         grids = [
-            np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
+            np.lib.format.open_memmap(
                 out / f"Grids_Mtot_Twin_LH_{small[0]}_z={float(redshift)}.npy",
                 mode="w+",
                 dtype=np.float32,

@@ -30,7 +30,7 @@ def differences(grid_of: dict[str, int], extents: tuple[int, ...]) -> tuple[floa
 
 def worst_gradient(cut: torch.nn.Module, plain: torch.nn.Module) -> float:
     pairs = zip(cut.parameters(), plain.parameters(), strict=True)
-    return max(error(p.grad, q.grad) for p, q in pairs)  # type: ignore[arg-type]
+    return max(error(p.grad, q.grad) for p, q in pairs)
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:

@@ -70,11 +70,11 @@ def mode_of(dataset: Any) -> int:
 def fetching(instead: Callable[..., Any]) -> Iterator[None]:
     """Call ``instead`` with the ordinary function and its arguments."""
     fetch = mpio.MpioReader._fetch
-    mpio.MpioReader._fetch = lambda *what: instead(fetch, *what)  # type: ignore[method-assign]
+    mpio.MpioReader._fetch = lambda *what: instead(fetch, *what)
     try:
         yield
     finally:
-        mpio.MpioReader._fetch = fetch  # type: ignore[method-assign]
+        mpio.MpioReader._fetch = fetch
 
 
 def check_bytes(folder: Path, extents: dict[str, int], mode: str) -> int:

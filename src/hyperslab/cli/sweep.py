@@ -17,7 +17,7 @@ from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.planner import check_machine
 from hyperslab.recipe.schema import OF_A_STEP, Recipe
-from hyperslab.studies.sweep.schema import check_data, load_sweep
+from hyperslab.studies.sweep.schema import check_variant, load_sweep
 from hyperslab.util.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def sweep_command(
     for variant in wanted.variants:
         variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))
         if dry_run or not is_started():
-            check_data(variant)
+            check_variant(variant)
     from rich.console import Console
 
     from hyperslab.launch.crew import with_crew

@@ -47,7 +47,7 @@ from hyperslab.studies.sweep.results import (
     variant_row,
     worse_half,
 )
-from hyperslab.studies.sweep.schema import Sweep, SweepRun, check_data
+from hyperslab.studies.sweep.schema import Sweep, SweepRun, check_variant
 from hyperslab.train.run import RECIPE, awaiting_run, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
 from hyperslab.util.signals import StopRequest
@@ -340,7 +340,7 @@ def run_sweep(
         do_all(left, state.outcomes)
 
     for variant in sweep.variants:
-        check_data(variant)
+        check_variant(variant)
     with errors.system_errors_as(errors.RecipeError, f"cannot write into output {sweep.output}"):
         sweep.output.mkdir(parents=True, exist_ok=True)
         with lock_run(sweep.output):

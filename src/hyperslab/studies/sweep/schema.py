@@ -316,7 +316,7 @@ def load_sweep(
     return sweep
 
 
-def check_data(variant: SweepVariant) -> None:
+def check_variant(variant: SweepVariant) -> None:
     """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
     data = variant.recipe.data
     if not data.is_here:
