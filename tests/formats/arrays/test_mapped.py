@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import zarr
 import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats import DataMap, MappedFolder
+from hyperslab.formats.arrays.open import array_header
 from hyperslab.formats.arrays.scan import TargetTable, read_target_table, rows_of_samples
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
@@ -312,3 +316,31 @@ def test_of_one_file_with_several_numbers_no_row_is_guessed(tmp_path: Path) -> N
     assert rows_of_samples(table, ["simulation_7"]) == [7]
     with pytest.raises(DataError, match="is not clear"):
         rows_of_samples(table, ["7/df_m_128_z=0"])
+
+
+def test_headers_are_parsed_by_several_threads(tmp_path: Path) -> None:
+    """Python 3.11's parser of literals fails if a collection switches threads amid it."""
+    paths = [tmp_path / f"{extent}.npy" for extent in range(1, 101)]
+    for extent, path in enumerate(paths, 1):
+        np.save(path, np.zeros((extent, 2), np.float32))
+
+    def shapes(_: int) -> list[tuple[int, ...]]:
+        found = []
+        for path in paths:
+            with path.open("rb", buffering=0) as file:
+                found.append(array_header(file, path)[0].shape)
+        return found
+
+    def switch(_: str, __: dict[str, int]) -> None:
+        time.sleep(0)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(switch)
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            every = list(threads.map(shapes, range(8)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(switch)
+    assert every == [[(extent, 2) for extent in range(1, 101)]] * 8

@@ -183,6 +183,23 @@ class KeyedFile:
 MOST_HEADER = 10_000
 """The longest header of an .npy array [B]: numpy refuses more, too, once it has read all of it."""
 
+_PARSING = threading.Lock()
+"""Held while headers are parsed: Python's parser may fail in two threads at once (SystemError)."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_header(data: bytes, first: bool) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Parses the header of an .npy array of version 1 or 2; a folder's are mostly the same bytes.
+
+    Raises:
+        EOFError, ValueError: it is cut short, or no header.
+    """
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    try:
+        return read(io.BytesIO(data))
+    except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # it is Python's syntax
+        raise ValueError(f"its header is not a dictionary: {error}") from None
+
 
 def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArray, int]:
     """Reads the header of an .npy array that begins where ``file`` stands, and finds its values.
@@ -199,11 +216,8 @@ def array_header(file: IO[bytes], path: Path, key: str = "") -> tuple[StoredArra
     if length > MOST_HEADER:
         raise ValueError(f"it claims a header of {length} bytes")
     file.seek(at + len(np.lib.format.MAGIC_PREFIX) + 2)
-    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-    try:
-        shape, fortran, dtype = read(file)
-    except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # it is Python's syntax
-        raise ValueError(f"its header is not a dictionary: {error}") from None
+    with _PARSING:
+        shape, fortran, dtype = _parse_header(file.read((2 if first else 4) + length), first)
     if any(extent < 0 for extent in shape):
         raise ValueError(f"its shape is {shape}")
     end = file.tell() + math.prod(shape) * dtype.itemsize
@@ -220,7 +234,8 @@ def read_vector(path: Path, most: int = MOST_BESIDE) -> Array:
         if math.prod(header.shape) * dtype.itemsize > most:
             raise DataError(f"{path}: is {dtype} {header.shape}; needs a few numbers")
         file.seek(0)
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        with _PARSING:
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_npy(path: Path, array: StoredArray, box: Box) -> Array:
@@ -314,7 +329,8 @@ def _zip_values(path: Path, key: str) -> Array:
         data = file.read(MOST_BESIDE + 1)
     if len(data) > MOST_BESIDE:
         raise DataError(f"{path}: {key!r} is larger than targets are")
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    with _PARSING:
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def _member(path: Path, archive: zipfile.ZipFile, key: str, word: str) -> zipfile.ZipInfo:
