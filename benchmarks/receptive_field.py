@@ -81,8 +81,8 @@ def main() -> None:
     # A recipe imports this module for its network, from a folder in which there is no `clock`.
     from clock import machine
 
+    from hyperslab.studies.configurations import read_comparison
     from hyperslab.studies.report.comparison import comparison_numbers
-    from hyperslab.studies.report.configurations import read_comparison
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("sweep", type=Path, help="the folder of the sweep")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from hyperslab.studies.configurations import read_comparison
 from hyperslab.studies.report.comparison import comparison_numbers
-from hyperslab.studies.report.configurations import read_comparison
 
 PAGE = Path(__file__).parents[1] / "docs" / "science.md"
 

@@ -84,7 +84,7 @@ def test_the_record_has_the_weights_of_each_network(
     comparison = "hyperslab.studies.report.comparison.comparison_numbers"
     monkeypatch.setattr(comparison, lambda found: {"rows": rows, "of": found})
     monkeypatch.setattr(
-        "hyperslab.studies.report.configurations.read_comparison", lambda paths: str(paths[0].name)
+        "hyperslab.studies.configurations.read_comparison", lambda paths: str(paths[0].name)
     )
     out = tmp_path / "out.json"
     words = ["receptive_field.py", str(tmp_path / "sweep"), "--json", str(out)]

@@ -23,7 +23,7 @@ from summary_statistics import SETS, moments, summary_statistics
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.studies.report.configurations import read_scored
+from hyperslab.studies.configurations import read_scored
 from hyperslab.train.builders import open_data
 from tests.selection import in_gate
 

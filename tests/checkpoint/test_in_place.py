@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperslab.checkpoint import check_unused, files
+from hyperslab.checkpoint import best_in, check_unused, files, folder_of, steps_in
 from hyperslab.checkpoint.files import exchange, put_in_place
-from hyperslab.checkpoint.retention import best_of, folder_of, latest, save_step, steps_in
+from hyperslab.checkpoint.retention import latest, save_step
 from hyperslab.checkpoint.save_load import load, save
 from hyperslab.errors import CheckpointError, RecipeError
 from tests.checkpoint.killed import DONE, KILLED, ends_before
@@ -107,7 +107,7 @@ def check(run: Path, *, at_least: int) -> None:
     model, optimizer = network(1)
     load(newest, model, optimizer)
     assert steps_in(folder_of(run))[0].name >= f"step-{at_least:08d}"
-    best = best_of(run)
+    best = best_in(folder_of(run))
     assert best is not None
     load(best, model, optimizer)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.checkpoint import files, tensors
-from hyperslab.checkpoint.retention import best_of, folder_of, latest, mend_best, save_step
+from hyperslab.checkpoint import best_in, files, folder_of, tensors
+from hyperslab.checkpoint.retention import latest, mend_best, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
 from hyperslab.util import documents
@@ -188,7 +188,7 @@ def test_a_damaged_link_to_the_best_is_passed_over(
     link.unlink()
     link.write_text("x") if target is None else link.symlink_to(target)
     with caplog.at_level("WARNING", "hyperslab"):
-        assert best_of(run) == folder_of(run) / "step-00000001"  # as the newest one says
+        assert best_in(folder_of(run)) == folder_of(run) / "step-00000001"  # as the newest one says
     assert f"{link} points to no checkpoint" in caplog.text
     mend_best(folder_of(run) / "step-00000002", 1)
     assert os.readlink(link) == "step-00000001"
@@ -217,10 +217,10 @@ def test_a_copy_in_place_of_the_link(run: Path, best: bool) -> None:
     """As programs leave it that know no links."""
     copy = shutil.copytree(run, run.with_name("copy"), symlinks=False)
     link = folder_of(copy) / "best"
-    assert best_of(copy) == link
+    assert best_in(folder_of(copy)) == link
     load(link, *network(1))
     save_step(copy, 3, *network(1), best=best, keep=1)
-    found = best_of(copy)
+    found = best_in(folder_of(copy))
     assert found is not None
     load(found, *network(1))
     if best:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperslab.checkpoint.retention import best_of, folder_of, latest
-from hyperslab.checkpoint.save_load import load, read_extra, save
+from hyperslab.checkpoint import best_in, folder_of
+from hyperslab.checkpoint.files import read_values
+from hyperslab.checkpoint.retention import latest
+from hyperslab.checkpoint.save_load import load, save
 from hyperslab.errors import CheckpointError
 from tests.checkpoint.forged import attacking_pickle, write_sums
 from tests.checkpoint.test_save_load import network
@@ -38,9 +40,9 @@ def test_no_file_of_a_foreign_checkpoint_runs_code(
     for read in (
         lambda: load(path, model, optimizer),
         lambda: load(path, model),
-        lambda: read_extra(path),
+        lambda: read_values(path),
         lambda: latest(tmp_path),
-        lambda: best_of(tmp_path),
+        lambda: best_in(path.parent),
     ):
         with contextlib.suppress(CheckpointError):
             read()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -113,9 +115,8 @@ WRONG = {
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
-    "evaluate done --checkpoint step-2": "done has no checkpoint 'step-2'; it has: step-1",
+    "evaluate done --checkpoint step-2": "done has no checkpoint 'step-2'; it has: step-0000",
     "predict run a --out b": "run has no checkpoint 'best'; it has none: train it first",
-    "predict done a b --out c": "2 of 2 inputs failed\n    a does not exist\n",
     # options
     "train --foo": "No such option: --foo",
     "train": "Missing argument 'recipe'",
@@ -209,6 +210,7 @@ WRONG = {
     "plan r.yaml loss=dice": "loss=dice does not go with model.name=cosmoflow: use one of mse, l1",
     "train r.yaml data.path=empty": "(volumes made in memory) is needed, and both are",
     "train r.yaml data.fold=1": "data.fold and data.folds go together",
+    "train r.yaml data.multiple=4 data.transform=mean": "data.multiple changes the mean by which",
     "train r.yaml data.window=[0,1] data.transform=mean": "are two transforms; give one of them",
     "train r.yaml model.target=nowhere.Net": "model.target nowhere.Net cannot be imported: ",
     "train r.yaml model.target=os": "model.target os cannot be imported: write package.Class",
@@ -264,6 +266,8 @@ IN_FILES = {
     "train wide.yaml data.path=small grid.depth=9": "_000000.hdf5: cannot cut volumes of 8 voxels",
     "train r.yaml data.counts=[200,1,1]": "but there are 128",
     "train r.yaml output=broken --resume": "none of the 1 checkpoints in broken/checkpoints is",
+    "train r.yaml output=done data.batch_size=2 --resume": "data.batch_size is 2 but done",
+    "train r.yaml output=done --resume": "the training split is not the one that done/checkpoints",
     "plan d.yaml data.path=truncated": "_000001.hdf5: cannot be read as",
     "plan d.yaml data.path=small": "volumes of [8, 8, 8] voxels but the model takes [16, 16",
     "scale strong d.yaml --ranks 1 data.path=truncated": "_000001.hdf5: cannot be read as",
@@ -272,14 +276,43 @@ IN_FILES = {
     "evaluate done data.synthetic=null data.path=small": "CosmoFlow 'lbann' takes no width 8",
     "evaluate done --calibrate --split all": "so the all split says nothing about them",
     "evaluate done --window 8": "windows are for networks that give voxels classes",
-    "evaluate broken": "checkpoints/step-1 is not a complete checkpoint: No such file",
+    "evaluate broken": "checkpoints/step-00000001 is not a complete checkpoint: No such file",
     "evaluate done --checkpoint good": "good is not a complete checkpoint: No such file",
-    "predict broken a --out b": "checkpoints/step-1 is not a complete checkpoint: No such file",
+    "predict broken a --out b": "step-00000001 is not a complete checkpoint: No such file",
+    "evaluate torn": "is corrupt: model.safetensors is missing",
+    "predict torn a --out b": "is corrupt: model.safetensors is missing",
+    "predict done a b --out c": "2 of 2 inputs failed\n    a does not exist\n",
+    "predict done truncated/univ_ics_000001.hdf5 --out b": "1 of 1 inputs failed",
+    "predict done small --out b": "has 8 x 8 x 8 voxels but the network was trained on 16 x 16 x",
+    "predict done scans/volume-0.nii --out b": "this network takes .hdf5, .h5, .zarr, .npy, .npz",
+    "predict done empty --out b": "to predict in it or below",
+    "predict done good --out b --window 8": "windows are for networks that give voxels classes",
+    "predict done good --out b --format zarr": "zarr is a format of masks; this network gives",
+    "predict scanned scans --out b": "1 of 1 inputs failed\n    scans/volume-0.nii: cannot be read",
+    "report run done torn": "run/evaluation/metrics.json is not there: this page compares",
     "predict nowhere a --out b --window 8": "nowhere is not the folder of a run",
     "report broken": "broken/evaluation/metrics.json cannot be read as JSON",
     "simulate good --count 1 --size 8": "univ_ics_000000.hdf5 was made with ",
 }
 """Command lines that go wrong once files are opened."""
+
+
+SHAPE = {"$tuple": [4, 16, 16, 16]}
+UNIVERSES = {
+    "shape": SHAPE,
+    "whole": SHAPE,
+    "classes": {"$tuple": []},
+    "parameters": {"names": ["a"], "centre": [0.0], "scale": [1.0], "misfit": {"$float": "nan"}},
+}
+
+
+def checkpoint(run: str, *missing: str, **extra: object) -> dict[str, str]:
+    """The texts of a checkpoint's files; tensors are ``missing``."""
+    state = json.dumps({"model": {}, "optimizer": None, "extra": extra})
+    sums = {"state.json": sha256(state.encode()).hexdigest(), **dict.fromkeys(missing, "0" * 64)}
+    folder = f"{run}/checkpoints/step-00000001"
+    manifest = json.dumps({"format": 2, "sha256": sums})
+    return {f"{folder}/state.json": state, f"{folder}/manifest.json": manifest}
 
 
 @pytest.fixture
@@ -295,10 +328,13 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "r.yaml": text,
         "run/recipe.yaml": text,
         "done/recipe.yaml": text,
-        "done/checkpoints/step-1/manifest.json": '{"format": 2, "sha256": {"state.json": "%s"}}'
-        % ("0" * 64),
+        **checkpoint("done", batch_size=4, samples="of another split", about=UNIVERSES),
+        "torn/recipe.yaml": text,
+        **checkpoint("torn", "model.safetensors"),
+        "scanned/recipe.yaml": text,
+        **checkpoint("scanned", about={**UNIVERSES, "classes": ["background", "organ"]}),
         "broken/recipe.yaml": text,
-        "broken/checkpoints/step-1/state.json": "",
+        "broken/checkpoints/step-00000001/state.json": "",
         "broken/evaluation/metrics.json": "[",
         "d.yaml": "data: {path: good, batch_size: 2}\nmodel: {variant: lbann, width: 16}\n"
         "device: cpu\n",

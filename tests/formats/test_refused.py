@@ -21,7 +21,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
 from hyperslab.formats.registry import find_format
 from hyperslab.geometry import Box
-from hyperslab.train.input_volumes import list_inputs
+from hyperslab.train.input_files import list_inputs
 from tests.formats.opening import source_of
 from tests.formats.scans import hu, labels
 from tests.formats.universes import Seat, counts, public, unit, write

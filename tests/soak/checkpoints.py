@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hyperslab.checkpoint import files, folder_of
+from hyperslab.checkpoint import best_in, files, folder_of
 from hyperslab.checkpoint.files import MANIFEST
-from hyperslab.checkpoint.retention import best_of, latest, save_step
+from hyperslab.checkpoint.retention import latest, save_step
 from hyperslab.checkpoint.save_load import load
 from hyperslab.errors import CheckpointError
 from tests.checkpoint.forged import write_sums
@@ -86,7 +86,7 @@ class Checkpoints(Campaign):
 
     def _check(self, run: Path, at_least: int) -> int:
         """The step of the newest: no older than what was there before, and as it was saved."""
-        found = [latest(run), best_of(run)]
+        found = [latest(run), best_in(folder_of(run))]
         for path in found:
             assert path is not None
             step = int(path.name.strip(".").removesuffix(".replaced")[-8:])

@@ -22,7 +22,7 @@ import nibabel
 import numpy as np
 import zarr
 
-from hyperslab.train.mask_files import MASK_SUFFIXES
+from hyperslab.train.input_files import MASK_SUFFIXES
 from tests.formats.convert.scans import numbers, write
 from tests.soak.campaign import Campaign, Settings, Unavailable, must, patience
 from tests.soak.kills import GONE, PATIENCE, START, ranks_of

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.checkpoint.retention import latest
-from hyperslab.checkpoint.save_load import read_extra
+from hyperslab.checkpoint.save_load import read_extra_values
 from hyperslab.errors import Stopped
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.moving_average import MovingAverage
@@ -66,7 +67,7 @@ def of(folder: Path, key: str) -> list[float]:
 def averages(folder: Path) -> dict[str, torch.Tensor] | None:
     path = latest(folder)
     assert path is not None
-    return read_extra(path).get("ema")
+    return read_extra_values(path, verify_checksums(path)).get("ema")
 
 
 def test_steps_are_the_same_and_validations_are_of_the_average(

@@ -14,8 +14,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hyperslab as hs
+from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.checkpoint.retention import latest
-from hyperslab.checkpoint.save_load import read_extra
+from hyperslab.checkpoint.save_load import read_extra_values
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.flops import measure_peak
 from hyperslab.train.step import PRECISIONS, LossScaler, arithmetic, autocast, float32_products
@@ -251,7 +252,7 @@ def test_a_run_in_float16_is_one_run_on_all_grids(tmp_path: Path) -> None:
     for run in ("1", "2"):
         path = latest(tmp_path / run)
         assert path is not None
-        assert read_extra(path)["scaler"]["scale"] == 256.0
+        assert read_extra_values(path, verify_checksums(path))["scaler"]["scale"] == 256.0
     (more,) = run_ranks(1, trained_in_float16, tmp_path / "2", {}, True)
     assert len(more) == len(alone)
 

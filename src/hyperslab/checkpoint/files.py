@@ -1,4 +1,4 @@
-"""Writes, verifies and replaces the files of a checkpoint, whatever is in them; without torch.
+"""Writes, verifies and replaces the files of a checkpoint, without torch; reads its plain values.
 
 In reading order:
 
@@ -40,6 +40,9 @@ CHECKPOINT_FORMAT = 2
 MANIFEST_LIMIT = 16 << 20
 """A manifest has at most so much [B]; that of ten thousand ranks has 3 MiB."""
 
+STATE_LIMIT = 64 << 20
+"""Values that are no tensors have at most so much [B]: reading them must not fill a machine."""
+
 FILE_NAME = re.compile(r"(?!\.{1,2}$)[\w.-]{1,255}", re.ASCII)
 
 SHA256_DIGITS = re.compile(r"[0-9a-f]{64}")
@@ -68,7 +71,7 @@ def verify_checksums(path: Path) -> Checksums:
     """Compares files with their checksums; refuses the first that is missing or differs."""
     sums = read_checksum_manifest(path)
     for name, expected in sums.items():
-        corrupt = f"the checkpoint {path} is corrupt: {name}"
+        corrupt = _corrupt(path, name)
         try:
             with open_own(path / name) as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,8 +80,40 @@ def verify_checksums(path: Path) -> Checksums:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{corrupt} cannot be read: {_reason(error)}") from None
         if found != expected:
-            raise CheckpointError(f"{corrupt} differs from what was written")
+            raise CheckpointError(f"{corrupt} {DIFFERS}")
     return sums
+
+
+DIFFERS = "differs from what was written"
+
+
+def _corrupt(path: Path, name: str) -> str:
+    return f"the checkpoint {path} is corrupt: {name}"
+
+
+def read_values(path: Path) -> dict[str, dict[str, Any]]:
+    """Reads what a checkpoint holds besides tensors, as JSON, see `hyperslab.checkpoint.state`."""
+    sums = read_checksum_manifest(path)
+    try:
+        text = read_limited(path / STATE_FILE, STATE_LIMIT)
+        values = value_of_json(text)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint {path} cannot be read: {reason(error)}") from None
+    except ValueError as error:
+        raise damaged_state(path, str(error)) from None
+    if hashlib.sha256(text).hexdigest() != sums[STATE_FILE]:
+        raise CheckpointError(f"{_corrupt(path, STATE_FILE)} {DIFFERS}")
+    kinds = {"model": dict, "optimizer": dict | None, "extra": dict}
+    if not isinstance(values, dict) or values.keys() != kinds.keys():
+        raise damaged_state(path, f"it lacks {', '.join(kinds)}")
+    for key, kind in kinds.items():
+        if not isinstance(values[key], kind):
+            raise damaged_state(path, f"its {key} is not an object")
+    return values
+
+
+def damaged_state(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE}: {why}")
 
 
 def open_own(path: Path) -> io.BufferedReader:

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
-from hyperslab.checkpoint.save_load import load
+from hyperslab.checkpoint.files import read_values
 from hyperslab.errors import CheckpointError, HyperslabError, RecipeError, reason
 from hyperslab.formats.targets import Parameters
+
+if TYPE_CHECKING:  # a command looks at a `DataCard` before it imports torch
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,12 @@ class DataCard:
                 f"{path} does not say what its network was trained on: {where}: {first['msg']}"
             ) from None
 
+    @classmethod
+    def of_checkpoint(cls, path: Path) -> DataCard | None:
+        """Reads that of a checkpoint, and none of its tensors; None where it has none."""
+        extra = read_values(path)["extra"]
+        return cls.from_state(_unmarked(extra["about"]), path) if "about" in extra else None
+
     @property
     def file_shape(self) -> tuple[int, ...]:
         """(C, D, H, W) of the volumes in the files, with channels that were not shown."""
@@ -54,6 +62,18 @@ class DataCard:
     def state(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
+
+
+def _unmarked(value: Any) -> Any:
+    """Take what stands under the marks of an encoded value: lists, and numbers as words."""
+    if isinstance(value, dict):
+        mark = next(iter(value), "")
+        return (
+            _unmarked(value[mark])
+            if mark.startswith("$")
+            else {key: _unmarked(item) for key, item in value.items()}
+        )
+    return [*map(_unmarked, value)] if isinstance(value, list) else value
 
 
 class KeepsAverages(Protocol):
@@ -85,6 +105,27 @@ class Position:
     best: float | None = None  # lowest validation loss at a checkpoint
     best_step: int | None = None  # of that checkpoint
     measured: dict[str, float | None] = field(default_factory=dict)  # by the last validation
+
+
+def check_resumes(state: Mapping[str, Any], path: Path, batch_size: int, samples: str) -> None:
+    """Refuse to go on from the ``state`` of a checkpoint where its position means something else.
+
+    Raises:
+        RecipeError: its mini-batches had another size, or its training split was another one.
+    """
+    if state["batch_size"] != batch_size:
+        raise RecipeError(
+            f"data.batch_size is {batch_size} but {path} was written with "
+            f"{state['batch_size']}\n    keep that value, or start another run"
+        )
+    if state.get("samples", samples) != samples:
+        raise RecipeError(
+            f"the training split is not the one that {path} was trained on: data.seed, "
+            "data.fractions, data.counts, data.train, data.fold, data.repeat, data.subvolume, "
+            "data.table, data.ranges or the files in data.path have changed\n"
+            "    samples that it was trained on must not change splits: change them back, or "
+            "start another run"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +161,8 @@ class RunState:
 
     def _random_state(self) -> dict[str, torch.Tensor]:
         """Return the state of torch's default generators, the same on every rank."""
+        import torch
+
         states = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -130,9 +173,10 @@ class RunState:
 
         Raises:
             CheckpointError: it cannot be read, or is of another network or no run's.
-            RecipeError: its mini-batches had another size, its training split was another one, so
-                its position means something else; or what was shown of the data was.
+            RecipeError: as `check_resumes`, or what was shown of the data was something else.
         """
+        from hyperslab.checkpoint.save_load import load
+
         state = load(path, self.model, self.optimizer)
         try:
             return self._restore(state, path)
@@ -142,21 +186,11 @@ class RunState:
             raise CheckpointError(f"{path} holds no state of a run: {reason(error)}") from None
 
     def _restore(self, state: dict[str, Any], path: Path) -> Position:
-        if state["batch_size"] != self.batch_size:
-            raise RecipeError(
-                f"data.batch_size is {self.batch_size} but {path} was written with "
-                f"{state['batch_size']}\n    keep that value, or start another run"
-            )
-        if state.get("samples", self.samples) != self.samples:
-            raise RecipeError(
-                f"the training split is not the one that {path} was trained on: data.seed, "
-                "data.fractions, data.counts, data.train, data.fold, data.repeat, data.subvolume, "
-                "data.table, data.ranges or the files in data.path have changed\n"
-                "    samples that it was trained on must not change splits: change them back, or "
-                "start another run"
-            )
+        check_resumes(state, path, self.batch_size, self.samples)
         if "about" in state:
             self._check_shown(DataCard.from_state(state["about"], path), path)
+        import torch
+
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state.get("scaler", {}))
         if self.average is not None:

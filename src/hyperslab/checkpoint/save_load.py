@@ -26,52 +26,35 @@ from hyperslab.checkpoint.tensors import SUFFIX, read_tensors, write_tensors
 from hyperslab.comm import agreement, bootstrap
 from hyperslab.errors import CheckpointError, reason
 from hyperslab.util.atomic_files import partial_path
-from hyperslab.util.documents import value_of_json
 
 
 def read_state(path: Path, sums: files.Checksums, *, optimizer: bool) -> State:
     """Returns the weights, and if it is asked for and there what the optimizer keeps."""
-    values = _read_values(path)
+    values = files.read_values(path)
     weights = _read_stem(path, sums, snapshot.MODEL_STEM)
     if not optimizer or values["optimizer"] is None:
         return State(values["model"], weights)
     kept = values["optimizer"]
     groups = kept.get("param_groups")
     if not isinstance(kept.get("state"), dict) or not isinstance(groups, list):
-        raise _damaged_state(path, "its optimizer has no groups")
+        raise files.damaged_state(path, "its optimizer has no groups")
     names = [g.get("params") if isinstance(g, dict) else None for g in groups]
     if not all(isinstance(n, list) and all(isinstance(one, str) for one in n) for n in names):
-        raise _damaged_state(path, "a group of its optimizer has no weights")
+        raise files.damaged_state(path, "a group of its optimizer has no weights")
     if not {"other_state", "rest"} <= kept.keys():
-        raise _damaged_state(path, "its optimizer state is incomplete")
+        raise files.damaged_state(path, "its optimizer state is incomplete")
     moments = _read_stem(path, sums, snapshot.OPTIMIZER_STEM)
     return State(values["model"], weights, kept, moments)
 
 
 def read_extra_values(path: Path, sums: files.Checksums) -> dict[str, Any]:
     """Read what was given besides; raises as `read_state`."""
-    values = _read_values(path)["extra"]
+    values = files.read_values(path)["extra"]
     beside = _read_stem(path, sums, snapshot.EXTRA_STEM)
     try:
         return {key: decode_value(value, beside) for key, value in values.items()}
     except (ValueError, RecursionError) as error:
-        raise _damaged_state(path, str(error)) from None
-
-
-def _read_values(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        values = value_of_json(files.read_limited(path / files.STATE_FILE, snapshot.STATE_LIMIT))
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint {path} cannot be read: {reason(error)}") from None
-    except ValueError as error:
-        raise _damaged_state(path, str(error)) from None
-    kinds = {"model": dict, "optimizer": dict | None, "extra": dict}
-    if not isinstance(values, dict) or values.keys() != kinds.keys():
-        raise _damaged_state(path, f"it lacks {', '.join(kinds)}")
-    for key, kind in kinds.items():
-        if not isinstance(values[key], kind):
-            raise _damaged_state(path, f"its {key} is not an object")
-    return values
+        raise files.damaged_state(path, str(error)) from None
 
 
 def _read_stem(path: Path, sums: files.Checksums, stem: str) -> Tensors:
@@ -85,10 +68,6 @@ def _read_stem(path: Path, sums: files.Checksums, stem: str) -> Tensors:
             raise CheckpointError(f"the checkpoint {path} has {min(twice)} twice")
         found |= tensors
     return found
-
-
-def _damaged_state(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(f"the checkpoint {path} is damaged: {files.STATE_FILE}: {why}")
 
 
 LEAST_FREE_SPACE = 16 << 20
@@ -153,16 +132,6 @@ def load(
         return extra
 
     return agreement.collective_try(put)
-
-
-def read_extra(path: str | Path) -> dict[str, Any]:
-    """Read what a checkpoint holds besides model and optimizer; every rank calls it.
-
-    Raises:
-        CheckpointError: a file of it is missing or not what was written; on every rank.
-    """
-    path, sums = _verify(path)
-    return agreement.tensors_from_main(lambda: read_extra_values(path, sums))
 
 
 def take_snapshot(

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from hyperslab.checkpoint.files import STATE_LIMIT
 from hyperslab.checkpoint.state import State, Tensors, encode_value
 from hyperslab.checkpoint.tensors import SUFFIX, check_storable
 from hyperslab.errors import CheckpointError
@@ -136,9 +137,6 @@ INDEX_FILE = "model.safetensors.index.json"
 
 MOST_IN_ONE_FILE = 256 << 20
 """Weights of at most so many bytes are one file, easy to take along; more are shared."""
-
-STATE_LIMIT = 64 << 20
-"""Values that are no tensors have at most so much [B]: reading them must not fill a machine."""
 
 
 @dataclass(frozen=True, slots=True)

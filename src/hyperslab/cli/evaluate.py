@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hyperslab.checkpoint import check_checkpoint
+from hyperslab.checkpoint import find_checkpoint
+from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.cli import options, rank
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
@@ -99,7 +100,9 @@ def evaluate_command(
         rank.check_ranks(recipe, ranks)
         if not rank.is_started():
             recipe.check_targets_exist("model", "data")
-            check_checkpoint(run, checkpoint)
+            path = find_checkpoint(run, checkpoint)
+            verify_checksums(path)
+            checkpoint = str(path)  # else what is said of damaged ones would be said again
             recipe.data.check_path()
             from hyperslab.train.samples import check_calibrated, check_data  # numpy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hyperslab.checkpoint import check_checkpoint
+from hyperslab.checkpoint import find_checkpoint
+from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.cli import options, rank
 from hyperslab.cli.terminal import progress
-from hyperslab.errors import DataError, printable
+from hyperslab.errors import printable
 from hyperslab.formats.files import lock_folder
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
@@ -77,9 +77,15 @@ def predict_command(
         rank.check_ranks(recipe, ranks)
         if not rank.is_started():
             recipe.check_targets_exist("model")
-            check_checkpoint(run, checkpoint)
-            if not any(map(os.path.exists, files)):
-                raise _of_failures([f"{file} does not exist" for file in files], len(files))
+            path = find_checkpoint(run, checkpoint)
+            verify_checksums(path)
+            checkpoint = str(path)  # else what is said of damaged ones would be said again
+            from hyperslab.train import input_files  # numpy
+
+            about = input_files.trained_on(path)
+            input_files.check_prediction(recipe, about, windows, format)
+            wanted = input_files.inputs_for(about, files, recipe.data.mapping)
+            input_files.check_any_readable(wanted, about, recipe.data, native=native)
     from hyperslab.train.predict import predict
 
     with rank.exit_when_stopped():
@@ -112,6 +118,8 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
     """
     from rich.console import Console
 
+    from hyperslab.train.input_files import failed_inputs
+
     is_main = rank.become_rank()
     show_logs(is_main=is_main)
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
@@ -121,12 +129,7 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
     if is_main:
         print(printable(_summary(outcomes, out)), flush=True)
     if failed := [outcome.reason for outcome in outcomes if outcome.state == "failed"]:
-        raise _of_failures(failed, len(outcomes))
-
-
-def _of_failures(reasons: Sequence[str], inputs: int) -> DataError:
-    lines = "\n".join(f"    {reason}" for reason in reasons)
-    return DataError(f"{len(reasons)} of {inputs} inputs failed\n{lines}")
+        raise failed_inputs(failed, len(outcomes))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -60,7 +60,11 @@ def report_command(
         raise DataError(f"cannot write --json {json_path}: No such file or directory")
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     compares = compares or bool(controls) or output is not None or json_path is not None
-    if not compares:
+    if compares:
+        from hyperslab.studies.configurations import read_compared  # numpy
+
+        compared = read_compared(runs, controls)
+    else:
         from hyperslab.studies.run_folder import read_run  # numpy
 
         read = [read_run(run) for run in runs]
@@ -71,7 +75,7 @@ def report_command(
     formats = [FigureFormat(word) for word in wanted]
     if compares:
         whose = ""
-        page = write_comparison(runs, controls, output=output, numbers=json_path, figures=formats)
+        page = write_comparison(runs, compared, output=output, numbers=json_path, figures=formats)
     else:
         whose = f" (the page of {runs[0]}, with {runs[1]} beside it)" if len(runs) == 2 else ""
         page = write_report(*read, figures=formats)

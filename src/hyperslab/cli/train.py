@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.checkpoint import check_checkpoint, check_unused, checkpoints_of, folder_of
+from hyperslab.checkpoint import check_unused, folder_of, newest_intact, position_in
+from hyperslab.checkpoint.files import read_values
 from hyperslab.cli import rank
-from hyperslab.cli.done import is_known_done, note_done, nothing_left
 from hyperslab.cli.options import OverridesArgument, TrustOption
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
@@ -25,6 +25,9 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.util.logs import show_logs
+
+if TYPE_CHECKING:
+    from hyperslab.formats.source import Source
 
 log = logging.getLogger("hyperslab")
 
@@ -96,14 +99,12 @@ def train_command(
             rank.check_ranks(asked, ranks)
         if not rank.is_started():
             asked.check_targets_exist()
-            if resume:
-                if checkpoints_of(asked.output):
-                    check_checkpoint(asked.output, "latest")
-                same = _is_same_training(asked)
-                if same and not asked.undecided and is_known_done(asked.output, asked.epochs):
-                    say(nothing_left(asked.output, asked.epochs))
-                    return
-            else:
+            newest = newest_intact(folder_of(asked.output)) if resume else None
+            if newest is not None and _is_done(asked, newest):
+                done = f"all {asked.epochs} epochs of {asked.output} are done"
+                say(f"{done}: nothing is left to resume")
+                return
+            if not resume:
                 check_unused(asked.output)
                 asked.data.check_path()
             asked.check_extents()
@@ -112,7 +113,9 @@ def train_command(
                 from hyperslab.train.samples import check_data  # numpy
 
                 test = ("test",) if asked.follow_test else ()
-                check_data(asked, "train", "validation", *test)
+                source = check_data(asked, "train", "validation", *test)
+                if newest is not None and source is not None:
+                    _check_position(asked, newest, source)
         config = asked
         # Ranks that something else has started choose together, once they have met.
         if asked.undecided and not rank.is_started() and count is not None:
@@ -120,11 +123,8 @@ def train_command(
             config = choose(asked, count)
     with rank.exit_when_stopped(), requeue_when_stopped(requeue):
         from hyperslab.train.profiler import ProfilePolicy
-        from hyperslab.train.run import is_done, prepare_folder, train
+        from hyperslab.train.run import prepare_folder, train
 
-        if resume and not rank.is_started() and is_done(config):
-            say(nothing_left(config.output, config.epochs))
-            return
         # With --restarts even a single rank is a process of its own, which can be started again.
         if rank.is_rank(config) and not restarts:
             policy = ProfilePolicy(steps=profile_steps) if profile else None
@@ -137,7 +137,6 @@ def train_command(
                 raise ended
             if profile and os.environ.get("RANK", "0") == "0":
                 _predict(config, machine)
-            _note_end(config)
             return
         show_logs(is_main=True)
         with ExitStack() as stack:  # the ranks hold the folder afterwards
@@ -149,19 +148,34 @@ def train_command(
         arguments += ["--machine", machine] if machine else []
         training = TrainingLaunch(asked, arguments, choose)
         training.until_done(config, restarts=restarts, resume=resume)
-        _note_end(config)
 
 
-def _is_same_training(recipe: Recipe) -> bool:
-    """Say whether the run in the output is that of the recipe; raises as `changed_keys`."""
+def _is_done(recipe: Recipe, newest: Path) -> bool:
+    """Say whether nothing is left of the run of a recipe, whose newest checkpoint this is.
+
+    On another grid, or with less memory, it is the same; raises as `changed_keys`.
+    """
     there = recipe.output / RUN_RECIPE
-    if not there.is_file() or not checkpoints_of(recipe.output):
+    if not there.is_file():
         return False
     try:
         before = load_recipe(there)
     except RecipeError:  # the log will say so
         return False
-    return all(key.startswith("grid.") for key in changed_keys(before, recipe))
+    changed = changed_keys(before, recipe)
+    same = all(key == "memory" or key.startswith("grid.") for key in changed)
+    return same and position_in(newest, "epoch") == recipe.epochs
+
+
+def _check_position(recipe: Recipe, newest: Path, source: Source) -> None:
+    """Refuse, as ranks would, data among which the position of a run's checkpoint means nothing."""
+    from hyperslab.checkpoint.run_state import check_resumes
+    from hyperslab.train.samples import training_digest
+
+    state = read_values(newest)["extra"]
+    if "batch_size" in state:
+        digest = training_digest(recipe, source)
+        check_resumes(state, newest, recipe.data.batch_size, digest)
 
 
 def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
@@ -169,17 +183,6 @@ def _choose_grid(machine: str | None, recipe: Recipe, ranks: int) -> Recipe:
     from hyperslab.planner.auto import choose_grid_here
 
     return choose_grid_here(recipe, ranks, machine)
-
-
-def _note_end(config: Recipe) -> None:
-    """Note that all epochs of the run are done, if they are and this process answers for it."""
-    from hyperslab.checkpoint.retention import epochs_done, steps_in
-
-    newest = next(iter(steps_in(folder_of(config.output))), None)
-    if not rank.is_main_of_command() or newest is None or epochs_done(newest) != config.epochs:
-        return
-    with suppress(OSError):  # `--resume` then takes the seconds that its imports take
-        note_done(config.output, config.epochs)
 
 
 @contextmanager

@@ -368,6 +368,11 @@ class DataSection(TargetSection):
                 raise ValueError(f"data.{word} and data.{others[0]} are two ways to split")
         return self
 
+    @property
+    def divides_by_mean(self) -> bool:
+        """Tell whether the transform needs the mean of a whole volume."""
+        return self.transform in ("mean", "log1p_mean")
+
     def _says(self, key: str) -> bool:
         return bool(getattr(self, key) != type(self).model_fields[key].default)
 
@@ -375,6 +380,10 @@ class DataSection(TargetSection):
     def _keys_that_go_together(self) -> DataSection:
         if self.window is not None and self.transform not in ("auto", None):
             raise ValueError("data.window and data.transform are two transforms; give one of them")
+        if self.multiple is not None and self.divides_by_mean:
+            raise ValueError(
+                f"data.multiple changes the mean by which data.transform={self.transform} divides"
+            )
         if self.synthetic is not None and any(
             extent % (self.subvolume or 1) for extent in self.synthetic.shape[1:]
         ):

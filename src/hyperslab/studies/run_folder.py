@@ -367,6 +367,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
                         f"{path}, line {line}: {len(row)} cells instead of {len(header)}"
                     )
                 yield row
+    except DataError:
+        raise
     except (OSError, csv.Error, ValueError) as error:
         raise DataError(f"{path} cannot be read as CSV: {error}") from error
 

@@ -8,8 +8,6 @@ network is made for them and parallelised.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -33,7 +31,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import TargetSection
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, build_network, check_first_pass
 from hyperslab.train.objective import check_loss_target
-from hyperslab.train.samples import samples_of_split, splits_of_recipe
+from hyperslab.train.samples import splits_of_recipe
 
 
 def numbering_of(recipe: Recipe) -> Numbering:
@@ -81,20 +79,6 @@ def check_user_objects(recipe: Recipe, given: UserObjects) -> None:
 
 
 KEEP_NOTHING = StorePolicy("direct")
-
-
-def training_digest(recipe: Recipe, data: volumes.Dataset) -> str:
-    """Hash the names of the training split, repeated ones again, and their seed (SHA-256).
-
-    Of the targets too, where they are not in the volumes' files: a table may change alone.
-    """
-    samples = samples_of_split(recipe, data.source, "train")
-    names = [data.source.names[sample] for sample in samples]
-    names *= recipe.data.repeat
-    words = [recipe.data.seed, names]
-    if data.source.targets_apart:
-        words.append([np.asarray(data.source.target(sample)).tolist() for sample in samples])
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def open_training(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +24,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from hyperslab.checkpoint import named_checkpoint, no_checkpoint
-from hyperslab.checkpoint.retention import best_of, latest
+from hyperslab import checkpoint as checkpoints
 from hyperslab.checkpoint.run_state import DataCard
-from hyperslab.checkpoint.save_load import load, read_extra
+from hyperslab.checkpoint.save_load import load, on_main
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import (
     broadcast_from_main,
@@ -72,6 +72,7 @@ from hyperslab.train.samples import (
     check_calibrated,
     check_windows,
     samples_of_split,
+    training_digest,
 )
 from hyperslab.train.sliding_windows import WindowedModel
 from hyperslab.train.step import autocast
@@ -541,8 +542,7 @@ def evaluate(
             return stack.enter_context(found)
 
         data = opened(recipe, split)
-        extra = read_extra(path)
-        trained_on = DataCard.from_state(extra["about"], path) if "about" in extra else None
+        trained_on = on_main(partial(DataCard.of_checkpoint, path), f"cannot read {path}")
         ranged = with_trained_ranges(recipe, data, trained_on)
         if ranged is not recipe:
             recipe, data = ranged, opened(ranged, split)
@@ -555,7 +555,7 @@ def evaluate(
         use_averages(model, state.get("ema"), path)
         if grid.is_main and state.get("samples") not in (
             None,
-            builders.training_digest(recipe, data),
+            training_digest(recipe, data.source),
         ):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
@@ -630,10 +630,10 @@ def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def find_checkpoint(run: Path, which: str) -> Path:
-    """Find the folder of "best", "latest", a name or a path (`DataError`); every rank calls it."""
-    if which not in ("latest", "best"):
-        return named_checkpoint(run, which)
-    found = latest(run) if which == "latest" else best_of(run)
-    if found is None:
-        raise no_checkpoint(run, which)
-    return found
+    """Find the folder of "best", "latest", a name or a path; every rank calls it.
+
+    Raises:
+        DataError, CheckpointError: as `hyperslab.checkpoint.find_checkpoint`.
+    """
+    failing = f"cannot read {checkpoints.folder_of(run)}"
+    return on_main(partial(checkpoints.find_checkpoint, run, which), failing)

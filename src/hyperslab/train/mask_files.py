@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -33,22 +33,15 @@ from hyperslab.formats.nifti.resample import nearest_box, spacing
 from hyperslab.formats.storage import read_strided
 from hyperslab.formats.targets import SCAN_KEYS
 from hyperslab.geometry import Box, Cut
+from hyperslab.train.input_files import MASK_SUFFIXES
 from hyperslab.util.atomic_files import make_scratch, partial_path, remove_scratch
 
 MaskFormat = Literal["nifti", "hdf5", "zarr"]
-
-MASK_SUFFIXES = {"nifti": "-mask.nii.gz", "hdf5": "-mask.hdf5", "zarr": "-mask.zarr"}
 
 UINT8 = np.dtype(np.uint8)
 
 SIDE = 64  # [voxels] of a chunk in Zarr; below that no coarser level is made
 PIECE = 32 << 20  # the most voxels that a rank copies at a time; one layer at least
-
-
-def check_mask_format(format: str) -> None:
-    """Refuse a format in which no mask is written (`DataError`)."""
-    if format not in get_args(MaskFormat):
-        raise DataError(f"format {format!r}: a mask is written as {', '.join(MASK_SUFFIXES)}")
 
 
 def check_replaceable(path: Path, format: MaskFormat) -> None:

@@ -21,15 +21,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.tensor import Sharded
 from hyperslab.util.optional_libraries import importing
+
+if TYPE_CHECKING:  # who compares runs needs no torch
+    import torch
+
+    from hyperslab.comm import Grid
+    from hyperslab.tensor import Sharded
 
 FloatArray = NDArray[np.float64]
 
@@ -290,7 +293,7 @@ def predicted_classes(logits: Sharded) -> Sharded:
 
     Every rank decides for its own block; nothing is communicated.
     """
-    classes = logits.local.argmax(1).to(torch.uint8)
+    classes = logits.local.argmax(1).byte()
     return logits.like(classes, logits.partition.without_dim(1))
 
 
@@ -301,6 +304,8 @@ def count_confusion(predicted: Sharded, true: Sharded, classes: int) -> torch.Te
     the voxels of its block; of ranks with equal copies only the first does. The sum over all ranks
     is the global count.
     """
+    import torch
+
     true = true.redistribute(predicted.partition, "the true classes")
     counts = torch.zeros(predicted.shape[0], classes, classes, dtype=torch.int64)
     counts = counts.to(predicted.local.device)
@@ -315,6 +320,8 @@ def count_confusion(predicted: Sharded, true: Sharded, classes: int) -> torch.Te
 
 def sum_over_ranks(counts: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Return the global counts, from those of all ranks, which all call it."""
+    from hyperslab.comm import all_reduce_sum
+
     return all_reduce_sum(counts, grid.group(tuple(grid.extents)), "the confusion counts")
 
 
@@ -384,6 +391,8 @@ def surface_scores(
         if ours.any():
             return SurfaceScores("invented", dice=0.0)
         return SurfaceScores("missed", dice=0.0) if theirs.any() else SurfaceScores("absent")
+    import torch
+
     inside = _box_around(ours | theirs)
     pair = [torch.from_numpy(mask[inside]) for mask in (ours, theirs)]
     utils = monai_metrics()

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from hyperslab.checkpoint.files import MANIFEST
 from hyperslab.checkpoint.run_state import DataCard
-from hyperslab.checkpoint.save_load import load, read_extra
+from hyperslab.checkpoint.save_load import load, on_main
 from hyperslab.comm import Grid
 from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data.assemble import check_values
-from hyperslab.data.transforms import MeanScale, Transform, decode, transform_of
+from hyperslab.data.transforms import Transform, decode, transform_of
 from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
 from hyperslab.formats.files import lock_folder
 from hyperslab.formats.nifti.image import Mask
@@ -46,18 +46,18 @@ from hyperslab.tensor import Sharded
 from hyperslab.train import mask_files
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, started_ranks
-from hyperslab.train.input_volumes import (
-    ArrayVolume,
+from hyperslab.train.input_files import (
+    MASK_SUFFIXES,
     InputFile,
-    NiftiVolume,
-    block_of_sample,
-    list_inputs,
-    open_volume,
+    check_prediction,
+    inputs_for,
+    trained_on,
 )
+from hyperslab.train.input_volumes import ArrayVolume, NiftiVolume, block_of_sample, open_volume
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects, outputs_of
-from hyperslab.train.samples import WindowPolicy, check_windows
+from hyperslab.train.samples import WindowPolicy
 from hyperslab.train.sliding_windows import blended_layers
 from hyperslab.train.step import autocast
 from hyperslab.train.uncertainty import moments_of, spread_columns
@@ -93,13 +93,7 @@ class TrainedNetwork:
             DataError: it does not say what the network was trained on.
             RecipeError: the recipe's network is not for such volumes, or cannot be made.
         """
-        extra = read_extra(checkpoint)
-        if "about" not in extra:
-            raise DataError(
-                f"the checkpoint {checkpoint} does not say what its network was trained on; "
-                "use one that `hyperslab train` wrote"
-            )
-        about = DataCard.from_state(extra["about"], checkpoint)
+        about = on_main(partial(trained_on, checkpoint), f"cannot read {checkpoint}")
         try:
             model = build_model(recipe, about, grid, given)
         except RecipeError as error:
@@ -438,7 +432,7 @@ class ResultFolder:
         self.journal.add(entry, state, **{UNDER_WAY: done})
 
     def _mask_path(self, entry: InputFile) -> Path:
-        return self.folder / f"{entry.name}{mask_files.MASK_SUFFIXES[self.format]}"
+        return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
 
     def _numbers(self, entry: InputFile, state: JournalRow) -> None:
         data = self.network.recipe.data
@@ -535,7 +529,6 @@ def predict(
         RecipeError: an override is bad.
         LayoutError: the grid does not match the ranks.
     """
-    mask_files.check_mask_format(format)
     recipe = recipe_for(Path(run), overrides, axis="depth", replicas=False, trust=trust)
     folder = Path(out)
     options = {
@@ -550,20 +543,11 @@ def predict(
     with started_ranks(recipe, facts):
         grid = Grid(**recipe.grid.model_dump())
         network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
-        channels = network.about.whole[0] if network.about.classes else 1
+        check_prediction(recipe, network.about, windows, format)
         entries = broadcast_from_main(
-            lambda: list_inputs([Path(path) for path in inputs], channels, recipe.data.mapping),
+            lambda: inputs_for(network.about, inputs, recipe.data.mapping),
             failing="cannot list the inputs",
         )
-        check_windows(windows, network.about.classes)
-        if format != "nifti" and not network.about.classes:
-            raise DataError(f"{format} is a format of masks; this network gives numbers")
-        if windows is not None and isinstance(network.transform, MeanScale):
-            raise DataError(
-                f"data.transform={network.transform.name} divides by the mean of a whole volume, "
-                "which a window does not have\n"
-                "    predict whole volumes: leave --window out"
-            )
         with ExitStack() as stack:
             # Two would write one mask of two networks, or a table without the other's rows.
             broadcast_from_main(lambda: stack.enter_context(lock_folder(folder, "prediction")))

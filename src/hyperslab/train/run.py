@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from hyperslab.checkpoint import check_unused
-from hyperslab.checkpoint.retention import epochs_done, latest, mend_best
+from hyperslab.checkpoint.retention import latest, mend_best
 from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.bootstrap import named
@@ -38,6 +38,7 @@ from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import build_objective, loss_to_device
 from hyperslab.train.optimizer import RateSchedule, optimizer_and_schedule
 from hyperslab.train.profiler import ProfiledTrainer, ProfilePolicy
+from hyperslab.train.samples import training_digest
 from hyperslab.train.step import LossScaler, arithmetic
 from hyperslab.train.trainer import TEST_LOSS, Progress, Trainer
 from hyperslab.util.atomic_files import check_links, open_to_append, try_lock
@@ -218,7 +219,7 @@ def build_trainer(
         optimizer,
         schedule,
         batch_size=recipe.data.batch_size,
-        samples=builders.training_digest(recipe, data),
+        samples=training_digest(recipe, data.source),
         about=about,
         device=grid.device,
         scaler=LossScaler(grid, recipe.precision),
@@ -262,21 +263,6 @@ def build_trainer(
     progress.flops.wanted = not data.source.shapes  # those of the first step are not of all
     test = followed[0] if followed else None
     return Trainer(recipe, grid, objective, data, validation, progress, test)
-
-
-def is_done(recipe: Recipe) -> bool:
-    """Tells whether all epochs of a run are done, and its recipe is still this one.
-
-    Asked by one process before it starts ranks, which would have nothing to do.
-
-    Raises:
-        RecipeError: the recipe does not go with the run.
-        CheckpointError: there are checkpoints, but none is intact.
-    """
-    path = latest(recipe.output)
-    if path is None or not (recipe.output / RECIPE).is_file():
-        return False
-    return epochs_done(path) == recipe.epochs and not _changes(recipe)
 
 
 def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:

@@ -6,9 +6,13 @@ reading order: the samples of a split; windows; the look at the data.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
+
+import numpy as np
 
 from hyperslab.data.sampler import Folds, Listed, SplitPolicy, Splits, check_one_shape
 from hyperslab.errors import DataError, LayoutError, RecipeError
@@ -37,6 +41,20 @@ def splits_of_recipe(recipe: Recipe) -> Splits | None:
     if data.fold is not None and data.folds is not None:
         return Folds(data.fold, data.folds, **words)
     return Listed(**words) if words else None
+
+
+def training_digest(recipe: Recipe, source: Source) -> str:
+    """Hash the names of the training split, repeated ones again, and their seed (SHA-256).
+
+    Of the targets too, where they are not in the volumes' files: a table may change alone.
+    """
+    samples = samples_of_split(recipe, source, "train")
+    names = [source.names[sample] for sample in samples]
+    names *= recipe.data.repeat
+    words = [recipe.data.seed, names]
+    if source.targets_apart:
+        words.append([np.asarray(source.target(sample)).tolist() for sample in samples])
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def check_calibrated(split: str) -> None:
@@ -86,12 +104,12 @@ def check_windows(windows: WindowPolicy | None, classes: Sequence[str]) -> None:
 
 def check_data(
     recipe: Recipe, *splits: str, windows: WindowPolicy | None = None, cut: bool = True
-) -> None:
+) -> Source | None:
     """Refuse data that the recipe cannot be run on, as far as headers tell, before ranks start.
 
     This process alone looks, and only at formats of ours: code of others, and files that are left
     out if they cannot be read, are for the ranks. Without ``cut`` no volume has to be cut by the
-    recipe's grid.
+    recipe's grid. Returns the data, if it has looked.
 
     Raises:
         DataError: files are not what the recipe says, a split has no sample, or the volumes of a
@@ -101,7 +119,7 @@ def check_data(
     """
     data = recipe.data
     if data.target is not None or data.plugins or data.on_error == "skip":
-        return
+        return None
     source = data.chosen_volumes()
     if recipe.segments not in (None, bool(source.classes)):
         raise RecipeError(mismatch_message(recipe, source.classes))
@@ -117,6 +135,7 @@ def check_data(
                 raise LayoutError(f"{source.where(shapes.index(shape))}: {error}") from None
     for split in splits:
         samples_of_split(recipe, source, split)
+    return source
 
 
 def mismatch_message(recipe: Recipe, classes: Sequence[str]) -> str:

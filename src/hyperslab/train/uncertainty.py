@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from hyperslab.losses import gaussian_moments
 from hyperslab.train.metrics import FloatArray, Predictions
 
 LEVELS = (68, 95)  # [%] of the intervals whose coverage is measured
@@ -37,6 +35,10 @@ def moments_of(outputs: FloatArray, parameters: int) -> tuple[FloatArray, FloatA
     """
     if outputs.shape[1] == parameters:
         return outputs, None
+    import torch
+
+    from hyperslab.losses import gaussian_moments
+
     mean, covariance = gaussian_moments(torch.from_numpy(outputs))
     return mean.numpy(), covariance.numpy()
 
@@ -65,7 +67,9 @@ def spread_columns(
 
 def ranks_of(true: FloatArray, predicted: FloatArray, deviation: FloatArray) -> FloatArray:
     """Return the rank of each true value in its normal distribution, all of one shape."""
-    return np.asarray(torch.special.ndtr(torch.from_numpy((true - predicted) / deviation)))
+    off = (predicted - true) / (deviation * math.sqrt(2))
+    ranks: FloatArray = np.vectorize(math.erfc, otypes=[float])(off) / 2
+    return ranks
 
 
 def levels_of(ranks: FloatArray) -> FloatArray:
@@ -107,15 +111,14 @@ def uniform_probability(distance: float, count: int) -> float:
     """
     if not 0 < distance < 1:
         return float("nan") if math.isnan(distance) else float(distance <= 0)
-    j = torch.arange(math.floor(count * (1 - distance)) + 1, dtype=torch.float64)
-    logarithms = (
-        torch.lgamma(torch.tensor(count + 1.0, dtype=torch.float64))
-        - torch.lgamma(j + 1)
-        - torch.lgamma(count - j + 1)
-        + (j - 1) * torch.log(distance + j / count)
-        + torch.special.xlogy(count - j, (1 - distance - j / count).clamp(min=0))
-    )
-    return min(1.0, 2 * distance * float(logarithms.exp().sum()))
+    total = 0.0
+    for j in range(math.floor(count * (1 - distance)) + 1):
+        rest = 1 - distance - j / count
+        if rest > 0:
+            ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
+            powers = (j - 1) * math.log(distance + j / count) + (count - j) * math.log(rest)
+            total += math.exp(ways + powers)
+    return min(1.0, 2 * distance * total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,8 @@ def rank_statistics(p: Predictions) -> tuple[dict[str, RankStatistics], RankStat
 
     The latter are NaN for samples whose covariance has no inverse.
     """
+    import torch
+
     assert p.covariance is not None
     off = p.true - p.predicted
     count = off.shape[1]

@@ -31,7 +31,8 @@ from hyperslab.studies.sweep.results import RunResult
 from hyperslab.studies.sweep.run import DoRun, SweepProgress, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
 from hyperslab.train.builders import check_targets, open_data
-from hyperslab.train.mask_files import MASK_SUFFIXES, MaskFormat
+from hyperslab.train.input_files import MASK_SUFFIXES
+from hyperslab.train.mask_files import MaskFormat
 from hyperslab.train.predict import JOURNAL, Journal, predict
 from hyperslab.train.profile import (
     predicted_path,

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from hyperslab.cli import app
 from hyperslab.errors import DataError
+from hyperslab.studies.configurations import MEAN_CONTROL as OF_ALL
+from hyperslab.studies.configurations import Comparison, read_comparison
 from hyperslab.studies.report import write_comparison
 from hyperslab.studies.report.comparison import comparison_numbers, curve_of, loss_curves
-from hyperslab.studies.report.configurations import MEAN_CONTROL as OF_ALL
-from hyperslab.studies.report.configurations import Comparison, read_comparison
 from tests.studies.report.compared import (
     EPOCHS,
     MEAN,
@@ -177,7 +177,7 @@ def test_coverage_of_those_that_predict_deviations(tmp_path: Path, ridge: Path) 
     off = columns(sure / "predictions.csv", "predicted") - columns(sure / "predictions.csv", "true")
     shares = (np.abs(off) <= 0.0994457883).mean(0)
     np.testing.assert_allclose(given.coverages(0.68), [shares])
-    page = write_comparison([run], controls).read_text()
+    page = write_comparison([run], read_comparison([run], controls)).read_text()
     (table,) = re.findall(r"predicted intervals of 68 % / 95 %.*?</table>", page, re.S)
     assert table.count("<tr>") == 2
     assert f"{100 * shares[0]:.3g}" in table

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
+from hyperslab.studies.configurations import read_comparison
 from hyperslab.studies.report import write_report
 from hyperslab.studies.report.accuracy import (
     fitted_band,
@@ -17,7 +18,6 @@ from hyperslab.studies.report.accuracy import (
     ratios_of,
 )
 from hyperslab.studies.report.chapters import key_numbers
-from hyperslab.studies.report.configurations import read_comparison
 from hyperslab.studies.run_folder import read_run
 from hyperslab.studies.table import DASH
 from hyperslab.train.metrics import ConfidenceInterval

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import DataError
+from hyperslab.studies.configurations import read_comparison
 from hyperslab.studies.report import write_comparison, write_report
 from hyperslab.studies.report.accuracy import learnt_words
 from hyperslab.studies.report.chapters import losses
 from hyperslab.studies.report.comparison import loss_curves
-from hyperslab.studies.report.configurations import read_comparison
 from hyperslab.studies.report.html import Figures
 from hyperslab.studies.run_folder import read_run
 from hyperslab.train.history import record_changes

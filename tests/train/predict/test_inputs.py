@@ -9,7 +9,7 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
-from hyperslab.train.input_volumes import InputFile, input_name, list_inputs
+from hyperslab.train.input_files import InputFile, input_name, list_inputs
 from hyperslab.train.predict import JOURNAL, Journal, state_of_input
 
 BY = {"checkpoint": "abc", "native": False}

@@ -29,6 +29,7 @@ from hyperslab.formats.files import lock_folder
 from hyperslab.formats.nifti import resample
 from hyperslab.geometry import Box
 from hyperslab.train import mask_files
+from hyperslab.train.input_files import MASK_SUFFIXES
 from hyperslab.train.mask_files import MaskBytes, MaskFormat, strips
 from hyperslab.train.predict import predict
 from hyperslab.train.samples import WindowPolicy
@@ -319,11 +320,11 @@ def test_a_start_removes_what_a_killed_one_was_writing(
         patch.setattr(mask_files, "nearest_box", stopped)
         with pytest.raises(KeyboardInterrupt):
             predict(run, [path], out, native=True, format=format)
-    assert [*out.glob(f".a{mask_files.MASK_SUFFIXES[format]}.partial*")]
+    assert [*out.glob(f".a{MASK_SUFFIXES[format]}.partial*")]
     (outcome,) = predict(run, [path], out, native=True, format=format)
     assert outcome.state == "predicted"
     left = sorted(entry.name for entry in out.iterdir())
-    assert left == [f"a{mask_files.MASK_SUFFIXES[format]}", "predictions.jsonl"]
+    assert left == [f"a{MASK_SUFFIXES[format]}", "predictions.jsonl"]
 
 
 def stopped(*_: object) -> None:
@@ -335,7 +336,7 @@ def test_a_folder_in_the_place_of_a_mask_stays(
     run: Path, tmp_path: Path, format: MaskFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.nii", numbers(XYZ))
-    theirs = tmp_path / "out" / f"a{mask_files.MASK_SUFFIXES[format]}"
+    theirs = tmp_path / "out" / f"a{MASK_SUFFIXES[format]}"
     theirs.mkdir(parents=True)
     (theirs / "precious").touch()
     monkeypatch.setattr(predicting, "predict_mask", stopped)  # it is said before

@@ -16,7 +16,8 @@ from hyperslab.data import Parameters
 from hyperslab.errors import DataError
 from hyperslab.geometry import Box
 from hyperslab.recipe.data import DataSection
-from hyperslab.train.input_volumes import ArrayVolume, InputFile, open_volume
+from hyperslab.train.input_files import InputFile
+from hyperslab.train.input_volumes import ArrayVolume, open_volume
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import split

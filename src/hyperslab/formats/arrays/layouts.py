@@ -110,7 +110,7 @@ def read_header(
 
     ``reach``: the files that it may refer to. With ``like``, the shape (C, D, H, W) that a network
     takes, its targets and labels need not be there; nor need it tell where the channels are: they
-    are last if that gives this shape.
+    are last if that gives this shape, or at least as many of them.
 
     Raises:
         DataError: the file is truncated, foreign, lacks a key, or a key has a wrong shape, dtype
@@ -125,8 +125,9 @@ def read_header(
         channels = options.channels
         lbann = lbann_of(options.format)
         if like is not None:
-            last = array.shape != like and DHWC.volume_shape(array.shape) == like
-            seeming: Channels = "last" if last else "first"
+            first, *_, end = array.shape
+            fits = DHWC.volume_shape(array.shape) == like or first != like[0] == end
+            seeming: Channels = "last" if array.shape != like and fits else "first"
             order = storage_order(path, key, "first" if scan else channels or seeming, lbann)
             redshifts = _redshifts(file.small("redshifts"), order.volume_shape(array.shape)[0])
             affine = file.attrs.get("affine") if scan else None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.studies import check_distinct
+from hyperslab.studies.configurations import ClassComparison, Comparison, NamedRuns, read_compared
 from hyperslab.studies.report.accuracy import accuracy
 from hyperslab.studies.report.canvas import FigureFormat, figures_beside, write_figures
 from hyperslab.studies.report.chapters import key_numbers, lede, losses, provenance, speed
@@ -23,7 +24,6 @@ from hyperslab.studies.report.comparison import (
     two_runs,
     what_differs,
 )
-from hyperslab.studies.report.configurations import Comparison, named_runs, read_comparison
 from hyperslab.studies.report.html import Chapter, Page, render_page
 from hyperslab.studies.report.timelines import timelines
 from hyperslab.studies.report.volumes import volumes
@@ -95,18 +95,21 @@ def _compared(run: Run) -> list[Chapter]:
     if run.beside is None:
         return []
     try:
-        of_classes = class_chapter([run.path, run.beside.path])
-        if of_classes is not None:
-            return [two_runs(run, run.beside), of_classes]
-        comparison = read_comparison([run.path, run.beside.path])
+        compared = read_compared([run.path, run.beside.path])
     except DataError as error:  # networks of another kind, or not evaluated: losses and timelines
         return [two_runs(run, run.beside, str(error))]
-    return [two_runs(run, run.beside), *comparison_chapters(comparison)]
+    return [two_runs(run, run.beside), *_chapters(compared)]
+
+
+def _chapters(compared: Comparison | ClassComparison) -> list[Chapter]:
+    if isinstance(compared, ClassComparison):
+        return [class_chapter(compared)]
+    return comparison_chapters(compared)
 
 
 def write_comparison(
     paths: Sequence[Path],
-    controls: Sequence[tuple[str, Path]] = (),
+    compared: Comparison | ClassComparison | None = None,
     *,
     output: Path | None = None,
     numbers: Path | None = None,
@@ -114,42 +117,39 @@ def write_comparison(
 ) -> Path:
     """Writes one page on several runs, or on sweeps, and returns its path.
 
-    By default it is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the folder
-    that all runs are in. ``numbers``: a JSON file for the numbers of its tables. ``figures``: the
-    formats in which its figures are written, too, as `figures_beside` says.
+    ``compared`` is what `read_compared` gives of the ``paths``, where they are read already. By
+    default the page is ``report.html`` in the folder of a sweep, or ``comparison.html`` in the
+    folder that all runs are in. ``numbers``: a JSON file for the numbers of its tables.
+    ``figures``: the formats in which its figures are written, too, as `figures_beside` says.
 
     Raises:
-        DataError: as `read_comparison`, or a file cannot be written.
+        DataError: as `read_compared`, or a file cannot be written.
     """
-    of_classes = class_chapter(paths)
-    if of_classes is not None and (controls or numbers is not None):
-        raise DataError("controls and --numbers go with predicted numbers; these runs give classes")
-    comparison = None if of_classes is not None else read_comparison(paths, controls)
-    chapters = _recipes(paths)
-    chapters += [of_classes] if of_classes is not None else []
-    chapters += comparison_chapters(comparison) if comparison is not None else []
+    compared = compared or read_compared(paths)
+    of_numbers = compared if isinstance(compared, Comparison) else None
+    if of_numbers is None and numbers is not None:
+        raise DataError("--json is for predicted numbers; these runs give classes")
     if output is None and len(paths) == 1:
         output = paths[0] / "report.html"
     elif output is None:
         output = Path(os.path.commonpath([path.absolute() for path in paths])) / "comparison.html"
     page = Page(
         title=output.resolve().parent.name,
-        lede=_comparison_lede(comparison) if comparison is not None else "",
-        chapters=chapters,
+        lede=_comparison_lede(of_numbers) if of_numbers is not None else "",
+        chapters=[*_recipes(compared.named), *_chapters(compared)],
         made=_made(),
         kind="comparison of runs",
     )
     with system_errors_as(DataError, "the comparison cannot be written"):
         write_text(output, render_page(page), concurrent=True)
-        if numbers is not None and comparison is not None:
-            write_json(numbers, comparison_numbers(comparison))
+        if numbers is not None and of_numbers is not None:
+            write_json(numbers, comparison_numbers(of_numbers))
     write_figures(page.pictures, figures_beside(output), figures)
     return output
 
 
-def _recipes(paths: Sequence[Path]) -> list[Chapter]:
+def _recipes(named: Sequence[NamedRuns]) -> list[Chapter]:
     """Shows what differs in configurations that are called by their folders."""
-    named = named_runs(paths)
     folders = folder_names([runs[0].path for _, runs in named]) if named else []
     if len(named) < 2 or [name for name, _ in named] != folders:
         return []

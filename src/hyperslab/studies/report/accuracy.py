@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from hyperslab.errors import DataError
+from hyperslab.studies.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
-from hyperslab.studies.report.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
 from hyperslab.studies.report.uncertainty import uncertainty_blocks
 from hyperslab.studies.run_folder import TEST, Columns, Measures, Run

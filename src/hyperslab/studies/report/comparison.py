@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hyperslab.errors import DataError, printable
+from hyperslab.errors import printable
 from hyperslab.recipe.compare import differences
-from hyperslab.studies.report import configurations
+from hyperslab.studies import configurations
 from hyperslab.studies.report.canvas import (
     FIRST,
     INK,
@@ -29,7 +28,7 @@ from hyperslab.studies.report.canvas import (
 )
 from hyperslab.studies.report.chapters import LOSS_NAMES
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
-from hyperslab.studies.run_folder import Run, check_measured_test, folder_names, read_words
+from hyperslab.studies.run_folder import Run, folder_names
 from hyperslab.studies.table import DASH, MINUS, Table, TableCell, TableRow, counted, label, number
 from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 from hyperslab.train.uncertainty import LEVELS
@@ -373,55 +372,16 @@ DICE_WORDS = (
 )
 
 
-def class_chapter(paths: Sequence[Path]) -> Chapter | None:
-    """Writes the chapter on classes; None where the first evaluated run predicts numbers.
-
-    Raises:
-        DataError: a run is not evaluated, has other classes than the first, or other samples.
-    """
-    named = [(name, runs) for name, runs in configurations.named_runs(paths) if runs]
-    runs_of_all = [run for _, runs in named for run in runs]
-    evaluation = next((run.evaluation for run in runs_of_all if run.evaluation), {})
-    if "classes" not in evaluation:
-        return None
-    classes = list(evaluation["classes"])
-    _check_samples(runs_of_all)
+def class_chapter(compared: configurations.ClassComparison) -> Chapter:
+    """Writes the chapter on classes."""
     rows = []
-    for name, runs in named:
-        dice = np.array([_dice_of_run(run, classes) for run in runs])
+    for (name, runs), dice in zip(compared.named, compared.dice, strict=True):
         means = dice[:, 1:].mean(1, keepdims=True)
         spreads = [_seed_spread(column) for column in np.concatenate([means, dice], axis=1).T]
         rows.append([name, str(len(runs)), *spreads])
-    head = ["configuration", "seeds", "mean", *map(label, classes)]
+    head = ["configuration", "seeds", "mean", *map(label, compared.classes)]
     table = Table("Dice by class", head, rows)
     return Chapter("comparison", "All configurations", [DICE_WORDS, table])
-
-
-def _check_samples(runs: Sequence[Run]) -> None:
-    """Refuses scores of another split or other samples; earlier versions do not name theirs."""
-    files = [run.path / "evaluation" / "samples.csv" for run in runs]
-    named = [(path, sorted(read_words(path, "sample"))) for path in files if path.exists()]
-    for run in runs:
-        check_measured_test(run.path / "evaluation", run.evaluation)
-    for path, samples in named:
-        if samples != named[0][1]:
-            raise DataError(
-                f"{path}: {len(samples)} samples, which are not the {len(named[0][1])} of "
-                f"{named[0][0]}: their scores cannot be compared\n"
-                "    give them the same data, seed and split"
-            )
-
-
-def _dice_of_run(run: Run, classes: Sequence[str]) -> list[float]:
-    """Returns the Dice of each class; NaN where it is not defined."""
-    scores = run.evaluation.get("classes", {})
-    if list(scores) != list(classes):
-        raise DataError(
-            f"{run.path} is not evaluated for the classes {', '.join(classes)}\n"
-            f"    hyperslab evaluate {run.path}"
-        )
-    dice = [scores[name].get("dice") for name in classes]
-    return [np.nan if value is None else float(value) for value in dice]
 
 
 def _seed_spread(values: FloatArray) -> str:

@@ -32,6 +32,10 @@ MEAN_CONTROL = "mean"  # in place of a parameter's name: the mean of the errors 
 FEWEST_VOLUMES = 5  # with fewer a bootstrap says nothing
 
 
+NamedRuns = tuple[str, list[run_folder.Run]]
+"""Holds the name of a configuration, and its runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class SplitPredictions:
     """Holds a split's samples: their volumes, and (N, P) normalised truths and predictions.
@@ -253,6 +257,10 @@ class Comparison:
     controls: tuple[Scored, ...]
 
     @property
+    def named(self) -> list[NamedRuns]:
+        return [(one.name, [*one.runs]) for one in self.configurations]
+
+    @property
     def parameters(self) -> tuple[str, ...]:
         return self.configurations[0].scored.parameters
 
@@ -275,22 +283,81 @@ class Comparison:
         return min(scored, key=_error_of)
 
 
+@dataclass(frozen=True, slots=True)
+class ClassComparison:
+    """Holds the ``dice`` (S, C) of each configuration's runs, on the same test samples."""
+
+    classes: tuple[str, ...]
+    named: list[NamedRuns]
+    dice: list[FloatArray]
+
+
 def _error_of(scored: Scored) -> float:
     """Ranks a result; what is not a number is worse than anything."""
     ratio = float(scored.ratios(MEAN_CONTROL).mean())
     return ratio if math.isfinite(ratio) else math.inf
 
 
-def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()) -> Comparison:
-    """Reads runs, or sweeps of them, and controls.
+def read_compared(
+    paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()
+) -> Comparison | ClassComparison:
+    """Reads runs, or sweeps of them, and controls, which go with predicted numbers.
 
     A control is a folder with the files of an evaluation, such as `benchmarks/ridge.py` writes.
 
     Raises:
         DataError: there is no such run, one is not evaluated, or test volumes are not the same.
     """
+    named = [(name, runs) for name, runs in named_runs(paths) if runs]
+    runs_of_all = [run for _, runs in named for run in runs]
+    evaluation = next((run.evaluation for run in runs_of_all if run.evaluation), {})
+    if "classes" not in evaluation:
+        return _comparison_of(named, controls)
+    if controls:
+        raise DataError("controls go with predicted numbers; these runs give classes")
+    classes = tuple(evaluation["classes"])
+    _check_samples(runs_of_all)
+    dice = [np.array([_dice_of_run(run, classes) for run in runs]) for _, runs in named]
+    return ClassComparison(classes, named, dice)
+
+
+def _check_samples(runs: Sequence[run_folder.Run]) -> None:
+    """Refuses scores of another split or other samples; earlier versions do not name theirs."""
+    files = [run.path / "evaluation" / "samples.csv" for run in runs]
+    named = [
+        (path, sorted(run_folder.read_words(path, "sample"))) for path in files if path.exists()
+    ]
+    for run in runs:
+        run_folder.check_measured_test(run.path / "evaluation", run.evaluation)
+    for path, samples in named:
+        if samples != named[0][1]:
+            raise DataError(
+                f"{path}: {len(samples)} samples, which are not the {len(named[0][1])} of "
+                f"{named[0][0]}: their scores cannot be compared\n"
+                "    give them the same data, seed and split"
+            )
+
+
+def _dice_of_run(run: run_folder.Run, classes: Sequence[str]) -> list[float]:
+    """Returns the Dice of each class; NaN where it is not defined."""
+    scores = run.evaluation.get("classes", {})
+    if list(scores) != list(classes):
+        raise DataError(
+            f"{run.path} is not evaluated for the classes {', '.join(classes)}\n"
+            f"    hyperslab evaluate {run.path}"
+        )
+    dice = [scores[name].get("dice") for name in classes]
+    return [np.nan if value is None else float(value) for value in dice]
+
+
+def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] = ()) -> Comparison:
+    """Reads those that predict numbers; raises as `read_compared`."""
+    return _comparison_of(named_runs(paths), controls)
+
+
+def _comparison_of(named: Sequence[NamedRuns], controls: Sequence[tuple[str, Path]]) -> Comparison:
     found = []
-    for name, runs in named_runs(paths):
+    for name, runs in named:
         scored = read_scored(name, [run.path / "evaluation" for run in runs])
         found.append(Configuration(name, tuple(runs), *scored))
     if not found:
@@ -312,7 +379,7 @@ def read_comparison(paths: Sequence[Path], controls: Sequence[tuple[str, Path]] 
     return comparison
 
 
-def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[run_folder.Run]]]:
+def named_runs(paths: Sequence[Path]) -> list[NamedRuns]:
     """Groups runs, or sweeps of them, by configuration.
 
     What is called alike in two sweeps has the names of their folders before it.
@@ -336,7 +403,7 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[str, list[run_folder.Run]]]:
     return [*found, *grouped]
 
 
-def _of_sweep(path: Path) -> list[tuple[str, list[run_folder.Run]]]:
+def _of_sweep(path: Path) -> list[NamedRuns]:
     try:
         table = read_json(path / "sweep.json")
         rows = [
@@ -347,7 +414,7 @@ def _of_sweep(path: Path) -> list[tuple[str, list[run_folder.Run]]]:
     return [(name, [run_folder.read_run(run) for run in runs]) for name, runs in rows if runs]
 
 
-def _grouped_by_recipe(runs: Sequence[run_folder.Run]) -> list[tuple[str, list[run_folder.Run]]]:
+def _grouped_by_recipe(runs: Sequence[run_folder.Run]) -> list[NamedRuns]:
     """Groups runs by what matters of their recipes, and calls them by what differs.
 
     Runs of one seed are no two draws of chance, and so not of one configuration. Where names would
