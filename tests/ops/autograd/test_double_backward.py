@@ -85,6 +85,22 @@ def test_padding(mode: str) -> None:
     run_ranks(4, compare, padded, cases)
 
 
+def gradient_has_a_graph(mode: str) -> list[bool]:
+    """Serially and cut, where only the first rank pads."""
+    x = torch.ones(1, 1, 4, 3, 3, requires_grad=True)
+    found = []
+    for leaf in (x, hs.shard(x, hs.Grid(depth=2))):
+        y = F.pad(leaf, (0, 0, 0, 0, 1, 0), mode)
+        (gradient,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        found.append(gradient.requires_grad)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_all_ranks_have_the_graph_of_padding(mode: str) -> None:
+    assert run_ranks(2, gradient_has_a_graph, mode) == [[True, True]] * 2
+
+
 class Critic(nn.Module):
     """Strides, a bias, an activation with a second derivative; a score per sample."""
 
