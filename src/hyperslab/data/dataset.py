@@ -143,10 +143,12 @@ class Prefetcher:
         self._next = ahead
 
     def drop(self, ahead: StepsAhead) -> None:
-        """The pass has ended early: do not load what it has asked for, unless it is promised."""
+        """The pass has ended early: do not load what it has asked for, unless it is promised.
+
+        What is under way is not waited for: where the collector of garbage ends the pass, this may
+        be the thread that reads it, or one for which that waits.
+        """
         self._cancel(ahead.waiting)
-        if not self.promised:
-            self.join(cancel=False)
 
     def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the steps are loaded; with ``cancel`` only for the one that is under way."""
