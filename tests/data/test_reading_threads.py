@@ -221,6 +221,36 @@ def test_any_thread_may_end_an_epoch_at_any_time(
     assert own_threads() == []
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_where_a_thread_starts_does_no_harm(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if begun:
+                super().start()
+            raise KeyboardInterrupt
+
+    expected = [[n, n + 1] for n in range(0, 12, 2)]
+    for count in (1, 8):  # with and without threads for single boxes
+        with cores(count), open(SideBySide(), Seat(), batch_size=2, **HOW) as data:
+            for _ in range(2):
+                wait_for_threads()
+                with monkeypatch.context() as patched:
+                    patched.setattr(threading, "Thread", Thread)
+                    with pytest.raises(KeyboardInterrupt):
+                        next(data.epoch(0))
+                found: list[Any] = []
+
+                def shown(data: Any = data, found: list[Any] = found) -> None:
+                    found.extend(y.local.flatten().tolist() for _, y in data.epoch(1))
+
+                consumer = threading.Thread(target=shown, daemon=True)
+                consumer.start()
+                consumer.join(20)
+                assert found == expected
+
+
 def test_boxes_that_nobody_takes_are_as_many_as_threads() -> None:
     source = SideBySide(20)
     threads = ReadingThreads(Reader(source, AsStored()), 3)
