@@ -122,6 +122,20 @@ def copying_held(writer: BackgroundWriter) -> Iterator[threading.Event]:
         yield event
 
 
+def test_copies_that_fail_are_an_error_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("the device is lost")
+
+    writer = BackgroundWriter()
+    monkeypatch.setattr(writer.memory, "finish", lost)
+    begin(tmp_path, 1, writer, network(2))
+    with pytest.raises(CheckpointError, match="the device is lost"):
+        writer.wait()
+    assert latest(tmp_path) is None
+
+
 def test_a_step_waits_for_the_copies_of_large_weights(tmp_path: Path) -> None:
     made = large()
     expected = state_of(made)

@@ -166,16 +166,89 @@ def test_threads_end_however_an_epoch_is_left(mode: Any) -> None:
         data = open(SideBySide(), Seat(), batch_size=2, mode=mode, prefetch=3, **HOW)
     for _ in data.epoch(0):
         break
-    assert own_threads() == []
+    wait_for_threads()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the loop is what is interrupted
         for _ in data.epoch(0):
             raise KeyboardInterrupt
-    assert own_threads() == []
+    wait_for_threads()
     assert [x.shape[0] for x, _ in data.epoch(1)] == [2] * 6
     batches = data.epoch(2)
     next(batches)
     data.close()
     assert own_threads() == []
+
+
+@pytest.mark.parametrize("where", ["read", "thread"])
+def test_any_thread_may_end_an_epoch_at_any_time(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector of garbage does so: in what reads a box, or where a thread is made."""
+    abandoned: list[Any] = []
+
+    class Source(SideBySide):
+        def read(self, sample: int, box: Box) -> Any:
+            if where == "read" and abandoned:
+                abandoned.pop().close()
+            return super().read(sample, box)
+
+    class Thread(threading.Thread):
+        def __init__(self, *args: Any, **how: Any) -> None:
+            if where == "thread" and abandoned:
+                abandoned.pop().close()
+            super().__init__(*args, **how)
+
+    with cores(8):
+        data = open(Source(), Seat(), batch_size=2, prefetch=3, **HOW)
+    found: list[Any] = []
+
+    def shown() -> None:
+        found.extend(y.local.flatten().tolist() for _, y in data.epoch(1))
+
+    for _ in range(3):
+        epoch = data.epoch(0)
+        next(epoch)
+        wait_for_threads()  # with boxes that were read and not taken
+        abandoned.append(epoch)
+        consumer = threading.Thread(target=shown, daemon=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading, "Thread", Thread)
+            consumer.start()
+            consumer.join(20)
+        assert not consumer.is_alive()
+        assert abandoned == []
+    assert found == [[n, n + 1] for n in range(0, 12, 2)] * 3
+    data.close()
+    assert own_threads() == []
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interrupt_where_a_thread_starts_does_no_harm(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if begun:
+                super().start()
+            raise KeyboardInterrupt
+
+    expected = [[n, n + 1] for n in range(0, 12, 2)]
+    for count in (1, 8):  # with and without threads for single boxes
+        with cores(count), open(SideBySide(), Seat(), batch_size=2, **HOW) as data:
+            for _ in range(2):
+                wait_for_threads()
+                with monkeypatch.context() as patched:
+                    patched.setattr(threading, "Thread", Thread)
+                    with pytest.raises(KeyboardInterrupt):
+                        next(data.epoch(0))
+                found: list[Any] = []
+
+                def shown(data: Any = data, found: list[Any] = found) -> None:
+                    found.extend(y.local.flatten().tolist() for _, y in data.epoch(1))
+
+                consumer = threading.Thread(target=shown, daemon=True)
+                consumer.start()
+                consumer.join(20)
+                assert found == expected
 
 
 def test_boxes_that_nobody_takes_are_as_many_as_threads() -> None:

@@ -275,3 +275,23 @@ def test_labels_of_another_file_do_not_matter_to_the_values(tmp_path: Path) -> N
     touch(tmp_path / "segmentation-1.nii")
     ask(source, "values")
     np.testing.assert_array_equal(ask(source, "labels", 0), labels(0, (1, *source.shape[1:]), 3)[0])
+
+
+def test_a_file_written_anew_is_read_although_another_source_has_it_open(tmp_path: Path) -> None:
+    """HDF5 knows an open file by its number, which stays where it is written in its place."""
+    for i in range(2):
+        public(tmp_path / "data" / f"u{i}.h5", counts(i, (7, 7, 7, 4)), i)
+    source = source_of(tmp_path / "data", Seat())
+    whole = Box.whole(source.shape)
+    for i in range(2):
+        source.read(i, whole)
+        other = tmp_path / f"other{i}.h5"
+        public(other, counts(i + 5, (7, 7, 7, 4)), i, redshifts=None, namePar=None)
+        (tmp_path / "data" / f"u{i}.h5").write_bytes(other.read_bytes())
+    again = source_of(tmp_path / "data", Seat())
+    for i in range(2):
+        expected = np.moveaxis(counts(i + 5, (7, 7, 7, 4)), -1, 0)
+        np.testing.assert_array_equal(again.read(i, whole), expected)
+        with pytest.raises(hs.DataError, match="has changed since"):
+            source.read(i, whole)
+    again.close()

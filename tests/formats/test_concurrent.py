@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -16,7 +18,8 @@ from hyperslab.formats.views import Joined, Padded, Subvolumes, selected
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
 from tests.formats.universes import Seat
-from tests.formats.writers import FORMATS
+from tests.formats.scans import hu, labels
+from tests.formats.writers import FORMATS, SCAN, nifti
 
 THREADS = 6
 
@@ -62,6 +65,38 @@ def assert_side_by_side(make: Any) -> None:
 def test_threads_read_what_one_reads(name: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path)
     assert_side_by_side(lambda: source_of(tmp_path, Seat()))
+
+
+def scaled_nifti(folder: Path) -> None:
+    """Whole numbers with a slope and an intercept."""
+    affine = np.eye(4)
+    for i in range(3):
+        image = nibabel.Nifti1Image(hu(i, SCAN)[0].T * 0.75, affine)
+        image.set_data_dtype(np.int16)
+        nibabel.save(image, folder / f"volume-{i}.nii")
+        assert nibabel.load(folder / f"volume-{i}.nii").dataobj.slope != 1
+        nifti(folder / f"segmentation-{i}.nii", labels(i, SCAN, 3)[0], affine)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [*(write for name, write in FORMATS.items() if "HDF5" not in name), scaled_nifti],
+    ids=[*(name for name in FORMATS if "HDF5" not in name), "NIfTI scaled"],
+)
+def test_no_thread_sets_the_filters_of_warnings(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of all threads: of two that put them back, one leaves the other's."""
+    write(tmp_path)
+    source = source_of(tmp_path, Seat())
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it sets the filters")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(warnings.catch_warnings, "__enter__", refuse)
+        for each in boxes_of(source, 10):
+            read_all(source, *each)
 
 
 def test_views_are_as_what_they_show(tmp_path: Path) -> None:

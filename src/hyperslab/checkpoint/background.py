@@ -4,8 +4,7 @@ Steps of a checkpoint:
 
 1. Every rank copies its share of the state into host memory (see `SnapshotMemory`). That is all
    that the run waits for, and of large weights only the next `optimizer.step()` does.
-2. The thread writes the files, and agrees with those of the other ranks over a process group
-that
+2. The thread writes the files, and agrees with those of the other ranks over a process group that
    nothing else uses: so no message of a step waits for one of a checkpoint, and ranks need not be
    at the same step.
 3. Before the next checkpoint, and at the end, the run waits for what is left of it and hears of
@@ -27,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from hyperslab.checkpoint.snapshot import SnapshotMemory
 from hyperslab.comm.agreement import Group
 from hyperslab.comm.bootstrap import GroupReference, make_group, ranks_in
-from hyperslab.errors import CheckpointError, CommError
+from hyperslab.errors import CheckpointError, CommError, reason
 
 WRITE_TIMEOUT = datetime.timedelta(hours=1)
 """A rank may write so much longer than another; one that dies is noticed at once."""
@@ -101,6 +100,8 @@ class BackgroundWriter:
             self.memory.finish()
         except CheckpointError as error:
             problem = error
+        except Exception as error:  # such as a device's: the other ranks have to hear of it, too
+            problem = CheckpointError(reason(error))
         try:
             write(None if self._group is None else self._group("a checkpoint"), problem)
         except Exception as error:

@@ -105,6 +105,7 @@ class ReadingThreads:
         self.count = count
         self._asked: deque[tuple[BoxToCome, int, Box]] = deque()
         self._held = 0  # boxes under way, or read and not yet taken
+        self._dropped: deque[None] = deque()  # one for each box of these that was dropped
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
@@ -129,9 +130,13 @@ class ReadingThreads:
             self._release()
 
     def drop(self, future: BoxToCome) -> None:
-        """Forgets a box that was asked for."""
+        """Forgets a box that was asked for, without a lock.
+
+        It is called where an epoch is left, which the collector of garbage may do in any thread, and
+        within any other method.
+        """
         if not future.cancel():
-            future.add_done_callback(lambda _: self._release())
+            future.add_done_callback(lambda _: self._dropped.append(None))
 
     def end(self, seconds: float | None = None) -> None:
         """Begins with no other box, and waits for those under way, so many seconds at most."""
@@ -151,6 +156,7 @@ class ReadingThreads:
 
     def _start(self) -> None:
         """Start a thread if one may have something to do; the caller has the lock."""
+        self._count_dropped()
         if self._asked and max(self._held, len(self._threads)) < self.count:
             thread = threading.Thread(target=self._run, name="hyperslab-read", daemon=True)
             thread.start()  # it waits for the lock
@@ -165,8 +171,15 @@ class ReadingThreads:
                 future.set_exception(error)
             del job, future  # or the box would live until the next one is read
 
+    def _count_dropped(self) -> None:
+        """Holds no longer what was dropped; the caller has the lock."""
+        while self._dropped:
+            self._dropped.pop()
+            self._held -= 1
+
     def _next(self) -> tuple[BoxToCome, int, Box] | None:
         with self._lock:
+            self._count_dropped()
             while self._asked and self._held < self.count:
                 job = self._asked.popleft()
                 if job[0].set_running_or_notify_cancel():

@@ -113,6 +113,7 @@ class Prefetcher:
         self._thread: threading.Thread | None = None
         self._idle = True
         self._lock = threading.Lock()
+        self._loading = threading.Lock()  # after an interrupt there may be two threads
 
     def begin(self, epoch: int, start: int, *, onward: bool) -> StepsAhead:
         """Yield an epoch's steps from ``start`` on; with ``onward`` those of the next follow."""
@@ -143,10 +144,12 @@ class Prefetcher:
         self._next = ahead
 
     def drop(self, ahead: StepsAhead) -> None:
-        """The pass has ended early: do not load what it has asked for, unless it is promised."""
+        """The pass has ended early: do not load what it has asked for, unless it is promised.
+
+        What is under way is not waited for: where the collector of garbage ends the pass, this may
+        be the thread that reads it, or one for which that waits.
+        """
         self._cancel(ahead.waiting)
-        if not self.promised:
-            self.join(cancel=False)
 
     def join(self, *, cancel: bool, seconds: float | None = None) -> None:
         """Wait until the steps are loaded; with ``cancel`` only for the one that is under way."""
@@ -181,23 +184,23 @@ class Prefetcher:
             with self._lock:
                 self._jobs.append(job)
                 if self._idle:
-                    self._idle = False
                     # A daemon: a process that ends does not wait for a rank that will not answer.
                     # It is a method's, so that this object lives, and can be left at exit.
-                    self._thread = threading.Thread(
-                        target=self._run, name="hyperslab-read", daemon=True
-                    )
-                    self._thread.start()
+                    thread = threading.Thread(target=self._run, name="hyperslab-read", daemon=True)
+                    thread.start()
+                    # Not before: an interrupt would leave jobs that no thread does.
+                    self._thread, self._idle = thread, False
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._idle = True
-                    return
-                job = self._jobs.popleft()
-            self._do(job)
-            del job  # or its result would live until the next one comes
+        with self._loading:
+            while True:
+                with self._lock:
+                    if not self._jobs:
+                        self._idle = True
+                        return
+                    job = self._jobs.popleft()
+                self._do(job)
+                del job  # or its result would live until the next one comes
 
     def _do(self, job: StepJob) -> None:
         if not job.loaded.set_running_or_notify_cancel():

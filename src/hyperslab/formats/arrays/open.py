@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 import tokenize
+import weakref
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -498,6 +499,7 @@ def scan_headers(
     ``own``. ``alike`` refuses files that are not stored like the first one. Of many files
     headers may be ``kept``, see `HeaderCache`, and those that it knows are not read.
     """
+    close_readers()
     stamps: dict[str, Stamp] = {}
     in_hdf5 = [str(folder / file) for file in files if kind_of_file(folder / file) == "HDF5"]
     many = kept is not None and len(files) >= header_cache.FEWEST
@@ -522,6 +524,18 @@ def scan_headers(
 MOST_OPEN_FILES = 4
 """Files kept open: enough for the sub-volumes of one cube and those of its neighbours."""
 
+_READERS: weakref.WeakSet[ArrayReader] = weakref.WeakSet()
+
+
+def close_readers() -> None:
+    """Closes the files that all readers of this process have open; a later read opens them again.
+
+    Whoever opens a file that is open gets what HDF5 knows of it, even if the file has been written
+    anew since then.
+    """
+    for reader in [*_READERS]:
+        reader.close()
+
 
 class ArrayReader:
     """Reads boxes of arrays for one rank; the HDF5 files used last stay open.
@@ -535,6 +549,8 @@ class ArrayReader:
         self._open: OrderedDict[Path, h5py.File] = OrderedDict()
         self._doubts: hdf5.Doubts = {}
         self._lock = threading.Lock()
+        close_readers()
+        _READERS.add(self)
 
     def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         """Reads a box, along the dims of the file, of an array of the sample's file.

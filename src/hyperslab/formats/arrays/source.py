@@ -29,6 +29,7 @@ from hyperslab.formats.arrays.open import (
     ARRAY_SUFFIXES,
     ArrayReader,
     Catalog,
+    close_readers,
     kind_of_file,
     open_keyed,
     stamps_of,
@@ -161,6 +162,7 @@ class KeyedFolder(ArrayFolder):
 
         With ``like`` it need not have a target. For that, and for errors, see `read_header`.
         """
+        close_readers()
         stamps = stamps_of(folder, file, layouts.KEYS_OF_LAYOUTS)  # before it is read
         header = layouts.read_header(
             folder / file, options, FileAccess(folder, options.allowed), like

@@ -87,13 +87,29 @@ class NiftiFile:
             if self.packed and stored == whole:
                 # Only who reads all of it comes to the sum at gzip's end.
                 with files.open_gzip_to_end(self.path) as file:
-                    holder = optional.nibabel().FileHolder(fileobj=file)
-                    image = type(self.image).from_file_map({"image": holder}, mmap=False)
-                    values = np.asarray(image.dataobj[place], self.dtype)
+                    values = self._scaled(file, place)
             else:
                 self._check_end()
-                values = np.asarray(self.image.dataobj[place], self.dtype)
+                values = self._scaled(self.image.dataobj.file_like, place)
             return self.order.to_volume(values)
+
+    def _scaled(self, file: Any, place: tuple[slice, ...]) -> NDArray[Any]:
+        """Reads a part of the file's array, with slope and intercept.
+
+        They are not left to nibabel, which sets the filters of warnings meanwhile, those of all
+        threads: threads that read side by side would put them back wrongly.
+        """
+        stored = self.image.dataobj
+        spec = (stored.shape, stored.dtype, stored.offset)
+        values = optional.nibabel().arrayproxy.ArrayProxy(file, spec, mmap=False)[place]
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
+            for operation, number, nothing in (
+                (np.multiply, stored.slope, 1),
+                (np.add, stored.inter, 0),
+            ):
+                if number != nothing:
+                    values = operation(values, np.array([number], np.float64))
+            return np.asarray(values, self.dtype)
 
     def _check_end(self) -> None:
         """Accepts a file that has all of its voxels, before memory is taken for them."""
