@@ -73,7 +73,7 @@ def test_all_ranks_of_a_node_leave_it_where_its_box_is_flat() -> None:
     narrow = v100().model_copy(update={"node_bandwidth": 1e6})
     place = places({"depth": 4, "height": 2}, 4, (64, 512, 64))
     alone = narrow.message_seconds(0, "network")
-    assert narrow.send_seconds(10**6, 2, 3, place) == pytest.approx(alone + 4)
+    assert narrow.exchange_seconds({3: 10**6}, 2, place) == pytest.approx(alone + 4)
     boxes = places({"depth": 8, "height": 4}, 4)  # 2 x 2 positions each
-    assert narrow.send_seconds(10**6, 4, 8, boxes) == pytest.approx(alone + 2)
-    assert narrow.send_seconds(10**6, 0, 1, boxes) < 1
+    assert narrow.exchange_seconds({8: 10**6}, 4, boxes) == pytest.approx(alone + 2)
+    assert narrow.exchange_seconds({1: 10**6}, 0, boxes) < 1

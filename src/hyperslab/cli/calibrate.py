@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +57,7 @@ def calibrate_command(
         typer.Option(
             min=1,
             help="Measure only the operators of the best grids of this many ranks, which need not "
-            "exist here.",
+            "exist here, and leave time for their plan.",
         ),
     ] = None,
     limit: Annotated[
@@ -106,7 +107,11 @@ def calibrate_as_rank(
     limit: float | None = None,
     trusted: Sequence[str] = (),
 ) -> None:
-    """Measure as one rank; the main one writes the file and shows how far it is."""
+    """Measure as one rank; the main one writes the file and shows how far it is.
+
+    ``limit`` [s] is for this and, where a plan of ``planned`` ranks follows, for that plan.
+    """
+    begin = time.monotonic()
     from rich.console import Console
 
     from hyperslab.comm import Grid
@@ -134,6 +139,9 @@ def calibrate_as_rank(
 
     # One rank traces for all: it takes as long as a plan, and they share the cores.
     operators = broadcast_from_main(operators_to_measure)
+    begun = time.monotonic() - begin
+    # A plan that follows traces the same once more.
+    spent = begun if planned is None else 2 * begun
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
     shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
@@ -146,7 +154,7 @@ def calibrate_as_rank(
             operators,
             before,
             budget=budget,
-            limit=math.inf if limit is None else limit,
+            limit=math.inf if limit is None else limit - spent,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if is_main:

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -72,6 +73,7 @@ def plan_command(
     machine. With --calibrate it first makes or completes a machine file of this machine, which
     should be idle meanwhile.
     """
+    begin = time.monotonic()
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
     nbytes = None if memory is None else memory_size(memory)
@@ -108,9 +110,8 @@ def plan_command(
     from hyperslab.planner.job import job_of
 
     if calibrate is not None:
-        _calibrate(
-            calibrate, count, planned_device(config), [str(recipe), *(overrides or [])], trust
-        )
+        words = [str(recipe), *(overrides or [])]
+        _calibrate(calibrate, count, planned_device(config), words, trust, begin)
         machine = str(calibrate)
     chosen = machine_for(machine, planned_device(config))
     bounds = _bounds(nbytes, chosen if machine else None, count, chosen.device)
@@ -137,19 +138,23 @@ def plan_command(
         raise typer.Exit(1)
 
 
-CALIBRATION_SECONDS = 120.0  # [s] of a calibration for one plan
+CALIBRATION_SECONDS = 120.0  # [s] of a calibration for one plan, and of that plan
 CALIBRATION_BUDGET = 0.1  # [s] of each of its measurements
 
 
 def _calibrate(
-    out: Path, ranks: int, device: str, recipe: list[str], trust: list[str] | None
+    out: Path, ranks: int, device: str, recipe: list[str], trust: list[str] | None, begin: float
 ) -> None:
-    """Measure what decides a plan of so many ranks, on as many as this machine has places for."""
+    """Measure what decides a plan of so many ranks, on as many as this machine has places for.
+
+    The command began at ``begin`` (`time.monotonic`).
+    """
     import torch
 
     places = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
     words = ["--out", str(out), "--planned", str(ranks)]
-    words += ["--budget", str(CALIBRATION_BUDGET), "--limit", str(CALIBRATION_SECONDS)]
+    left = max(1.0, CALIBRATION_SECONDS - (time.monotonic() - begin))
+    words += ["--budget", str(CALIBRATION_BUDGET), "--limit", str(left)]
     words += [*Trust(modules=tuple(trust or ())).options, "--", *recipe]
     with exit_when_stopped(), tempfile.TemporaryDirectory(prefix="hyperslab-plan-") as logs:
         here = max(1, min(ranks, places))

@@ -216,8 +216,10 @@ class _StepClock:
             case LocalOperator():
                 self._operator(event)
             case Exchange():
-                seconds = exchange_seconds(event, self.rank, self.machine, self.place)
-                for peer, nbytes in event.by_peer.items():
+                # 2 SR(D_halo) of section III-C: a message to each neighbour along each cut dim.
+                sizes = event.by_peer
+                seconds = self.machine.exchange_seconds(sizes, self.rank, self.place)
+                for peer, nbytes in sizes.items():
                     link = self.machine.link(self.rank, peer, self.place)
                     self.sent["network" if link == "network" else "node"] += nbytes
                 self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
@@ -317,14 +319,6 @@ class _StepClock:
             (name, seconds / sum(alone), flops)
             for (name, flops), seconds in zip(event.flops, alone, strict=True)
         ]
-
-
-def exchange_seconds(
-    event: Exchange, rank: int, machine: Machine, place: NDArray[np.int64] | None = None
-) -> float:
-    """Sums 2 SR(D_halo) over the cut dims: one SR for each neighbour (section III-C)."""
-    messages = event.by_peer.items()
-    return sum(machine.send_seconds(nbytes, rank, peer, place) for peer, nbytes in messages)
 
 
 def exposed_input(

@@ -452,10 +452,20 @@ class Machine(MachineSection):
         pieces = self._pieces(link)
         return fit_for(nbytes, pieces).seconds(nbytes) if pieces else 0.0
 
-    def send_seconds(
-        self, nbytes: int, rank: int, peer: int, place: NDArray[np.int64] | None = None
+    def exchange_seconds(
+        self, sizes: Mapping[int, int], rank: int, place: NDArray[np.int64] | None = None
     ) -> float:
-        """Computes a message while all other ranks send as far [s]; SR as well.
+        """Computes messages of these ``sizes`` [B] to peers while all ranks send as far [s].
+
+        SR of Oyama et al. 2020, section III-C, but their latencies overlap: the longest counts.
+        """
+        sent = [self._sent(nbytes, rank, peer, place) for peer, nbytes in sizes.items()]
+        return max((latency for latency, _ in sent), default=0.0) + sum(took for _, took in sent)
+
+    def _sent(
+        self, nbytes: int, rank: int, peer: int, place: NDArray[np.int64] | None
+    ) -> tuple[float, float]:
+        """Computes the latency of a message and how long its bytes take the rank's link [s].
 
         Of a node's ranks as many send out of it as the peer's number is away, and share
         `node_bandwidth`; or as many as have the peer's distance to a rank of another node, where
@@ -469,8 +479,10 @@ class Machine(MachineSection):
             peers = peers[(peers >= 0) & (peers < len(place))]
             leaving = int(np.count_nonzero(node[peers] != node[rank]))
         shared = nbytes * leaving / (self.node_bandwidth or math.inf)
+        pieces = self._pieces(link)
+        latency = fit_for(nbytes, pieces).latency if pieces else 0.0
         # A message is as fast as its link, or as its share of the node's way out.
-        return max(self.message_seconds(nbytes, link), self.message_seconds(0, link) + shared)
+        return latency, max(self.message_seconds(nbytes, link) - latency, shared)
 
     def all_reduce_seconds(self, nbytes: int, ranks: int) -> float:
         """Computes a sum over the first ``ranks`` ranks, all of them waiting [s]; AR as well."""

@@ -289,16 +289,15 @@ class RooflineEstimate:
         """Estimates how long a rank waits for an exchange that begins at 0 [s]."""
         ratios = {axis: getattr(self.cut, axis) / getattr(grid, axis) for axis in SPATIAL_AXES}
         place = places_of(grid, self.job, self.machine)
-        sent = 0.0
+        sizes = {}
         for axis, nbytes in exchange.messages.items():
             parts = getattr(grid, axis)
             if parts == 1:
                 continue
             face = math.prod(ratio for other, ratio in ratios.items() if other != axis)
             # The outermost ranks along an axis have one neighbour, all others two.
-            sent += min(2, parts - 1) * self.machine.send_seconds(
-                int(samples * face * nbytes), 0, _neighbour(grid, axis), place
-            )
+            sizes[_neighbour(grid, axis)] = min(2, parts - 1) * int(samples * face * nbytes)
+        sent = self.machine.exchange_seconds(sizes, 0, place)
         work = samples * math.prod(ratios.values()) * exchange.work
         return costs.Lane(self.machine.hidden.halos).exposed(work, sent, sent)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from unittest import mock
 
@@ -227,6 +228,18 @@ def test_the_least_of_two_looks_at_different_moments_counts() -> None:
     assert asked == ["first", "large", "second", "first", "second", "third", "third"]
     assert [entry.seconds for entry in entries] == [1.0, 3.0, 4.0]
     assert failed == {wanted[1].operator.call: "no memory"}
+
+
+def test_none_is_begun_that_would_end_too_late_if_it_took_as_long_as_the_last() -> None:
+    wanted = [OperatorToTime(gradients(width)) for width in (4, 5, 6)]
+    moments = iter([0.0, 0.0, 4.0, 8.0])  # at the start and before each
+    asked: list[str] = []
+    with (
+        pretended(itertools.repeat(1.0), asked),
+        mock.patch.object(timing, "time", SimpleNamespace(monotonic=lambda: next(moments))),
+    ):
+        entries, _ = timing.measure_operators(wanted, Clock(hs.Grid()), lambda *_: None, end=11)
+    assert len(asked) == len(entries) == 2
 
 
 def test_what_a_step_calls_often_comes_before_what_takes_longer_once(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyperslab.planner.calls import BOTH_GRADIENTS
-from hyperslab.planner.cost import exchange_seconds, step_cost
+from hyperslab.planner.cost import step_cost
 from hyperslab.planner.machine import LinearFit
 from hyperslab.planner.records import Call, Exchange, LocalOperator, Pass, TensorSpec, Wait
 from tests.planner.cost.made import exchange, gradients, operator, round_machine, statistics, trace
@@ -142,4 +142,4 @@ def test_what_was_not_measured_is_said() -> None:
 
 def test_a_message_and_its_answer_travel_together() -> None:
     both = Exchange("conv", "forward", "", sends=((1, 4), (2, 1)), receives=((1, 6), (3, 2)))
-    assert exchange_seconds(both, 0, round_machine()) == 6 + 1 + 2
+    assert round_machine().exchange_seconds(both.by_peer, 0) == 6 + 1 + 2

@@ -222,11 +222,20 @@ def test_messages_share_the_way_out_with_those_that_send_as_far() -> None:
     narrow = machine(node_bandwidth=1e8)
     per_node = narrow.ranks_per_node
     edge = per_node - 1
-    assert narrow.send_seconds(10**8, 0, 1) == machine().send_seconds(10**8, 0, 1)
-    assert math.isclose(narrow.send_seconds(10**8, edge, edge + 1), 1e-4 + 1)
+    assert narrow.exchange_seconds({1: 10**8}, 0) == machine().exchange_seconds({1: 10**8}, 0)
+    assert math.isclose(narrow.exchange_seconds({edge + 1: 10**8}, edge), 1e-4 + 1)
     for far in (per_node, 40 * per_node):
-        assert math.isclose(narrow.send_seconds(10**8, far, 0), 1e-4 + per_node)
-    assert machine().send_seconds(10**8, 0, per_node) == machine().message_seconds(10**8, "network")
+        assert math.isclose(narrow.exchange_seconds({0: 10**8}, far), 1e-4 + per_node)
+    alone = machine().message_seconds(10**8, "network")
+    assert machine().exchange_seconds({per_node: 10**8}, 0) == alone
+
+
+def test_latencies_of_an_exchange_overlap_and_bytes_do_not() -> None:
+    far = machine().ranks_per_node
+    near = machine().message_seconds(1000, "device") - machine().message_seconds(0, "device")
+    seconds = machine().message_seconds(1000, "network") + near
+    assert math.isclose(machine().exchange_seconds({1: 1000, far: 1000}, 0), seconds)
+    assert machine().exchange_seconds({}, 0) == 0
 
 
 def test_measured_sums_are_a_power_of_bytes() -> None:
