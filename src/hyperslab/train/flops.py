@@ -16,6 +16,7 @@ from hyperslab.train.step import PRECISIONS, float32_products
 from hyperslab.util.torch_internals import (
     OpOverload,
     TorchDispatchMode,
+    graph_task,
     onednn_transposed_convolution,
     tree_map_only,
 )
@@ -44,7 +45,10 @@ def flop_formulas() -> dict[Any, Callable[..., int]]:
     from torch.utils.flop_counter import conv_flop_count, flop_registry
 
     def convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
-        return conv_flop_count(x, weight, out_val)
+        # A gradient larger than what it is made of is a convolution with the kernel turned round,
+        # whose windows reach over the edge: what was asked for is the transposed one.
+        grows = math.prod(out_val[2:]) > math.prod(x[2:])
+        return conv_flop_count(x, weight, out_val, transposed=grows and graph_task() != -1)
 
     def transposed_convolution(x: Any, weight: Any, *_: Any, out_val: Any) -> int:
         return conv_flop_count(x, weight, out_val, transposed=True)
