@@ -285,6 +285,7 @@ IN_FILES = {
     "predict done truncated/univ_ics_000001.hdf5 --out b": "1 of 1 inputs failed",
     "predict done small --out b": "has 8 x 8 x 8 voxels but the network was trained on 16 x 16 x",
     "predict done scans/volume-0.nii --out b": "this network takes .hdf5, .h5, .zarr, .npy, .npz",
+    "predict mapped scans/volume-0.nii --out b": "this network takes .hdf5, .h5, .zarr, .npy,",
     "predict done empty --out b": "to predict in it or below",
     "predict done good --out b --window 8": "windows are for networks that give voxels classes",
     "predict done good --out b --format zarr": "zarr is a format of masks; this network gives",
@@ -329,6 +330,9 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "run/recipe.yaml": text,
         "done/recipe.yaml": text,
         **checkpoint("done", batch_size=4, samples="of another split", about=UNIVERSES),
+        "mapped/recipe.yaml": "data: {path: gone, keys: {volume: x, targets: y}, batch_size: 4}\n"
+        "model: {variant: lbann}\ndevice: cpu\n",
+        **checkpoint("mapped", about=UNIVERSES),
         "torn/recipe.yaml": text,
         **checkpoint("torn", "model.safetensors"),
         "scanned/recipe.yaml": text,

@@ -354,8 +354,9 @@ def find_format(folder: Path) -> tuple[Format, str]:
     known = suffixes_of_formats()
     kinds = {name: kind for kind, end in reversed(known) for name in inside if name.endswith(end)}
     found = Counter((name.count("/"), kind) for name, kind in kinds.items())
-    # What is claimed is in files of a suffix that is known, which may lie behind links.
-    if found or folder.is_file() or any((folder / name).is_symlink() for name in inside):
+    # What is claimed are arrays in files of a suffix that is known, which may lie behind links.
+    arrays = any(kind != "nifti" for _, kind in found)
+    if arrays or folder.is_file() or any((folder / name).is_symlink() for name in inside):
         from hyperslab.formats.arrays.source import MappedFolder
 
         if MappedFolder.claims(folder):

@@ -259,6 +259,8 @@ def open_arrays(
         DataError: not such a file, or of another size than the network's.
     """
     path = entry.path
+    if path.name.endswith(NIFTI):  # which else would be looked for as `data.files`
+        check_file_kind(path, (*KEYED_SUFFIXES, *ARRAY_SUFFIXES))
     if data.mapping is None and not path.name.endswith(ARRAY_SUFFIXES):
         return _open_keyed(path, about, data, native=native)
     options = ScanOptions(data.channels, allowed=data.allowed, mapping=data.mapping)

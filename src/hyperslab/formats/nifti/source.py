@@ -86,7 +86,8 @@ def find_pairs(folder: Path) -> list[Pair]:
             found[key][kind].append(path)
     if not found:
         raise DataError(
-            f"{folder}: no volume-N.nii[.gz] or imagesTr/liver_N.nii[.gz] in it or below"
+            f"{folder}: no volume-N.nii[.gz] or imagesTr/liver_N.nii[.gz] in it or below\n"
+            "    name other scans in a dataset.json or a CSV list (docs/formats.md, scans)"
         )
     return [_pair(found[key]) for key in sorted(found)]
 
