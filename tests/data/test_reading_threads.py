@@ -22,7 +22,7 @@ from hyperslab.data.assemble import Reader, ReadingThreads
 from hyperslab.data.open_dataset import MOST_READING, reading_threads
 from hyperslab.data.transforms import AsStored
 from hyperslab.geometry import Box
-from tests.data.numbered import Numbered
+from tests.data.numbered import Numbered, own_threads, wait_for_threads
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks
 
@@ -147,17 +147,6 @@ def test_a_sample_that_cannot_be_read_is_left_out() -> None:
     with cores(8), open(source, Seat(), **how) as data:
         for _ in range(2):
             assert [y.local.flatten().tolist() for _, y in data.epoch(0)] == [[0], [2, 3], [5]]
-
-
-def own_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("hyperslab")]
-
-
-def wait_for_threads() -> None:
-    """They end when they have nothing to do."""
-    for thread in own_threads():
-        thread.join(10)
-    assert own_threads() == []
 
 
 @pytest.mark.parametrize("mode", ["direct", "store"])
