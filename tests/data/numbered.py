@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -33,3 +34,15 @@ class Numbered(Source):
 
     def target(self, sample: int) -> Any:
         return np.array([sample], np.float64)
+
+
+def own_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("hyperslab")]
+
+
+def wait_for_threads() -> None:
+    """They end when they have nothing to do; one that ends may have started another."""
+    end = time.monotonic() + 10
+    while threads := own_threads():
+        assert time.monotonic() < end, threads
+        threads[0].join(0.1)

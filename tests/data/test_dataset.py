@@ -18,6 +18,7 @@ import hyperslab as hs
 from hyperslab.data import Dataset, Parameters, Source, open
 from hyperslab.data.augment import Symmetry
 from hyperslab.geometry import Box
+from tests.data.numbered import own_threads, wait_for_threads
 from tests.formats.opening import source_of
 from tests.formats.universes import GRIDS, Seat, counts, folder, public, unit
 
@@ -34,7 +35,7 @@ def universes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, list[An
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Any:
     yield
-    assert not [t for t in threading.enumerate() if t.name.startswith("hyperslab")]
+    wait_for_threads()
 
 
 def whole_epoch(
@@ -202,21 +203,18 @@ def test_the_thread_ends_however_the_epoch_is_left() -> None:
 
     data = open(Slow(), Seat(), batch_size=1, split="all")
 
-    def threads() -> int:
-        return sum(t.name.startswith("hyperslab") for t in threading.enumerate())
-
     batches = data.epoch(0)
     next(batches)
-    assert threads() == 1
+    assert len(own_threads()) == 1
     batches.close()
-    assert threads() == 0
+    wait_for_threads()
     for _ in data.epoch(0):
         break
-    assert threads() == 0
+    wait_for_threads()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the loop is what is interrupted
         for _ in data.epoch(0):
             raise KeyboardInterrupt
-    assert threads() == 0
+    wait_for_threads()
     assert len(list(data.epoch(1))) == 10
 
 

@@ -22,7 +22,7 @@ from hyperslab.data.assemble import Reader, ReadingThreads
 from hyperslab.data.open_dataset import MOST_READING, reading_threads
 from hyperslab.data.transforms import AsStored
 from hyperslab.geometry import Box
-from tests.data.numbered import Numbered
+from tests.data.numbered import Numbered, own_threads, wait_for_threads
 from tests.formats.universes import Seat
 from tests.ranks import run_ranks
 
@@ -149,17 +149,6 @@ def test_a_sample_that_cannot_be_read_is_left_out() -> None:
             assert [y.local.flatten().tolist() for _, y in data.epoch(0)] == [[0], [2, 3], [5]]
 
 
-def own_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("hyperslab")]
-
-
-def wait_for_threads() -> None:
-    """They end when they have nothing to do."""
-    for thread in own_threads():
-        thread.join(10)
-    assert own_threads() == []
-
-
 @pytest.mark.parametrize("mode", ["direct", "store"])
 def test_threads_end_however_an_epoch_is_left(mode: Any) -> None:
     with cores(8):
@@ -259,8 +248,9 @@ def test_boxes_that_nobody_takes_are_as_many_as_threads() -> None:
     wait_for_threads()
     assert sorted(source.asked) == [0, 1, 2]
     threads.drop(asked[3])  # is never read
-    assert threads.take(asked[0], 0, box).values.flatten()[0] == 0
     threads.drop(asked[1])
+    assert own_threads() == []  # none is started where an epoch may be left
+    assert threads.take(asked[0], 0, box).values.flatten()[0] == 0
     wait_for_threads()
     assert sorted(source.asked) == [0, 1, 2, 4, 5]
     assert threads.take(asked[11], 11, box).values.flatten()[0] == 11  # here, before its turn

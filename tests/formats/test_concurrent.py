@@ -17,8 +17,8 @@ from hyperslab.formats.source import Source
 from hyperslab.formats.views import Joined, Padded, Subvolumes, selected
 from hyperslab.geometry import Box
 from tests.formats.opening import source_of
-from tests.formats.universes import Seat
 from tests.formats.scans import hu, labels
+from tests.formats.universes import Seat
 from tests.formats.writers import FORMATS, SCAN, nifti
 
 THREADS = 6

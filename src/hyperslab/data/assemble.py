@@ -132,7 +132,7 @@ class ReadingThreads:
     def drop(self, future: BoxToCome) -> None:
         """Forgets a box that was asked for, without a lock.
 
-        It is called where an epoch is left, which the collector of garbage may do in any thread, and
+        It is called where an epoch is left, which the collector of garbage may do in any thread and
         within any other method.
         """
         if not future.cancel():

@@ -525,6 +525,7 @@ MOST_OPEN_FILES = 4
 """Files kept open: enough for the sub-volumes of one cube and those of its neighbours."""
 
 _READERS: weakref.WeakSet[ArrayReader] = weakref.WeakSet()
+_LISTING = threading.Lock()  # data sets may be opened in several threads
 
 
 def close_readers() -> None:
@@ -533,7 +534,9 @@ def close_readers() -> None:
     Whoever opens a file that is open gets what HDF5 knows of it, even if the file has been written
     anew since then.
     """
-    for reader in [*_READERS]:
+    with _LISTING:
+        readers = [*_READERS]
+    for reader in readers:
         reader.close()
 
 
@@ -550,7 +553,8 @@ class ArrayReader:
         self._doubts: hdf5.Doubts = {}
         self._lock = threading.Lock()
         close_readers()
-        _READERS.add(self)
+        with _LISTING:
+            _READERS.add(self)
 
     def read(self, catalog: Catalog, sample: int, array: StoredArray, box: Box) -> Array:
         """Reads a box, along the dims of the file, of an array of the sample's file.
