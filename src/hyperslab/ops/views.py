@@ -162,7 +162,8 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
         )
     single = any(hi - lo < 2 for lo, hi in shards)
     if any(sum(old.shape[dim] != 1 for dim in group.source) > 1 for group in groups):
-        single = single or any(cut is not None and cut.single for cut in old.cuts[1:])
+        thin = (d or c.axis != "data" for d, c in enumerate(old.cuts) if c is not None and c.single)
+        single = single or any(thin)
     first = old.without(gathered)
     return _Reshape(first, Partition(new, tuple(cuts)), bool(shards), single)
 

@@ -92,7 +92,8 @@ def lies_as_whole(x: Sharded, memory_format: torch.memory_format) -> bool | None
     single = [cut for cut in x.partition.cuts if cut is not None and cut.single]
     if len(single) > 1 or memory_format is not torch.contiguous_format:
         return alike if not single else None
-    return None if alike and single and single[0] is not x.partition.cuts[0] else alike
+    known = not single or (single[0] is x.partition.cuts[0] and single[0].axis == "data")
+    return alike if known or not alike else None
 
 
 @register(torch.is_tensor, family="attribute", merged=True)
