@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -106,6 +107,42 @@ def contiguous_part() -> list[Any]:
 
 def test_contiguous_copies_where_the_whole_is_not() -> None:
     assert run_ranks(4, contiguous_part) == [[True, True]] * 4
+
+
+THIN = {
+    "contiguous": lambda y: y.contiguous(),
+    "merge": lambda y: y.flatten(2, 3),
+    "more": lambda y: y.reshape(*y.shape[:2], -1),
+    "turned": lambda y: y.mT.contiguous(),
+    "split": lambda y: y.unflatten(-1, (2, -1)),
+}
+MADE = {
+    "itself": lambda y: y,
+    "relu": torch.relu,
+    "softmax": lambda y: y.softmax(1),
+    "layer_norm": lambda y: F.layer_norm(y, y.shape[1:]),
+}
+
+
+def changed_beside_a_thin_shard(shape: tuple[int, ...], order: tuple[int, ...]) -> list[str]:
+    """A view of a tensor, or a copy, that is changed: of one plane torch forgets the stride."""
+    full, grid, failures = torch.randn(shape, dtype=torch.float64), hs.Grid(depth=2), []
+    for made, view in itertools.product(MADE, THIN):
+        ours, torchs = (MADE[made](x.permute(order) * 1) for x in (hs.shard(full, grid), full))
+        THIN[view](torchs).mul_(3)
+        try:
+            THIN[view](ours).mul_(3)
+            alike = torch.allclose(ours.full(), torchs, rtol=1e-12, atol=1e-12)
+        except hs.LayoutError:
+            continue
+        if not alike:
+            failures.append(f"{made} {view}")
+    return failures
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1, 3, 4), (0, 2, 3, 4, 1), (2, 0, 1, 3, 4)])
+def test_a_change_beside_a_thin_shard(order: tuple[int, ...]) -> None:
+    assert run_ranks(2, changed_beside_a_thin_shard, (1, 2, 2, 3, 4), order) == [[]] * 2
 
 
 def stale_in_inference(change: str) -> str:

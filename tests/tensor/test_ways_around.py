@@ -143,6 +143,28 @@ def test_attributes() -> None:
     run_ranks(2, attributes)
 
 
+def conversions() -> list[bool]:
+    """Functions that ask no ``__torch_function__``; an attached one hands gradients on."""
+    full = torch.randn(2, 1, 4, 2, 2, dtype=torch.float64, requires_grad=True)
+    x = hs.shard(full, hs.Grid(depth=2))
+    ways: list[Callable[[Any], Any]] = [
+        lambda y: torch.as_tensor(y),
+        lambda y: torch.as_tensor(y, dtype=torch.float32, device=y.device),
+        lambda y: torch.as_tensor(y, dtype=torch.complex128, device=None),
+        lambda y: torch.asarray(y, dtype=torch.float32),
+        lambda y: torch.asarray(y, copy=True, requires_grad=False),
+    ]
+    found = [(way(x), way(full * 1)) for way in ways]
+    alike = [torch.equal(a.full(), b) and a.requires_grad == b.requires_grad for a, b in found]
+    assert torch.as_tensor([1.0]).tolist() == torch.asarray([1.0]).tolist() == [1.0]
+    found[1][0].full().sum().backward()
+    return [*alike, torch.equal(full.grad, torch.ones_like(full))]
+
+
+def test_conversions_take_all_of_a_tensor() -> None:
+    assert run_ranks(2, conversions) == [[True] * 6] * 2
+
+
 @pytest.mark.parametrize(
     "way",
     [

@@ -57,6 +57,11 @@ class Cut:
         """Tell whether some shard is empty, so that the axis has to be gathered."""
         return any(a == b for a, b in itertools.pairwise(self.bounds))
 
+    @property
+    def single(self) -> bool:
+        """Tell whether some shard is one element or none, of which torch takes any stride."""
+        return any(b - a < 2 for a, b in itertools.pairwise(self.bounds))
+
     def interval(self, index: int) -> Interval:
         return self.bounds[index], self.bounds[index + 1]
 

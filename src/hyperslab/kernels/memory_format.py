@@ -105,6 +105,11 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
+def as_result(x: torch.Tensor) -> torch.Tensor:
+    """Lay it out as a new result: contiguous, with torch's own strides for extents of 1, too."""
+    return x.contiguous().view(x.shape)
+
+
 def as_float32(block: torch.Tensor) -> torch.Tensor:
     """Returns half precision as float32: partial results may overflow or be rounded again."""
     return block.float() if block.dtype in HALF else block

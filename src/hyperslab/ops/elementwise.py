@@ -11,6 +11,7 @@ probabilities; dropout for networks of SELUs (Klambauer et al. 2017).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -42,6 +43,7 @@ from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.attributes import lies_as_whole
+from hyperslab.tensor.deferred import wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -236,6 +238,26 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
     return _alias_of(torch.Tensor.to, self, *args, **kwargs)
+
+
+@functools.cache
+def _converting_cut_tensors(original: Operator) -> Operator:
+    """Wraps a function that asks no ``__torch_function__``: it would return the block alone."""
+
+    @functools.wraps(original)
+    def run(*args: Any, **options: Any) -> Any:
+        if not (args and isinstance(args[0], Sharded)):
+            return original(*args, **options)
+        attached = options.pop("requires_grad", True)
+        given = {name: value for name, value in options.items() if value is not None}
+        y = args[0].to(**given) if given else args[0]
+        return y if attached else y.detach()
+
+    return run
+
+
+for _name in ("as_tensor", "asarray"):
+    wrap_while_cut(torch, _name, _converting_cut_tensors)
 
 
 @register(torch.Tensor.type, family="elementwise", merged=True)

@@ -31,6 +31,7 @@ from hyperslab.ops.operands import (
     is_only_reference,
     other_extents,
     turn_into_cut,
+    whole_of,
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
@@ -150,9 +151,12 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Takes integers, slices, ... and None anywhere; a list of positions over an uncut dim."""
+    """Takes integers, slices, ... and None anywhere; lists of positions over uncut dims."""
     if not isinstance(self, Sharded):
         return _look_up(self, index)
+    chosen = _by_tables(self, index)
+    if chosen is not None:
+        return chosen
     found = parse_subscript(self, index)
     y = _fewer_frequencies(self, found)
     if y is None:
@@ -167,6 +171,45 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     for dim in reversed(found.single):
         y = drop_dim(y, dim + sum(at <= dim for at in found.new))
     return y
+
+
+def _by_tables(x: Sharded, index: object) -> Sharded | None:
+    """Looks up positions in several dims at once, or in tables of several dims; all are whole.
+
+    Returns None for any other subscript.
+    """
+    items = list(index) if _is_tuple(index) else [index]
+    taken = sum(item is not None and item is not Ellipsis for item in items)
+    tables: dict[int, torch.Tensor] = {}
+    dim = 0  # of what the rest of the subscript leaves
+    for at, item in enumerate(items):
+        if (isinstance(item, list) or hasattr(item, "ndim")) and not _is_integer(item):
+            tables[dim] = torch.as_tensor(item, device=x.device)
+            items[at] = slice(None)
+        dim += x.dim() - taken if item is Ellipsis else not _is_integer(item)
+    lists = [*tables.values()]
+    if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() or _is_cut(t) for t in lists):
+        return None
+    if not lists or (lists[0].dim() == len(lists) == 1 and not isinstance(lists[0], Sharded)):
+        return None
+    tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
+    y = getitem(x, tuple(items))
+    if any((cut := y.partition.cuts[dim]) is not None and cut.merged for dim in tables):
+        y.gather_merged()
+    axes = [cut.axis for dim in tables if (cut := y.partition.cuts[dim]) is not None]
+    if axes:
+        raise refused_subscript(x, index, f"cut dims; use hyperslab.gather(x, {axes})")
+    block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
+    first, last = min(tables), max(tables)
+    cuts = [cut for dim, cut in enumerate(y.partition.cuts) if dim not in tables]
+    front = first if last - first < len(tables) else 0  # as torch: in their place if they adjoin
+    cuts[front:front] = [None] * (block.dim() - len(cuts))
+    extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
+    return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
+
+
+def _is_cut(x: torch.Tensor) -> bool:
+    return isinstance(x, Sharded) and bool(x.partition.axes)
 
 
 def _fewer_frequencies(x: Sharded, found: Subscript) -> Sharded | None:
@@ -456,12 +499,13 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 
 @register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
-    """Takes an ordinary tensor of positions along a dim, which becomes whole if it is cut."""
-    if not isinstance(input, Sharded) or isinstance(index, Sharded):
+    """Takes positions along a dim, which becomes whole if it is cut."""
+    if not isinstance(input, Sharded):
         raise UnsupportedOp(
-            "index_select has a rule for a cut input and ordinary positions\n"
-            f"{describe([input, index])}    use index.full(), or table[index] to look up rows"
+            f"index_select has a rule for a cut input\n{describe([input, index])}"
+            "    use index.full(), or table[index] to look up rows"
         )
+    index = whole_of(index, "the positions of index_select")
     input = with_whole(input, (dim,), "index_select")
     partition = input.partition.with_dim(dim, index.numel(), None)
     return input.like(input.local.index_select(dim, index), partition)
@@ -615,8 +659,8 @@ def _scatter(
     """
     flat = name.startswith("index_")
     alone = not isinstance(input, Sharded) and is_only_reference(input)
-    if flat and isinstance(index, Sharded):
-        raise LayoutError(f"{name}: the positions are cut: {index.partition}\n    use index.full()")
+    if flat:
+        index = whole_of(index, f"the positions of {name}")
     operands: dict[str, Any] = {"input": input, "index": index, **values}
     shaped = [
         key

@@ -330,8 +330,13 @@ def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
     """Makes the last dim whole if it is cut; of many filters each rank computes its share."""
-    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
-        raise LayoutError("linear: the input is cut, weight and bias are ordinary tensors")
+    if not isinstance(input, Sharded):
+        raise LayoutError(
+            f"linear: the input has to be cut\n{describe([input, weight])}"
+            "    use input @ weight.mT, and add the bias"
+        )
+    weight = whole_of(weight, "the filters of linear")
+    bias = whole_of(bias, "the bias of linear")
     last = input.dim() - 1
     input = with_whole(input, (last,), "linear")
     partition = input.partition.with_dim(last, weight.shape[0], None)

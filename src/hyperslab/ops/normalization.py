@@ -20,6 +20,7 @@ from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import (
     HALF,
     as_float32,
+    as_result,
     dense,
     memory_format_of,
     with_gradient_in,
@@ -344,7 +345,8 @@ def _normalise_last_dims(
     group = group_over(x, dims)
     if group is None:
         return x.like(operator(x.local, shape, *parameters, eps))
-    block = x.local.to(operator(x.local.new_zeros(1), (1,)).dtype)  # autocast may choose another
+    dtype = operator(x.local.new_zeros(1), (1,)).dtype  # autocast may choose another
+    block = as_result(x.local).to(dtype)
     if eps is None:
         eps = torch.finfo(torch.float32 if block.dtype in HALF else block.dtype).eps
     y = as_float32(block)

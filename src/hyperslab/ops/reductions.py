@@ -22,7 +22,7 @@ from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
 from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
-from hyperslab.kernels.memory_format import accumulator, as_float32
+from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
 from hyperslab.ops.elementwise import apply_pointwise, exponential_block
 from hyperslab.ops.fusion import Population, moments_over_ranks
 from hyperslab.ops.operands import common_partition, operand_block, without_empty_shards
@@ -629,7 +629,7 @@ def softmax(
         return x.like(operator(x.local, dim, dtype=dtype))
     whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
     log = operator.__name__ == "log_softmax"
-    y = _Softmax.apply(as_float32(x.local.to(whole)), dim, group, log)
+    y = _Softmax.apply(as_float32(as_result(x.local).to(whole)), dim, group, log)
     return x.like(y.to(whole), fresh=True)
 
 

@@ -47,7 +47,8 @@ class DimGroup:
 class _Reshape:
     """Holds how the tensor is cut first, the result's partition, and if a cut dim has changed.
 
-    ``single``: some shard of that is one element, of which torch takes any stride.
+    ``single``: some shard of that is one element, of which torch takes any stride; or dims merge of
+    a tensor with such a shard, between which the cut dim may lie in the memory of the whole.
     """
 
     first: Partition
@@ -126,7 +127,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     whole = x.redistribute(plan.first, "the cut before a reshape")
     block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
     # A view on some ranks, a copy on others, as `contiguous`.
-    unclear = plan.carried and (whole.is_crop or plan.single)
+    unclear = plan.single or (plan.carried and whole.is_crop)
     y = whole.like(block.clone() if unclear else block, plan.partition)
     if whole is not x or unclear:
         y.mark_as_copy(x)
@@ -160,6 +161,9 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
             "with, or use hyperslab.gather(x, 'data') before"
         )
     single = any(hi - lo < 2 for lo, hi in shards)
+    if any(sum(old.shape[dim] != 1 for dim in group.source) > 1 for group in groups):
+        thin = (d or c.axis != "data" for d, c in enumerate(old.cuts) if c is not None and c.single)
+        single = single or any(thin)
     first = old.without(gathered)
     return _Reshape(first, Partition(new, tuple(cuts)), bool(shards), single)
 

@@ -83,12 +83,17 @@ def lies_as_whole(x: Sharded, memory_format: torch.memory_format) -> bool | None
     """Tell whether serial torch has a tensor in this format; None where no block says so."""
     block = x.local
     plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
-    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only.
-    single = [c for c in x.partition.cuts if c and min(b - a for a, b in c.intervals) < 2]
-    if x.is_crop or len(single) > (memory_format is torch.contiguous_format):
+    if x.is_crop:
         return None
     strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
-    return all(a == b for extent, a, b in strides if extent > 1)
+    alike = all(a == b for extent, a, b in strides if extent > 1)
+    # Torch takes any stride of an extent of 1, which a dim may have on some ranks only, and forgets
+    # it in pointwise operators. Samples are taken for the outermost dim where they come first.
+    single = [cut for cut in x.partition.cuts if cut is not None and cut.single]
+    if len(single) > 1 or memory_format is not torch.contiguous_format:
+        return alike if not single else None
+    known = not single or (single[0] is x.partition.cuts[0] and single[0].axis == "data")
+    return alike if known or not alike else None
 
 
 @register(torch.is_tensor, family="attribute", merged=True)

@@ -173,6 +173,29 @@ def test_an_ordinary_tensor_becomes_cut() -> None:
     run_ranks(2, written_into_ordinary)
 
 
+def positions_of_the_ranks() -> list[bool]:
+    """Positions that were found in a cut tensor, and that all ranks have."""
+    full = torch.randn(1, 4, 6, 2, 2)
+    x = hs.shard(full, hs.Grid(depth=2))
+    found: list[list[Any]] = []
+    for y in (x, full):
+        at = y.mean((2, 3, 4)).flatten().topk(2).indices
+        other = y.narrow(1, 0, 2)
+        found.append(
+            [
+                y.index_select(1, at),
+                y.index_add(1, at, other),
+                y.index_copy(1, at, other),
+                y.index_fill(1, at, 2.0),
+            ]
+        )
+    return [torch.equal(a.full(), b) for a, b in zip(*found, strict=True)]
+
+
+def test_positions_that_all_ranks_have() -> None:
+    assert run_ranks(2, positions_of_the_ranks) == [[True] * 4] * 2
+
+
 def refused(case: str) -> None:
     grid = hs.Grid(depth=2)
     x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
@@ -181,7 +204,6 @@ def refused(case: str) -> None:
     {
         "cut": lambda: x.gather(2, index),
         "cut scatter": lambda: x.scatter(2, index, 1.0),
-        "cut positions": lambda: x.index_add(1, hs.shard(torch.tensor([0, 1]), grid), x),
         "shape": lambda: x.scatter(1, torch.zeros(2, 3, 5, 4, 4, dtype=torch.int64), 1.0),
         "larger": lambda: x.gather(1, torch.zeros(3, 1, 6, 4, 4, dtype=torch.int64)),
         "copy": lambda: x.flatten(1).scatter_(1, torch.zeros(2, 1, dtype=torch.int64), 1.0),
@@ -199,7 +221,6 @@ def refused(case: str) -> None:
     [
         ("cut", hs.LayoutError, r"dim 2, which is cut.*\n.*hyperslab.gather\(x, \('depth',\)\)"),
         ("cut scatter", hs.LayoutError, "scatter along dim 2, which is cut"),
-        ("cut positions", hs.LayoutError, r"use index.full\(\)"),
         ("shape", hs.LayoutError, "the other dims of the global shapes differ"),
         ("larger", hs.LayoutError, "the index is larger"),
         ("copy", hs.LayoutError, "scatter in place, on a copy"),
@@ -207,7 +228,7 @@ def refused(case: str) -> None:
         ("sparse", hs.UnsupportedOp, "sparse_grad"),
         ("no dim", hs.UnsupportedOp, "needs a dim"),
         ("table", hs.UnsupportedOp, "without max_norm"),
-        ("positions", hs.UnsupportedOp, "ordinary positions"),
+        ("positions", hs.UnsupportedOp, "for a cut input"),
         ("classes", hs.UnsupportedOp, "give num_classes"),
     ],
 )

@@ -129,6 +129,40 @@ def test_beside() -> None:
     run_ranks(4, beside)
 
 
+def by_tables(x: Any) -> list[Any]:
+    """Positions in several dims at once, in their place or in front, and tables of several dims."""
+    table, row = torch.tensor([[2, 0], [1, -1]]), torch.tensor([0, 3])
+    pairs = torch.arange(2)[:, None]
+    chosen = x.mean((2, 3)).topk(2, 1).indices  # equal on all ranks of a replica
+    return [
+        x[:, table],
+        x[pairs, table],
+        x[[1, 0], :, 1:5, row],
+        x[None, :, [2, 1], ..., row],
+        x[0, [2, 1], ::2, table],
+        x.flatten(2)[pairs, table, row],
+        x[:, chosen[0]] if x.shape[0] == 2 else x,
+        x.flatten(2).transpose(1, 2)[torch.arange(2)[:, None], chosen],
+    ]
+
+
+def compare_tables() -> float:
+    full = torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True)
+    leaf = full.detach().clone().requires_grad_()
+    found = by_tables(hs.shard(leaf, hs.Grid(height=2)) * 1)
+    expected = by_tables(full * 1)
+    far = [float((a.full() - b).abs().max()) for a, b in zip(found, expected, strict=True)]
+    sum(y.full().square().sum() for y in found).backward()
+    sum(y.square().sum() for y in expected).backward()
+    assert leaf.grad is not None
+    assert full.grad is not None
+    return max(*far, float((leaf.grad - full.grad).abs().max()))
+
+
+def test_tables_of_positions() -> None:
+    assert max(run_ranks(2, compare_tables)) < 1e-12
+
+
 def refused(case: str) -> None:
     grid = hs.Grid(depth=2)
     x = hs.shard(torch.randn(2, 3, 6, 4, 4), grid)
@@ -138,8 +172,9 @@ def refused(case: str) -> None:
         "mask": lambda: x[x > 0],
         "cut index": lambda: x[labels],
         "cut dim": lambda: x[:, :, [0, 1]],
-        "two lists": lambda: x[[0, 1], [0, 1]],
-        "matrix": lambda: x[:, torch.zeros(2, 2, dtype=torch.int64)],
+        "two lists": lambda: x[:, :, [0, 1], [0, 1]],
+        "matrix": lambda: x[:, :, torch.zeros(2, 2, dtype=torch.int64)],
+        "matrix of a mask": lambda: x[:, :, :, torch.ones(4, 4, dtype=torch.bool)],
         "bool": lambda: x[True],
         "many": lambda: x[0, 0, 0, 0, 0, 0],
         "ordinary mask": lambda: ordinary[x > 0],
@@ -158,8 +193,9 @@ def refused(case: str) -> None:
         ("mask", hs.UnsupportedOp, "torch.where or masked_fill"),
         ("cut index", hs.UnsupportedOp, "the index is itself cut"),
         ("cut dim", hs.UnsupportedOp, r"dim 2 is cut; use hyperslab.gather\(x, 'depth'\)"),
-        ("two lists", hs.UnsupportedOp, "index one at a time"),
-        ("matrix", hs.UnsupportedOp, "one-dimensional lists"),
+        ("two lists", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
+        ("matrix", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
+        ("matrix of a mask", hs.UnsupportedOp, "one-dimensional lists"),
         ("bool", hs.UnsupportedOp, "a lone bool"),
         ("many", hs.UnsupportedOp, "6 indices for 5 dims"),
         ("ordinary mask", hs.UnsupportedOp, "one cut tensor of integers"),

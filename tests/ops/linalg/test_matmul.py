@@ -141,6 +141,17 @@ def test_any_einstein_sum(ranks: int) -> None:
     run_ranks(ranks, compare, summed, draw_examples(sums(ranks), 28))
 
 
+def filtered_by_its_means(x: Any) -> Any:
+    """Filters that a network makes of its input are equal on all ranks of a replica."""
+    means = x.mean((2, 3))
+    return F.linear(x.movedim(1, -1), means, means[:, 0])
+
+
+def test_filters_from_the_input() -> None:
+    example = Example(grid={"height": 2}, shape=(2, 3, 5, 4))
+    run_ranks(2, compare, filtered_by_its_means, [example])
+
+
 def special(x: Any, a: torch.Tensor, b: torch.Tensor, *, kind: str) -> Any:
     rows = x.flatten(1)
     return {
