@@ -19,9 +19,9 @@ How the head is trained:
    the linear one and the first of the dense network, and the line passes through its leaky ReLUs
    as the difference of two halves.
 
-The validation samples choose the epoch, and the ridge's statistics and strengths. ``--levers``
-changes one choice at a time. ``--run`` writes the network of all training samples and the first
-seed as a run, for `hyperslab evaluate FOLDER --checkpoint head`.
+The validation samples choose how long to train, and the ridge's statistics and strengths.
+``--levers`` changes one choice at a time, with the first seed. ``--run`` writes the network of
+all training samples and the first seed as a run, for `hyperslab evaluate RUN --checkpoint head`.
 """
 
 from __future__ import annotations
@@ -457,6 +457,18 @@ def outputs_of(
     return outputs
 
 
+def ridge_of(data: Universes, count: int, folder: Path) -> tuple[FloatArray, list[list[Any]]]:
+    """What the ridge says of all samples (N, P), and its choices; the folder keeps them, too."""
+    path = folder / f"regression-{count}.npz"
+    if not path.exists():
+        split = {**data.split, "train": data.split["train"][:count]}
+        ridge = fit_ridge(data.sets, data.targets, split)
+        with created_aside(path) as file:
+            np.savez(file, predicted=ridge.predicted, chosen=np.array(json.dumps(ridge.chosen)))
+    with np.load(path) as file:
+        return file["predicted"], json.loads(str(file["chosen"]))
+
+
 def squares(data: Universes, predicted: FloatArray, split: str) -> FloatArray:
     """Squared errors (P + 1, V) of predictions (N, P), the last row that of their mean."""
     chosen = data.split[split]
@@ -570,23 +582,21 @@ def main() -> None:
         "levers": [],
     }
 
-    def said(count: int, how: Training) -> list[FloatArray]:
-        return [outputs_of(data, recipe, count, s, how, options.kept) for s in options.seeds]
+    def said(count: int, how: Training, seeds: Sequence[int]) -> list[FloatArray]:
+        return [outputs_of(data, recipe, count, seed, how, options.kept) for seed in seeds]
 
     for count in sorted({*options.sizes, largest}):
-        split = {**data.split, "train": data.split["train"][:count]}
-        ridge = fit_ridge(data.sets, data.targets, split)
-        row = compared(data, said(count, AS_SHIPPED), ridge.predicted, count)
-        row["chosen"] = dict(zip(data.names, ridge.chosen, strict=True))
+        ridge, chosen = ridge_of(data, count, options.kept)
+        row = compared(data, said(count, AS_SHIPPED, options.seeds), ridge, count)
+        row["chosen"] = dict(zip(data.names, chosen, strict=True))
         record["rows"].append(row)
         show(row, f"{count}")
     for name, how in LEVERS.items() if options.levers else ():
-        row = compared(data, said(largest, how), ridge.predicted, largest)
+        row = compared(data, said(largest, how, options.seeds[:1]), ridge, largest)
         record["levers"].append({"name": name, **row})
         show(row, name)
-    record["coverage"] = coverages(
-        data, ridge.predicted, said(largest, replace(AS_SHIPPED, gaussian=True))[0]
-    )
+    (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), options.seeds[:1])
+    record["coverage"] = coverages(data, ridge, gaussian)
     write_json(options.json, record)
     if options.run is not None:
         net = trained(data, recipe, largest, options.seeds[0], AS_SHIPPED)

@@ -176,6 +176,7 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
 
     monkeypatch.setattr(head, "summary_statistics", none)
     monkeypatch.setattr(head, "train_head", none)
+    monkeypatch.setattr(head, "fit_ridge", none)
     monkeypatch.setattr(sys, "argv", ["head.py", *arguments])
     head.main()
     again = json.loads((tmp_path / "head.json").read_text())
