@@ -6,7 +6,7 @@ A block of a page begins with `<!-- FILE: WHAT ... -->` and ends with `<!-- end 
 that `hyperslab report --json` or `benchmarks/plateau.py --json` wrote, WHAT one of the functions at
 the end. Where there is no such file yet, the block says so. REPORT is the folder of pictures that
 `hyperslab report --figures png` wrote of the runs of figures 9 and 10: the page's own pictures are
-made of them. With it the figure of receptive-field.md is drawn, too, from its record.
+made of them. With it the figures of `benchmarks/head.py` and receptive-field.md are drawn, too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ PICTURES = {
 BLOCK = re.compile(r"(<!-- ([\w.+-]+\.json): ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 BARS = {"mean": 1.5, "Omega_m": 3.0, "sigma_8": 2.0}
 """The least lower ends of the intervals of parts against the whole."""
+
+GOALS = {"Omega_m": (0.9, 1.0), "sigma_8": (0.9, 1.0), "n_s": (1.0, None), "H_0": (1.0, None)}
+"""The most of the ridge's error that a network may have, and what its interval must stay below."""
+
+OF_MEAN = 0.8
+"""The most of the error of predicting the mean."""
 
 OF_RIDGE = 1.5
 """The largest ratio of a whole network's error to that of the ridge."""
@@ -116,12 +122,71 @@ def windows(numbers: dict[str, Any], voxel: str) -> list[str]:
     return lines
 
 
+def learning(numbers: dict[str, Any], split: str = "test") -> list[str]:
+    """Errors by the number of training universes, of network and ridge, and their ratios."""
+    keys = [*numbers["rows"][0][split]["ridge over mean"]]
+    lines = _head(["universes", "error", *keys])
+    for row in numbers["rows"]:
+        for what, found in row[split].items():
+            cells = [_cell(found[key]["value"], found[key]) for key in keys]
+            lines.append(_line([f"{row['universes']:,}", what, *cells]))
+    return lines
+
+
+def goals(numbers: dict[str, Any]) -> list[str]:
+    """Whether the network of the most universes is as good as it was to be."""
+    found = numbers["rows"][-1]["test"]
+    lines = _head(["bar", "found", ""])
+    for key, (most, least_sure) in GOALS.items():
+        one = found["network over ridge"][key]
+        words = f"over ridge, {key}: at most {most:g}"
+        holds = one["value"] <= most
+        if least_sure is not None:
+            words += f", upper end below {least_sure:g}"
+            holds = holds and one["upper"] < least_sure
+        lines.append(_line([words, _cell(one["value"], one), _met(holds)]))
+    for key in GOALS:
+        one = found["network over mean"][key]
+        words = f"over predicting the mean, {key}: below {OF_MEAN:g}"
+        lines.append(_line([words, _cell(one["value"], one), _met(one["value"] < OF_MEAN)]))
+    return lines
+
+
+def levers(numbers: dict[str, Any]) -> list[str]:
+    """Ratios to the ridge with one choice changed at a time; of validation their plain mean."""
+    keys = [key for key in numbers["levers"][0]["test"]["network over ridge"] if key != "mean"]
+    lines = _head(["changed alone", "validation, mean of four", *(f"{key}, test" for key in keys)])
+    for row in numbers["levers"]:
+        seen, found = (row[split]["network over ridge"] for split in ("validation", "test"))
+        mean = statistics.mean(seen[key]["value"] for key in keys)
+        cells = [_cell(found[key]["value"], found[key]) for key in keys]
+        lines.append(_line([row["name"], f"{mean:.3f}", *cells]))
+    return lines
+
+
+def coverage(numbers: dict[str, Any]) -> list[str]:
+    """How often intervals of 68 and 95 % hold the true value of a test universe."""
+    found = numbers["coverage"]
+    keys = [*found["factor"], "together"]
+    lines = _head(["intervals of", "level", *keys])
+    for name in ("ridge", "network, as it says", "network"):
+        rows = {**found[name]["parameters"], "together": found[name]["joint"]}
+        for level in (68, 95):
+            cells = [_share(rows[key], f"coverage_{level}") for key in keys]
+            lines.append(_line([name, f"{level} %", *cells]))
+    return lines
+
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
     "bars": bars,
     "plateau": plateau,
     "windows": windows,
+    "learning": learning,
+    "goals": goals,
+    "levers": levers,
+    "coverage": coverage,
 }
 
 
@@ -167,6 +232,68 @@ def draw_windows(record: Path, image: Path) -> None:
     figure.savefig(image, dpi=150)
 
 
+def draw_learning(record: Path, image: Path) -> None:
+    """Draw the errors of network and ridge against the number of training universes."""
+    from matplotlib.figure import Figure
+
+    rows = json.loads(record.read_text())["rows"]
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
+    sizes = [row["universes"] for row in rows]
+    keys = [key for key in rows[0]["test"]["ridge over mean"] if key != "mean"]
+    for axes, key in zip(figure.subplots(2, 2, sharex=True).flat, keys, strict=True):
+        for place, (what, colour) in enumerate((("ridge", "C1"), ("network", "C0"))):
+            found = [row["test"][f"{what} over mean"][key] for row in rows]
+            values = [one["value"] for one in found]
+            below = [one["value"] - one["lower"] for one in found]
+            above = [one["upper"] - one["value"] for one in found]
+            # side by side, so that no interval hides another
+            beside = [size * 1.06 ** (place - 0.5) for size in sizes]
+            axes.errorbar(
+                beside, values, (below, above), label=what, marker="o", capsize=2, color=colour
+            )
+        axes.set_title(key)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+    figure.supxlabel("universes to train on")
+    figure.supylabel("error over that of predicting the mean")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    figure.savefig(image, dpi=150)
+
+
+def draw_coverage(record: Path, image: Path) -> None:
+    """Draw how often intervals of every level hold the true value, for network and ridge."""
+    from matplotlib.figure import Figure
+
+    numbers = json.loads(record.read_text())
+    found = numbers["coverage"]
+    levels = found["levels"]
+    tests = numbers["splits"]["test"]
+    reach = [1.96 * (level * (1 - level) / tests) ** 0.5 for level in levels]
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2, sharey=True), ("network", "ridge"), strict=True):
+        below, above = ([sign * one for one in reach] for sign in (-1, 1))
+        axes.fill_between(levels, below, above, color="0.88", label="95 % of calibrated ones")
+        for key, shares in found[name]["drawn"].items():
+            off = [share - level for share, level in zip(shares, levels, strict=True)]
+            axes.plot(levels, off, marker=".", label=key)
+        axes.axhline(0, color="grey", linestyle=":")
+        axes.set_title(name)
+        axes.set_xlabel("level of the interval")
+    figure.axes[0].set_ylabel("share of true values inside, less the level")
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=6, fontsize="small")
+    figure.savefig(image, dpi=150)
+
+
+def _share(row: dict[str, Any], key: str) -> str:
+    low, high = (100 * end for end in row[f"{key}_interval"])
+    return f"{100 * row[key]:.0f} % ({low:.0f} to {high:.0f})"
+
+
 def _met(holds: bool) -> str:
     return "met" if holds else "**missed**"
 
@@ -187,6 +314,8 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         make_pictures(Path(sys.argv[1]), IMAGES)
         draw_windows(RESULTS / "receptive-field-32.json", IMAGES / "receptive-field.png")
+        draw_learning(RESULTS / "science-head.json", IMAGES / "science-learning.png")
+        draw_coverage(RESULTS / "science-head.json", IMAGES / "science-coverage.png")
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)

@@ -53,7 +53,7 @@ def numbers(**ratios: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("science.md", 8), ("sc18.md", 2), ("receptive-field.md", 2)]
+    ("name", "blocks"), [("science.md", 12), ("sc18.md", 2), ("receptive-field.md", 2)]
 )
 def test_a_page_is_what_its_files_say(science: ModuleType, name: str, blocks: int) -> None:
     assert name in [page.name for page in science.PAGES]
@@ -114,6 +114,77 @@ def test_the_figure_of_receptive_fields_has_every_parameter(
     assert curves["sigma_8"] == pytest.approx([0.8, 0.1])
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.width > 500
+
+
+def of_heads() -> dict[str, Any]:
+    """As `benchmarks/head.py` records them."""
+    keys = ("Omega_m", "sigma_8", "n_s", "H_0", "mean")
+    ridge, network = (dict.fromkeys(keys, one) for one in (0.4, 0.3))
+
+    def row(count: int, **changed: float) -> dict[str, Any]:
+        over = {"network over mean": network, "ridge over mean": ridge}
+        over["network over ridge"] = dict.fromkeys(keys, 0.75) | changed
+        compared = {
+            what: {key: interval(value) for key, value in of.items()} for what, of in over.items()
+        }
+        return {"universes": count, "seeds": 3, "test": compared, "validation": compared}
+
+    facts = {"coverage_68": 0.7, "coverage_95": 0.9}
+    facts |= {f"{key}_interval": [value - 0.1, value + 0.05] for key, value in facts.items()}
+    said = {
+        "parameters": dict.fromkeys(keys[:4], facts),
+        "joint": facts,
+        "drawn": {key: [0.4, 0.9] for key in (*keys[:4], "together")},
+    }
+    names = ("ridge", "network, as it says", "network")
+    return {
+        "splits": {"test": 100},
+        "rows": [row(128), row(4096, sigma_8=0.8, n_s=1.1)],
+        "levers": [{"name": "nothing", **row(4096)}],
+        "coverage": {
+            "levels": [0.5, 0.9],
+            "factor": dict.fromkeys(keys[:4], 1.1),
+            **dict.fromkeys(names, said),
+        },
+    }
+
+
+def test_heads_are_held_to_their_bars(science: ModuleType) -> None:
+    lines = science.goals(of_heads())
+    words = "over ridge, Omega_m: at most 0.9, upper end below 1"
+    assert lines[2] == f"| {words} | 0.75 (0.6 to 0.975) | met |"
+    assert lines[3].endswith("| 0.8 (0.64 to 1.04) | **missed** |")  # its upper end
+    assert lines[4].endswith("| 1.1 (0.88 to 1.43) | **missed** |")
+    assert lines[6] == "| over predicting the mean, Omega_m: below 0.8 | 0.3 (0.24 to 0.39) | met |"
+    lines = science.learning(of_heads())
+    assert len(lines) == 2 + 2 * 3
+    assert lines[5].startswith("| 4,096 | network over mean | 0.3 (0.24 to 0.39) |")
+    lines = science.levers(of_heads())
+    assert lines[2].startswith("| nothing | 0.750 | 0.75 (0.6 to 0.975) |")
+    assert science.coverage(of_heads())[6].startswith("| network | 68 % | 70 % (60 to 75) |")
+
+
+def test_figures_of_heads_have_network_and_ridge(
+    science: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (drawn.append(a[0]), save(*a, **k)))
+    (tmp_path / "a.json").write_text(json.dumps(of_heads()))
+    science.draw_learning(tmp_path / "a.json", tmp_path / "a.png")
+    science.draw_coverage(tmp_path / "a.json", tmp_path / "b.png")
+    learning, coverage = drawn
+    assert [axes.get_title() for axes in learning.axes] == ["Omega_m", "sigma_8", "n_s", "H_0"]
+    curves = {one.get_label(): one[0].get_ydata() for one in learning.axes[0].containers}
+    assert {name: list(values) for name, values in curves.items()} == {
+        "ridge": [0.4, 0.4],
+        "network": [0.3, 0.3],
+    }
+    for axes in coverage.axes:
+        assert len(axes.lines) == 5 + 1
+        assert list(axes.lines[0].get_ydata()) == pytest.approx([-0.1, 0])
 
 
 def test_the_records_in_the_repository_give_the_numbers(

@@ -161,6 +161,13 @@ def test_recipes_with_summary_statistics_take_logarithms_of_counts(tmp_path: Pat
     assert isinstance(made, hs.models.MultiscaleNet)
     assert made.summary_width == 8
     assert load_recipe(path, ["data.transform=log1p_mean"])
+    alone = load_recipe(path, ["model.channels=[]"]).model.build((2, 8, 4, 8), 3, where="data")
+    assert isinstance(alone, hs.models.MultiscaleNet)
+    x = torch.log1p(torch.poisson(torch.full((2, 2, 8, 4, 8), 3.0)))
+    features = alone.features(x)  # of the volume, without a weight
+    torch.testing.assert_close(features[:, 4:], summary_statistics(x, 8))
+    torch.testing.assert_close(features[:, :2], x.mean((2, 3, 4)))
+    assert alone(x).shape == (2, 3)
     for other in ("transform=mean", "transform=null", "window=[0,9]"):
         with pytest.raises(hs.RecipeError, match=r"summary_statistics are those of log"):
             load_recipe(path, [f"data.{other}"])

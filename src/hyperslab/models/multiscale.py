@@ -54,7 +54,7 @@ class MultiscaleNet(nn.Module):
     mean the same, and hears only its coarsest scale.)
 
     Args:
-        channels: of each stage's convolution.
+        channels: of each stage's convolution; none, and the head reads the volume's own statistics.
         hidden: the width of the two hidden layers of the head.
         periodic: convolutions go on at the other side of the volume; False pads with zeros.
         summary_width: the head also reads the summary statistics of volumes that hold log(1 +
@@ -111,7 +111,8 @@ class MultiscaleNet(nn.Module):
             last,
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the head reads of volumes, (B, F), before it is normalised."""
         found = [_moments(x)]
         summary = None if self.summary_width is None else summary_statistics(x, self.summary_width)
         for stage in self.stages:
@@ -119,7 +120,10 @@ class MultiscaleNet(nn.Module):
             found.append(_moments(x))
         if summary is not None:
             found.append(summary)
-        predicted: torch.Tensor = self.head(self.norm(torch.cat(found, 1)))
+        return torch.cat(found, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        predicted: torch.Tensor = self.head(self.norm(self.features(x)))
         return predicted
 
 

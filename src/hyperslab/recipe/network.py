@@ -7,9 +7,9 @@ plain torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from hyperslab import models
 from hyperslab.errors import RecipeError
@@ -103,12 +103,7 @@ class MultiscaleSection(ModelSection):
 
     least_batch: ClassVar[int] = 2  # their features' variance is taken
     name: Literal["multiscale"]
-    channels: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (
-        16,
-        32,
-        64,
-        128,
-    )  # by stage
+    channels: tuple[PositiveInt, ...] = (16, 32, 64, 128)  # by stage; none: the volume's own
     hidden: PositiveInt = 256  # width of the head's hidden layers
     dropout: Probability = 0.0  # in the head
     periodic: bool = True  # the volumes are, so convolutions go on at the other side

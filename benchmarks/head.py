@@ -1,0 +1,616 @@
+"""What a network on statistics says beyond a ridge on them, from few universes to many.
+
+    python benchmarks/head.py RECIPE --kept FOLDER [--sizes N ...] [--seeds S ...] [--levers]
+                              --json OUT [--run FOLDER]
+
+RECIPE has `model: {name: multiscale, channels: [], summary_statistics: true}`: the network's
+features are statistics of the volume, no weights are before them, and so they are computed once,
+by the network's own modules. FOLDER keeps them, and the statistics of `ridge.py`, piece by piece:
+stopped, the program goes on where it was. Then only the head is trained, for many epochs in
+seconds, on the first N training samples, and so is the ridge.
+
+How the head is trained:
+
+1. A linear layer of the features is a ridge regression in closed form on the targets and their
+   products; leaving each training sample out (a closed form, too) chooses its strengths.
+2. A dense network learns from what that layer says of training samples *that were left out* what
+   the line misses. What it says of samples that it has seen is too good to learn from.
+3. Both together are the head of `MultiscaleNet` exactly: its first dense layer is the product of
+   the linear one and the first of the dense network, and the line passes through its leaky ReLUs
+   as the difference of two halves.
+
+The validation samples choose how long to train, and the ridge's statistics and strengths.
+``--levers`` changes one choice at a time, with the first seed. ``--run`` writes the network of
+all training samples and the first seed as a run, for `hyperslab evaluate RUN --checkpoint head`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from clock import machine
+from numpy.typing import NDArray
+from regression_control import PENALTIES, FloatArray, Split, fit_ridge
+from ridge import ALONE, split_of
+from summary_statistics import SETS, summary_statistics
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.errors import DataError
+from hyperslab.formats.files import ANY, naming
+from hyperslab.formats.source import Source
+from hyperslab.geometry import Box
+from hyperslab.losses import gaussian_loss, gaussian_outputs
+from hyperslab.recipe.load import load_recipe, save_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.builders import open_data
+from hyperslab.train.metrics import Predictions, ratio_interval
+from hyperslab.train.uncertainty import (
+    moments_of,
+    rank_statistics,
+    standard_deviations,
+    uncertainty_of,
+)
+from hyperslab.util.atomic_files import created_aside, write_json
+
+PIECE = 128
+"""Samples whose statistics are kept in one file."""
+
+Measure = Callable[[NDArray[Any]], Mapping[str, NDArray[np.float32]]]
+
+
+def kept(folder: Path, kind: str, source: Source, measure: Measure) -> dict[str, FloatArray]:
+    """What ``measure`` finds in all volumes, two at a time; what the folder has is read.
+
+    Raises:
+        DataError: the folder has what was found in other volumes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces: list[dict[str, NDArray[Any]]] = []
+    for first in range(0, len(source.names), PIECE):
+        names = list(source.names[first : first + PIECE])
+        path = folder / f"{kind}-{first:05}.npz"
+        if not path.exists():
+            found = []
+            for start in range(first, first + len(names), 2):
+                samples = range(start, min(start + 2, first + len(names)))
+                volumes = [source.read(sample, Box.whole(source.shape)) for sample in samples]
+                found.append(measure(np.stack(volumes)))
+            parts = {key: np.concatenate([one[key] for one in found]) for key in found[0]}
+            with created_aside(path) as file:
+                np.savez(file, names=np.array(names), **parts)
+            print(path, file=sys.stderr)
+        with naming(path, "statistics of benchmarks/head.py", ANY), np.load(path) as file:
+            piece = dict(file)
+        if piece.pop("names").tolist() != names:
+            raise DataError(f"{path} has the statistics of other volumes; name another folder")
+        pieces.append(piece)
+    return {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
+
+
+@dataclass(frozen=True, slots=True)
+class Universes:
+    """What is known of N volumes: targets (N, P), features (N, F) and the sets of a ridge.
+
+    ``sets`` have the features, too, as a ridge may choose them. ``names`` are the targets',
+    ``shape`` (C, D, H, W) is a volume's.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    targets: FloatArray
+    features: FloatArray
+    sets: Mapping[str, FloatArray]
+    split: Split
+
+
+def universes_of(recipe: Recipe, folder: Path) -> Universes:
+    """All volumes of a recipe, by what ``folder`` keeps of them."""
+    with open_data(recipe, hs.Grid(), split="all") as data:
+        source = data.source
+        names = source.parameters.names
+        net = network(recipe, source.shape, len(names))
+
+        def features(counts: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+            with torch.no_grad():
+                found = net.features(torch.log1p(torch.from_numpy(counts).float()))
+            return {"features": found.numpy()}
+
+        own = kept(folder, "network", source, features)["features"].astype(np.float64)
+        parts = kept(folder, "ridge", source, summary_statistics)
+    sets = {
+        name: np.concatenate([parts[part] for part in of], axis=1, dtype=np.float64)
+        for name, of in SETS.items()
+    }
+    sets["network"] = own
+    listed = [source.target(sample) for sample in range(len(source.names))]
+    targets = np.array(listed, dtype=np.float64)
+    split = split_of(source, recipe, recipe.data.seed)
+    return Universes(names, source.shape, targets, own, sets, split)
+
+
+def network(recipe: Recipe, shape: tuple[int, ...], outputs: int) -> hs.models.MultiscaleNet:
+    """The recipe's network; of statistics alone, so that its features need no training."""
+    net = recipe.model.build(shape, outputs, where=str(recipe.data.where))
+    if not isinstance(net, hs.models.MultiscaleNet) or len(net.stages):
+        raise DataError("head.py trains model: {name: multiscale, channels: []}")
+    return net.eval()
+
+
+class LinearLayer:
+    """Ridge regressions of targets (n, T) on features (n, F), in closed form.
+
+    Features are divided by a power of their spread: 1 makes all alike, less lets those count more
+    that differ more. Each target has the power and the penalty with the least squared error over
+    the samples themselves, each predicted by the others (Allen 1974).
+    """
+
+    def __init__(self, x: FloatArray, y: FloatArray, powers: Sequence[float] = (1.0,)) -> None:
+        middle, mean, spread = x.mean(0), y.mean(0), x.std(0)
+        best = np.full(y.shape[1], np.inf)
+        self.chosen = [(0.0, 0.0)] * y.shape[1]
+        """By target, the power and the penalty."""
+        self.left_out = np.empty_like(y)
+        """(n, T): what is said of each sample by a regression on the others."""
+        self.seen = np.empty_like(y)
+        self.weight = np.empty((x.shape[1], y.shape[1]))
+        for power in powers:
+            scale = np.divide(1, spread**power, out=np.zeros_like(spread), where=spread > 0)
+            scale /= np.sqrt(np.mean((spread * scale) ** 2))
+            scaled = (x - middle) * scale
+            variances, axes = np.linalg.eigh(scaled.T @ scaled / len(x))
+            along = scaled @ axes
+            covariances = along.T @ (y - mean) / len(x)
+            for penalty in PENALTIES:
+                shrunk = 1 / (variances.clip(0) + penalty)
+                own = along**2 @ shrunk / len(x) + 1 / len(x)  # of a target in what is said of it
+                found = along @ (covariances * shrunk[:, None]) + mean
+                off = (y - found) / (1 - own.clip(max=1 - 1e-9))[:, None]
+                errors = np.mean(off**2, axis=0)
+                for target in np.flatnonzero(errors < best):
+                    best[target] = errors[target]
+                    self.chosen[target] = (power, float(penalty))
+                    self.left_out[:, target] = (y - off)[:, target]
+                    self.seen[:, target] = found[:, target]
+                    self.weight[:, target] = scale * (axes @ (covariances[:, target] * shrunk))
+        self.bias = mean - middle @ self.weight
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        return x @ self.weight + self.bias
+
+
+def products(y: FloatArray, degree: int) -> FloatArray:
+    """The targets (N, P), then their products of up to ``degree`` factors."""
+    columns = range(y.shape[1])
+    chosen = [
+        list(one) for n in range(1, degree + 1) for one in combinations_with_replacement(columns, n)
+    ]
+    return np.stack([y[:, one].prod(1) for one in chosen], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How a head is trained; the fields are what ``--levers`` changes one by one."""
+
+    degree: int = 3  # of the products of targets that the linear layer predicts
+    powers: tuple[float, ...] = (1.0, 0.7, 0.4)  # of spreads by which it may divide features
+    line: bool = True  # the linear layer is the ridge; otherwise the head begins at random
+    left_out: bool = True  # the dense network learns from predictions of samples left out
+    together: bool = False  # then all of the head goes on at a thirtieth of the rate
+    gaussian: bool = False  # the loss: of a covariance, too; otherwise squared errors
+    steps: int = 2000
+    batch: int = 64
+    rate: float = 1e-3
+    decay: float = 1.0
+    dropout: float = 0.0
+    average: float = 0.99  # of weights over steps
+    validated: bool = True  # the weights with the least validation loss; otherwise the last
+
+
+AS_SHIPPED = Training()
+
+WARM = 0.05
+"""The share of the steps in which the rate rises."""
+
+LOOKS = 40
+"""How often the validation samples are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a module learns: targets (N, P) by ``base`` + ``scale`` * outputs of inputs (N, F).
+
+    Errors are squared in units of ``unit`` (P,). ``precision`` (P,) is what a Gaussian's logarithms
+    of precisions begin with.
+    """
+
+    inputs: torch.Tensor
+    base: torch.Tensor
+    scale: torch.Tensor
+    targets: torch.Tensor
+    unit: torch.Tensor
+    precision: torch.Tensor
+
+    @classmethod
+    def of(cls, *arrays: FloatArray) -> Problem:
+        return cls(*(torch.tensor(array, dtype=torch.float32) for array in arrays))
+
+    def loss(self, module: nn.Module, chosen: torch.Tensor) -> torch.Tensor:
+        y = self.targets[chosen]
+        found = module(self.inputs[chosen])
+        count = y.shape[1]
+        mean = self.base[chosen] + self.scale * found[:, :count]
+        if found.shape[1] == count:
+            return ((mean - y) / self.unit).square().mean()
+        own, rest = found[:, count : 2 * count] + self.precision, found[:, 2 * count :]
+        return gaussian_loss(torch.cat([mean, own, rest], 1), y)
+
+
+def fit(
+    module: nn.Module,
+    problem: Problem,
+    train: NDArray[np.intp],
+    validation: NDArray[np.intp],
+    how: Training,
+) -> None:
+    """Train a module in place; it ends with the averaged weights that were best in validation."""
+    weights = [weight for weight in module.parameters() if weight.ndim > 1]
+    biases = [weight for weight in module.parameters() if weight.ndim == 1]
+    groups = [{"params": weights, "weight_decay": how.decay}, {"params": biases}]
+    optimizer = torch.optim.AdamW(groups, lr=how.rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: (
+            min((step + 1) / (WARM * how.steps), 1) * (1 + math.cos(math.pi * step / how.steps)) / 2
+        ),
+    )
+    averages = torch.optim.swa_utils.AveragedModel(
+        module, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(how.average)
+    )
+    samples, seen = torch.from_numpy(train), torch.from_numpy(validation)
+    least, best = math.inf, copy.deepcopy(module.state_dict())
+    order = torch.empty(0, dtype=torch.long)
+    for step in range(how.steps + 1):
+        if step % (how.steps // LOOKS) == 0:
+            averages.eval()
+            with torch.no_grad():
+                found = float(problem.loss(averages, seen))
+            if found < least or not how.validated:
+                least, best = found, copy.deepcopy(averages.module.state_dict())
+        if len(order) < how.batch:
+            order = samples[torch.randperm(len(samples))]
+        chosen, order = order[: how.batch], order[how.batch :]
+        module.train()
+        optimizer.zero_grad()
+        problem.loss(module, chosen).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 5.0)
+        optimizer.step()
+        schedule.step()
+        averages.update_parameters(module)
+    module.load_state_dict(best)
+    module.eval()
+
+
+def train_head(
+    net: hs.models.MultiscaleNet, data: Universes, count: int, seed: int, how: Training
+) -> None:
+    """Train the head of a network on the first ``count`` training samples, in place."""
+    torch.manual_seed(seed)
+    train, validation = data.split["train"][:count], data.split["validation"]
+    x, y = data.features, data.targets
+    mean, variance = x[train].mean(0), x[train].var(0)
+    net.norm.load_state_dict(
+        {
+            **net.norm.state_dict(),
+            "running_mean": torch.from_numpy(mean),
+            "running_var": torch.from_numpy(variance),
+            "num_batches_tracked": torch.tensor(net.norm.batches),  # it has settled
+        }
+    )
+    spread = np.sqrt(variance + net.norm.eps)
+    standard = (x - mean) / spread
+    none, one = np.zeros(y.shape[1]), np.ones(y.shape[1])
+    if not how.line:
+        middle, off = y[train].mean(0), y[train].std(0)
+        begins = precision_of(off)
+        problem = Problem.of(standard, np.tile(middle, (len(y), 1)), off, y, off, begins)
+        fit(net.head, problem, train, validation, how)
+        scale_outputs(net.head[-1], off, middle, begins)
+        return
+    layer = LinearLayer(x[train], products(y[train], how.degree), how.powers)
+    z = layer(x)
+    z[train] = layer.left_out if how.left_out else layer.seen
+    base = z[:, : y.shape[1]]
+    off = np.sqrt(np.mean((base - y)[train] ** 2, axis=0))
+    begins = precision_of(off)
+    middle, width = z[train].mean(0), z[train].std(0)
+    curve = dense(z.shape[1], net.head, 2 * y.shape[1], how.dropout)
+    problem = Problem.of((z - middle) / width, base, off, y, off, begins)
+    fit(curve, problem, train, validation, how)
+    scale_outputs(curve[-1], off, none, begins)
+    fold(
+        net.head,
+        (spread[:, None] * layer.weight / width).T,
+        (mean @ layer.weight + layer.bias - middle) / width,
+        curve,
+        width,
+        middle,
+    )
+    if how.together:
+        problem = Problem.of(standard, np.zeros_like(y), one, y, off, none)
+        fit(net.head, problem, train, validation, replace(how, rate=how.rate / 30, decay=0.0))
+
+
+def precision_of(off: FloatArray) -> FloatArray:
+    """What a network predicts if `gaussian_loss` is to take ``off`` (P,) for deviations."""
+    return 10 * np.arctanh(-np.log(off) / 10)
+
+
+def dense(inputs: int, head: nn.Sequential, passing: int, dropout: float) -> nn.Sequential:
+    """A head of ``inputs`` numbers that is narrower by those which pass; it predicts zero."""
+    made = copy.deepcopy(head)
+    wide = [made[0].out_features - passing, made[3].out_features - passing]
+    made[0] = nn.Linear(inputs, wide[0])
+    made[3] = nn.Linear(wide[0], wide[1])
+    made[6] = nn.Linear(wide[1], head[6].out_features)
+    nn.init.zeros_(made[6].weight)
+    nn.init.zeros_(made[6].bias)
+    made[2].p = made[5].p = dropout
+    return made
+
+
+def scale_outputs(
+    last: nn.Linear, scale: FloatArray, shift: FloatArray, begins: FloatArray
+) -> None:
+    """Let a layer predict ``shift`` + ``scale`` * what it did; precisions begin at ``begins``."""
+    count = len(scale)
+    with torch.no_grad():
+        last.weight[:count] *= torch.from_numpy(scale)[:, None]
+        last.bias[:count] = last.bias[:count] * torch.from_numpy(scale) + torch.from_numpy(shift)
+        if len(last.bias) > count:
+            last.bias[count : 2 * count] += torch.from_numpy(begins)
+
+
+def fold(
+    head: nn.Sequential,
+    weight: FloatArray,
+    bias: FloatArray,
+    curve: nn.Sequential,
+    width: FloatArray,
+    middle: FloatArray,
+) -> None:
+    """Make a head of a linear layer (T, F) and a dense network of its outputs z, in place.
+
+    It predicts middle + width * z, of the first P, and what the network ``curve`` adds.
+    """
+    count = (head[0].out_features - curve[0].out_features) // 2
+    through = 1 / (1 + head[1].negative_slope)  # z is the difference of what its halves let through
+    halves = torch.eye(count, dtype=torch.float64)
+    halves = torch.cat([halves, -halves])
+    line, constant = torch.from_numpy(weight), torch.from_numpy(bias)
+    own = [(layer.weight.double(), layer.bias.double()) for layer in curve[::3]]
+    (first, first_bias), (second, second_bias), (third, third_bias) = own
+    z = halves.T * through
+    out = torch.from_numpy(width[:count])[:, None] * z
+    shift = torch.zeros(len(third), dtype=torch.float64)
+    shift[:count] = torch.from_numpy(middle[:count])
+    out = torch.cat([out, torch.zeros(len(third) - count, 2 * count, dtype=torch.float64)])
+    folded = [
+        (
+            torch.cat([halves @ line[:count], first @ line]),
+            torch.cat([halves @ constant[:count], first @ constant + first_bias]),
+        ),
+        (
+            torch.block_diag(halves @ z, second),
+            torch.cat([torch.zeros(2 * count, dtype=torch.float64), second_bias]),
+        ),
+        (torch.cat([out, third], 1), third_bias + shift),
+    ]
+    with torch.no_grad():
+        for layer, (weights, biases) in zip(head[::3], folded, strict=True):
+            layer.weight.copy_(weights)
+            layer.bias.copy_(biases)
+
+
+def trained(
+    data: Universes, recipe: Recipe, count: int, seed: int, how: Training
+) -> hs.models.MultiscaleNet:
+    """The recipe's network, its head trained on the first ``count`` training samples."""
+    parameters = len(data.names)
+    outputs = gaussian_outputs(parameters) if how.gaussian else parameters
+    net = network(recipe, data.shape, outputs)
+    train_head(net, data, count, seed, how)
+    return net
+
+
+def said_of(net: hs.models.MultiscaleNet, features: FloatArray) -> FloatArray:
+    """What a network says of features (N, F): (N, O)."""
+    with torch.no_grad():
+        found = net.head(net.norm(torch.tensor(features, dtype=torch.float32)))
+    said: FloatArray = found.double().numpy()
+    return said
+
+
+def outputs_of(
+    data: Universes, recipe: Recipe, count: int, seed: int, how: Training, folder: Path
+) -> FloatArray:
+    """What a trained network says of all samples (N, O); the folder keeps it, too."""
+    about = json.dumps({**asdict(how), "count": count, "seed": seed}, sort_keys=True)
+    path = folder / f"head-{count}-{seed}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.npy"
+    if not path.exists():
+        net = trained(data, recipe, count, seed, how)
+        with created_aside(path) as file:
+            np.save(file, said_of(net, data.features))
+    outputs: FloatArray = np.load(path)
+    return outputs
+
+
+def ridge_of(data: Universes, count: int, folder: Path) -> tuple[FloatArray, list[list[Any]]]:
+    """What the ridge says of all samples (N, P), and its choices; the folder keeps them, too."""
+    path = folder / f"regression-{count}.npz"
+    if not path.exists():
+        split = {**data.split, "train": data.split["train"][:count]}
+        ridge = fit_ridge(data.sets, data.targets, split)
+        with created_aside(path) as file:
+            np.savez(file, predicted=ridge.predicted, chosen=np.array(json.dumps(ridge.chosen)))
+    with np.load(path) as file:
+        return file["predicted"], json.loads(str(file["chosen"]))
+
+
+def squares(data: Universes, predicted: FloatArray, split: str) -> FloatArray:
+    """Squared errors (P + 1, V) of predictions (N, P), the last row that of their mean."""
+    chosen = data.split[split]
+    found = ((predicted - data.targets)[chosen] ** 2).T
+    return np.concatenate([found, found.mean(0, keepdims=True)])
+
+
+def compared(
+    data: Universes, outputs: Sequence[FloatArray], ridge: FloatArray, count: int
+) -> dict[str, Any]:
+    """Errors over the mean's and over the ridge's, on test and validation samples."""
+    names = [*data.names, "mean"]
+    means = np.broadcast_to(data.targets[data.split["train"][:count]].mean(0), data.targets.shape)
+    parameters = data.targets.shape[1]
+    row: dict[str, Any] = {"universes": count, "seeds": len(outputs)}
+    below = {"mean": means, "ridge": ridge}
+    for split in ("test", "validation"):
+        of = {
+            "network": np.stack([squares(data, one[:, :parameters], split) for one in outputs], 1),
+            "ridge": squares(data, ridge, split)[:, None],
+        }
+        for above, under in (("network", "mean"), ("ridge", "mean"), ("network", "ridge")):
+            pairs = zip(names, of[above], squares(data, below[under], split)[:, None], strict=True)
+            row.setdefault(split, {})[f"{above} over {under}"] = {
+                name: asdict(ratio_interval(one, other)) for name, one, other in pairs
+            }
+    return row
+
+
+def coverages(data: Universes, ridge: FloatArray, outputs: FloatArray) -> dict[str, Any]:
+    """How often intervals hold the true value of test samples, of a Gaussian network and the ridge.
+
+    The ridge's errors have the covariance that they have over the validation samples. The
+    network's covariances are its own; each deviation is multiplied by one number, with which the
+    squared residuals of validation samples are 1 in the mean.
+    """
+    residuals = (ridge - data.targets)[data.split["validation"]]
+    covariance = residuals.T @ residuals / len(residuals)
+    mean, own = moments_of(outputs, len(data.names))
+    assert own is not None
+    off = (mean - data.targets)[data.split["validation"]]
+    seen = standard_deviations(own[data.split["validation"]])
+    factor = np.sqrt(np.mean((off / seen) ** 2, axis=0))
+    found = {"levels": LEVELS_DRAWN, "factor": dict(zip(data.names, factor.tolist(), strict=True))}
+    for name, means, spread in (
+        ("ridge", ridge, np.broadcast_to(covariance, own.shape)),
+        ("network", mean, own * factor[:, None] * factor),
+        ("network, as it says", mean, own),
+    ):
+        test = data.split["test"]
+        p = Predictions(
+            data.names,
+            tuple(map(str, test)),
+            data.targets[test],
+            means[test],
+            data.targets[test],
+            means[test],
+            means[test].mean(0),
+            covariance=np.ascontiguousarray(spread[test]),
+        )
+        each, joint = rank_statistics(p)
+        drawn = {key: one.coverage(np.array(LEVELS_DRAWN)).tolist() for key, one in each.items()}
+        together = joint.coverage(np.array(LEVELS_DRAWN)).tolist()
+        found[name] = {**uncertainty_of(p), "drawn": {**drawn, "together": together}}
+    return found
+
+
+LEVELS_DRAWN = [level / 20 for level in range(1, 20)]
+"""Of the intervals in a figure."""
+
+LEVERS: Mapping[str, Training] = {
+    "nothing": AS_SHIPPED,
+    "targets alone, no products": Training(degree=1),
+    "products of two targets": Training(degree=2),
+    "features divided by their spread": Training(powers=(1.0,)),
+    "predictions of samples that the line has seen": Training(left_out=False),
+    "the line goes on training": Training(together=True),
+    "all of the head from random weights": Training(line=False, decay=0.1),
+    "gaussian loss": Training(gaussian=True),
+    "the last weights": Training(validated=False),
+    "no average of weights": Training(average=0.0),
+    "dropout of 0.2": Training(dropout=0.2),
+    "weight decay of 0.1": Training(decay=0.1),
+    "three times the rate": Training(rate=3e-3),
+    "a quarter of the steps": Training(steps=500),
+    "twice the steps": Training(steps=4000),
+}
+"""What is changed alone."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--kept", type=Path, required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--levers", action="store_true")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--run", type=Path)
+    options = parser.parse_intermixed_args()
+    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+    data = universes_of(recipe, options.kept)
+    largest = len(data.split["train"])
+    record: dict[str, Any] = {
+        "machine": machine(),
+        "command": " ".join(["python", *sys.argv]),
+        "splits": {which: len(chosen) for which, chosen in data.split.items()},
+        "training": asdict(AS_SHIPPED),
+        "rows": [],
+        "levers": [],
+    }
+
+    def said(count: int, how: Training, seeds: Sequence[int]) -> list[FloatArray]:
+        return [outputs_of(data, recipe, count, seed, how, options.kept) for seed in seeds]
+
+    for count in sorted({*options.sizes, largest}):
+        ridge, chosen = ridge_of(data, count, options.kept)
+        row = compared(data, said(count, AS_SHIPPED, options.seeds), ridge, count)
+        row["chosen"] = dict(zip(data.names, chosen, strict=True))
+        record["rows"].append(row)
+        show(row, f"{count}")
+    for name, how in LEVERS.items() if options.levers else ():
+        row = compared(data, said(largest, how, options.seeds[:1]), ridge, largest)
+        record["levers"].append({"name": name, **row})
+        show(row, name)
+    (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), options.seeds[:1])
+    record["coverage"] = coverages(data, ridge, gaussian)
+    write_json(options.json, record)
+    if options.run is not None:
+        net = trained(data, recipe, largest, options.seeds[0], AS_SHIPPED)
+        hs.save(options.run / "checkpoints" / "head", net)
+        save_recipe(recipe, options.run / "recipe.yaml")
+
+
+def show(row: Mapping[str, Any], name: str) -> None:
+    """A line of ratios to the ridge."""
+    for split in ("validation", "test"):
+        found = row[split]["network over ridge"].values()
+        cells = (f"{one['value']:.3f} ({one['lower']:.3f} .. {one['upper']:.3f})" for one in found)
+        print(f"{name:46}{split:12}", *cells, flush=True)
+
+
+if __name__ == "__main__":
+    main()
