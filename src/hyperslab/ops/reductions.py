@@ -192,6 +192,21 @@ def all_true(input: Sharded) -> torch.Tensor:
     return any_or_all(torch.all, input)
 
 
+@register(torch.equal, torch.Tensor.equal, family="reductions")
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compares global shapes and all elements; the answer is the same on all ranks."""
+    if input.shape != other.shape:
+        return False
+    return bool(any_or_all(torch.all, apply_pointwise(torch.eq, (input, other), {})))
+
+
+@register(torch.allclose, torch.Tensor.allclose, family="reductions")
+def allclose(input: torch.Tensor, other: torch.Tensor, *args: Any, **options: Any) -> bool:
+    """Compares all elements, as ``isclose``; the answer is the same on all ranks."""
+    close = apply_pointwise(torch.isclose, (input, other, *args), options)
+    return bool(any_or_all(torch.all, close))
+
+
 @register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])
 def variance(
     operator: Operator,
