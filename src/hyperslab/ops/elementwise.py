@@ -394,14 +394,14 @@ def diff(
     dim: int = -1,
     prepend: torch.Tensor | None = None,
     append: torch.Tensor | None = None,
-) -> Sharded:
+) -> torch.Tensor:
     """Runs along any dim; along a cut dim each rank fetches the neighbour's plane.
 
     Distribution scheme: ``n`` times 1. crop the tensor to all elements but the last, and to all but
     the first, which gives two aligned tensors, 2. subtract them block by block.
     """
-    if n == 0 and isinstance(input, Sharded):  # torch leaves out what would come beside it
-        return input.like(input.local.clone())
+    if n == 0:  # torch leaves out what would come beside it
+        return input.like(input.local.clone()) if isinstance(input, Sharded) else input.clone()
     parts = [part for part in (prepend, input, append) if part is not None]
     x = input if len(parts) == 1 else concatenate(parts, dim, "diff")
     if not isinstance(x, Sharded):

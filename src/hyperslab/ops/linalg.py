@@ -245,6 +245,9 @@ def add_product(
             f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
             "    use a @ b, and add to it"
         )
+    exact = not (input.is_floating_point() or input.is_complex())
+    if exact and not all(isinstance(n, int) for n in (alpha, beta)):
+        raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
     y = matrix_product(name, a, b)
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
         y = y if alpha == 1 else y * alpha

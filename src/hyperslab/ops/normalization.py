@@ -358,7 +358,8 @@ def _normalise_last_dims(
         y = y - mean
     else:
         share = math.prod(y.shape[d] for d in dims) / over.count
-        square = y.square().mean(list(dims), keepdim=True).double() * share
+        wide = torch.promote_types(y.dtype, torch.float64)  # complex ones stay complex
+        square = y.square().mean(list(dims), keepdim=True).to(wide) * share
         var = all_reduce_sum(square, group, "the mean square of rms_norm").to(y.dtype)
     y = y * (var + eps).rsqrt()
     part = tuple(slice(*x.box.interval(dim)) for dim in dims)

@@ -246,8 +246,9 @@ def variance(
         var = var * (count / left if left > 0 else math.inf)
         blocks = (_square_root(var) if name.startswith("std") else var, mean)
         blocks = blocks if name.endswith("_mean") else blocks[:1]
+        blocks = tuple(block.to(x.dtype) for block in blocks)
         blocks = blocks if keepdim else tuple(block.squeeze(dims) for block in blocks)
-    results = tuple(wrap_reduced(x, block.to(x.dtype), dims, keepdim) for block in blocks)
+    results = tuple(wrap_reduced(x, block, dims, keepdim) for block in blocks)
     return results if len(results) > 1 else results[0]
 
 

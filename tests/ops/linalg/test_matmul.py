@@ -231,6 +231,7 @@ def refused(case: str) -> None:
         "terms": lambda: torch.einsum("bij,jk->bk", x),
         "fit": lambda: torch.einsum("bijk->b", x),
         "grids": lambda: torch.matmul(x, hs.shard(torch.randn(2, 4, 4), hs.Grid(data=2))),
+        "integers": lambda: torch.baddbmm(x.long(), x.long(), x.long(), alpha=0.6),
         "only the sum": lambda: torch.addmm(x[0], torch.randn(4, 4), torch.randn(4, 4)),
     }[case]()
     assert grid
@@ -251,6 +252,7 @@ def refused(case: str) -> None:
         ("fit", "does not fit"),
         ("grids", "operands on two grids"),
         ("only the sum", "one of them cut"),
+        ("integers", "alpha and beta have to be integers"),
     ],
 )
 def test_what_is_refused(case: str, message: str) -> None:

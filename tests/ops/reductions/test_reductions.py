@@ -309,3 +309,15 @@ def comparisons() -> list[bool]:
 
 def test_comparisons_of_all_elements() -> None:
     assert run_ranks(2, comparisons) == [[True] * 4 + [False] * 4] * 2
+
+
+def complex_deviations() -> None:
+    full = torch.randn(2, 3, 6, 4, 2, dtype=torch.complex128)
+    x = hs.shard(full, hs.Grid(depth=2))
+    for found, expected in zip(torch.std_mean(x, 1), torch.std_mean(full, 1), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.allclose(found.full(), expected)
+
+
+def test_deviations_of_complex_numbers_are_real() -> None:
+    run_ranks(2, complex_deviations)
