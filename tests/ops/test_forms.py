@@ -35,16 +35,18 @@ def test_forms_begin_with_the_function() -> None:
 
 
 def test_a_rule_gets_the_operator_and_its_dims(rules: dict[Callable[..., Any], Any]) -> None:
-    @register_each("ldexp", torch.gcd, (torch.lcm, torch.Tensor.lcm), family="user", dims=["dim"])
+    @register_each(
+        "kron", torch.inner, (torch.vdot, torch.Tensor.vdot), family="user", dims=["dim"]
+    )
     def rule(operator: Callable[..., Any], input: hs.Sharded, dim: int = -1) -> hs.Sharded:
         """Says who was called."""
         CALLED.append((operator, dim))
         return input
 
     x = hs.shard(torch.zeros(2, 3, 4), hs.Grid())
-    for function in (torch.ldexp, torch.Tensor.ldexp, torch.gcd, torch.Tensor.lcm):
+    for function in (torch.kron, torch.Tensor.kron, torch.inner, torch.Tensor.vdot):
         assert hs.Sharded.__torch_function__(function, (hs.Sharded,), (x,)) is x
-    assert [(f, 2) for f in (torch.ldexp, torch.ldexp, torch.gcd, torch.lcm)] == CALLED
-    assert torch.Tensor.gcd not in rules
-    assert rules[torch.gcd].doc == "Says who was called."
-    assert rules[torch.gcd].run.__module__ == __name__
+    assert [(f, 2) for f in (torch.kron, torch.kron, torch.inner, torch.vdot)] == CALLED
+    assert torch.Tensor.inner not in rules
+    assert rules[torch.inner].doc == "Says who was called."
+    assert rules[torch.inner].run.__module__ == __name__

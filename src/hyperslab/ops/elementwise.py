@@ -62,8 +62,17 @@ sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc where xlogy
 threshold elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 silu
 softplus softshrink softsign tanhshrink
 clone detach ones_like full_like
+conj_physical gcd i0 igamma igammac lcm ldexp mvlgamma polygamma
+airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 entr erfcx expit gammainc gammaincc gammaln i0e i1
+i1e log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1
+multigammaln ndtr ndtri psi scaled_modified_bessel_k0 scaled_modified_bessel_k1
+spherical_bessel_j0 xlog1py zeta
+chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
+shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+shifted_chebyshev_polynomial_w
 """.split()
-"""Lists names looked up in torch, torch.Tensor and torch.nn.functional, with ``name_`` in place."""
+"""Lists names in torch, torch.Tensor, torch.nn.functional and torch.special, also ``name_``."""
 
 POINTWISE_METHODS = """
 __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__
@@ -71,13 +80,14 @@ __rtruediv__ __itruediv__ __rdiv__ __idiv__ __div__ __floordiv__ __rfloordiv__ _
 __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __neg__ __pos__ __abs__ __invert__ __and__
 __rand__ __iand__ __or__ __ror__ __ior__ __xor__ __rxor__ __ixor__ __lshift__ __rlshift__
 __ilshift__ __rshift__ __rrshift__ __irshift__ __eq__ __ne__ __lt__ __le__
-__gt__ __ge__ bfloat16 bool byte char copy_ cpu cuda double fill_ float half int long
-short zero_
+__gt__ __ge__ bfloat16 bool byte cdouble cfloat char copy_ cpu cuda double fill_ float half
+int long short zero_
 """.split()
 """Lists names looked up in torch.Tensor only."""
 
 MAY_ALIAS = """
-detach positive __pos__ bfloat16 bool byte char cpu cuda double float half int long short
+detach positive __pos__ bfloat16 bool byte cdouble cfloat char cpu cuda double float half int
+long short
 """.split()
 """Lists operators whose result may share the operand's memory; torch makes most return it."""
 
@@ -384,14 +394,14 @@ def diff(
     dim: int = -1,
     prepend: torch.Tensor | None = None,
     append: torch.Tensor | None = None,
-) -> Sharded:
+) -> torch.Tensor:
     """Runs along any dim; along a cut dim each rank fetches the neighbour's plane.
 
     Distribution scheme: ``n`` times 1. crop the tensor to all elements but the last, and to all but
     the first, which gives two aligned tensors, 2. subtract them block by block.
     """
-    if n == 0 and isinstance(input, Sharded):  # torch leaves out what would come beside it
-        return input.like(input.local.clone())
+    if n == 0:  # torch leaves out what would come beside it
+        return input.like(input.local.clone()) if isinstance(input, Sharded) else input.clone()
     parts = [part for part in (prepend, input, append) if part is not None]
     x = input if len(parts) == 1 else concatenate(parts, dim, "diff")
     if not isinstance(x, Sharded):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from hyperslab.comm import all_reduce_sum, log_once
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.ops.elementwise import check_whole_mask
+from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type
 from hyperslab.ops.operands import block_of, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
@@ -176,6 +176,27 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return matrix_product("matmul", input, other)
 
 
+@register(torch.Tensor.__rmatmul__, family="linalg", merged=True)
+def reversed_matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Multiplies as matmul, the second by the first."""
+    return matrix_product("matmul", other, input)
+
+
+@register_each((torch.cross, torch.Tensor.cross), torch.linalg.cross, family="linalg", dims=["dim"])
+def cross(
+    operator: Operator, input: torch.Tensor, other: torch.Tensor, dim: int | None = None
+) -> Sharded:
+    """Runs along a dim, which becomes whole if it is cut; the others are broadcast."""
+    if dim is None and operator is torch.cross:
+        dim = next((d for d, extent in enumerate(input.shape) if extent == 3), None)
+    dim = input.dim() - 1 if dim is None else dim
+    whole = [
+        with_whole(x, (dim,), "cross") if isinstance(x, Sharded) else x for x in (input, other)
+    ]
+    crossed: Sharded = apply_pointwise(torch.linalg.cross, whole, {"dim": dim})
+    return crossed
+
+
 DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
 
@@ -224,6 +245,9 @@ def add_product(
             f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
             "    use a @ b, and add to it"
         )
+    exact = not (input.is_floating_point() or input.is_complex())
+    if exact and not all(isinstance(n, int) for n in (alpha, beta)):
+        raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
     y = matrix_product(name, a, b)
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
         y = y if alpha == 1 else y * alpha

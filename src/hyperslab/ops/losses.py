@@ -177,7 +177,7 @@ def multilabel_soft_margin_loss(
     with EnableTorchFunction():  # as above
         each: Any = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
         each = (each if weight is None else each * weight).mean(-1)
-    return reduce_losses(each, reduction)
+    return reduce_losses(each, reduction) if isinstance(each, Sharded) else each
 
 
 @register(F.gaussian_nll_loss, family="losses")

@@ -69,7 +69,7 @@ def batch_norm(
     message (two in float64), 3. normalise the block. Backward: 1. compute the two sums per channel,
     2. all-reduce both in one message, 3. compute the block's gradient.
     """
-    x = with_whole(input, (1,), "batch_norm")
+    x = normalised_input(input, "batch_norm", running_mean, running_var, weight, bias)
     alone = not training and not torch.is_grad_enabled() and _is_deferred_conv(x)
     if alone and running_mean is not None and running_var is not None:
         affine = Affine.of(weight, bias)
@@ -164,7 +164,7 @@ def instance_norm(
     Distribution scheme: as `batch_norm`, over the axes that cut space; then one all-reduce over
     the data axis where there are running statistics.
     """
-    x = normalised_input(input, "instance_norm", weight, bias)
+    x = normalised_input(input, "instance_norm", running_mean, running_var, weight, bias)
     x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
         return x.like(
@@ -236,7 +236,9 @@ def _left_to_torch(x: Sharded, count: int) -> bool:
 def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
     """Returns an input whose channels are whole; refuses cut parameters."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
-        raise LayoutError(f"{name}: the input is cut, weight and bias are ordinary tensors")
+        raise LayoutError(
+            f"{name}: the input is cut, weight, bias and running statistics are ordinary tensors"
+        )
     if x.dim() < 2:
         raise LayoutError(f"{name} needs a batch and a channel dim, got {x.partition}")
     return with_whole(x, (1,), name)
@@ -356,7 +358,8 @@ def _normalise_last_dims(
         y = y - mean
     else:
         share = math.prod(y.shape[d] for d in dims) / over.count
-        square = y.square().mean(list(dims), keepdim=True).double() * share
+        wide = torch.promote_types(y.dtype, torch.float64)  # complex ones stay complex
+        square = y.square().mean(list(dims), keepdim=True).to(wide) * share
         var = all_reduce_sum(square, group, "the mean square of rms_norm").to(y.dtype)
     y = y * (var + eps).rsqrt()
     part = tuple(slice(*x.box.interval(dim)) for dim in dims)

@@ -311,7 +311,8 @@ def avg_pool(
         y = p.wrap(_average(p, ceil, divisor))
     else:
         total = _average(p, ceil, 1)
-        y = p.wrap(total / _outer_product(counts, total))
+        rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
+        y = p.wrap(torch.div(total, _outer_product(counts, total), rounding_mode=rounded))
     if len(windows) == 3 and memory_format_of(y.block) is not torch.contiguous_format:
         y.mark_as_reordered()  # as above
     return y

@@ -192,6 +192,21 @@ def all_true(input: Sharded) -> torch.Tensor:
     return any_or_all(torch.all, input)
 
 
+@register(torch.equal, torch.Tensor.equal, family="reductions")
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compares global shapes and all elements; the answer is the same on all ranks."""
+    if input.shape != other.shape:
+        return False
+    return bool(any_or_all(torch.all, apply_pointwise(torch.eq, (input, other), {})))
+
+
+@register(torch.allclose, torch.Tensor.allclose, family="reductions")
+def allclose(input: torch.Tensor, other: torch.Tensor, *args: Any, **options: Any) -> bool:
+    """Compares all elements, as ``isclose``; the answer is the same on all ranks."""
+    close = apply_pointwise(torch.isclose, (input, other, *args), options)
+    return bool(any_or_all(torch.all, close))
+
+
 @register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])
 def variance(
     operator: Operator,
@@ -231,8 +246,9 @@ def variance(
         var = var * (count / left if left > 0 else math.inf)
         blocks = (_square_root(var) if name.startswith("std") else var, mean)
         blocks = blocks if name.endswith("_mean") else blocks[:1]
+        blocks = tuple(block.to(x.dtype) for block in blocks)
         blocks = blocks if keepdim else tuple(block.squeeze(dims) for block in blocks)
-    results = tuple(wrap_reduced(x, block.to(x.dtype), dims, keepdim) for block in blocks)
+    results = tuple(wrap_reduced(x, block, dims, keepdim) for block in blocks)
     return results if len(results) > 1 else results[0]
 
 

@@ -16,6 +16,7 @@ from hyperslab.comm import log_once
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import accumulator, as_float32
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import check_uncut, without_empty_shards
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, cut_of_result
@@ -169,6 +170,17 @@ def running_total(
     rank = torch.arange(len(parts), device=parts.device).view(-1, *[1] * (parts.dim() - 1))
     before = torch.where(rank < _index_along(input, dim), parts, neutral)
     return input.like(both(totals, join(before)).to(result))
+
+
+@register_each("cumsum_", "cumprod_", family="scans", dims=["dim"])
+def running_total_in_place(
+    operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
+) -> Sharded:
+    """Runs as the operator without _, and writes into the tensor."""
+    before = input.like(input.local.clone())  # which a gradient of products reads
+    total = running_total(getattr(torch, operator.__name__[:-1]), before, dim, dtype=dtype)
+    written: Sharded = apply_pointwise(torch.Tensor.copy_, (input, total), {})
+    return written
 
 
 _TOTALS: dict[str, tuple[float, Operator, Operator]] = {

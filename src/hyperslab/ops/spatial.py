@@ -302,7 +302,8 @@ def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
 def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
     """Copies where nothing was copied yet: torch's padding never gives a view."""
     theirs = x.block.untyped_storage().data_ptr()
-    return local.clone() if local.untyped_storage().data_ptr() == theirs else local
+    shared = local.untyped_storage().data_ptr() == theirs
+    return local.clone(memory_format=memory_format_of(local)) if shared else local
 
 
 def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
@@ -326,7 +327,7 @@ def _at_edge(x: Sharded, pads: Sequence[int], mode: str) -> Sharded:
         local = F.pad(local, sides[: len(pads)], mode)
     for dim, (lo, extent) in enumerate(zip(mine.lo, mine.shape, strict=True)):
         if local.shape[dim] != extent:  # a reflection that reaches beyond this rank's planes
-            local = local.narrow(dim, lo + first[dim] - hull.lo[dim], extent)
+            local = local.narrow(dim, lo + first[dim] - hull.lo[dim], extent).clone()
     return x.like(_fresh(local, x), partition)
 
 

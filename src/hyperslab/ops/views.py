@@ -23,13 +23,18 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.registry import device_kind
-from hyperslab.ops.operands import check_alike_but
+from hyperslab.ops.operands import (
+    check_alike_but,
+    check_uncut,
+    check_writable,
+    without_empty_shards,
+)
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
 from hyperslab.ops.placement import reads_nearly_all
 from hyperslab.ops.slab_inputs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
-from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, meshgrid_of_list
 
 _LAYOUTS = 4096
 """Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
@@ -292,12 +297,16 @@ def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
     n = input.dim()
     shape = input.partition.shape
-    cuts = input.partition.cuts
     dims = range(n) if dim is None else integers(dim)
     drop = [d for d in dims if shape[d] == 1]
     keep = [d for d in range(n) if d not in drop]
+    held = without_empty_shards(input, drop)  # one sample that one rank has
+    cuts = held.partition.cuts
     partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
-    return input.like(input.local.squeeze(drop) if drop else input.local, partition)
+    y = held.like(held.local.squeeze(drop) if drop else held.local, partition)
+    if held is not input:
+        y.mark_as_copy(input)
+    return y
 
 
 def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
@@ -346,6 +355,16 @@ def channel_shuffle(input: Sharded, groups: int) -> Sharded:
     return input.like(torch.channel_shuffle(input.local, groups))
 
 
+@register(torch.diagonal, torch.Tensor.diagonal, family="views", dims=["dim1", "dim2"])
+def diagonal(input: Sharded, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sharded:
+    """Takes the diagonal of two dims that are not cut, as a view."""
+    check_uncut(input, (dim1, dim2), "diagonal of")
+    block = input.local.diagonal(offset, dim1, dim2)
+    rest = [d for d in range(input.dim()) if d not in (dim1, dim2)]
+    shape = (*(input.shape[d] for d in rest), block.shape[-1])
+    return input.like(block, Partition(shape, (*(input.partition.cuts[d] for d in rest), None)))
+
+
 @register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)
 def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
     """Exchanges two dims; each cut goes with its dim."""
@@ -380,6 +399,24 @@ def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
     y = exchanged(input, -2, -1)
     conjugate = operator in (torch.adjoint, _H) and y.is_complex()
     return y.like(y.local.conj()) if conjugate else y
+
+
+@register_each(
+    *("unsqueeze_", "squeeze_", "transpose_", "swapaxes_", "swapdims_", "t_"),
+    family="views",
+    merged=True,
+)
+def view_in_place(operator: Operator, input: Sharded, *args: Any, **options: Any) -> Sharded:
+    """Makes the tensor itself the view that the operator without _ returns."""
+    if input.requires_grad and input.is_leaf and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{operator.__name__}: a leaf that requires grad is used in an in-place operation"
+        )
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        view = getattr(input, operator.__name__[:-1])(*args, **options)
+    if not input.is_copy:
+        check_writable(view, operator.__name__)
+    return input.become(view)
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,8 +549,8 @@ DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
     merged=True,
 )
 def split(
-    operator: Operator, input: Sharded, how: Any = None, dim: int = 0, **named: Any
-) -> tuple[Sharded, ...]:
+    operator: Operator, input: torch.Tensor, how: Any = None, dim: int = 0, **named: Any
+) -> tuple[torch.Tensor, ...]:
     """Splits where torch does, by sizes, by positions or into so many parts: ``how`` or by name."""
     if named:
         (how,) = named.values()
@@ -521,6 +558,8 @@ def split(
         how = (how.full() if isinstance(how, Sharded) else how).tolist()
     how = tuple(how) if isinstance(how, Sequence) else how
     name = operator.__name__
+    if not isinstance(input, Sharded):  # positions were a cut tensor
+        return operator(input, how, dim)
     if name in DIM_OF_SPLIT:
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
         spans = _spans_of_split(operator, input.partition, dim, how)
@@ -755,10 +794,13 @@ def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid
 def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded:
     """Join whole tensors, cut or ordinary; see `join` for the scheme."""
     tensors = tuple(tensors)
-    like = next(t for t in tensors if isinstance(t, Sharded))
-    dim = read_dim(dim, like.dim(), name)
+    ndim = max(t.dim() for t in tensors)
+    dim = read_dim(dim, ndim, name)
     # Torch skips one-dimensional empty tensors, with which old code begins its lists.
-    kept = [t for t in tensors if tuple(t.shape) != (0,) or like.dim() == 1]
+    kept = [t for t in tensors if tuple(t.shape) != (0,) or ndim == 1]
+    like = next(t for t in (*kept, *tensors) if isinstance(t, Sharded))
+    if like.dim() == 1 < ndim:  # nothing else is cut
+        kept[0] = like.like(kept[0], Partition.whole(kept[0].shape))
     check_alike_but(kept, dim, name, "crop, pad or interpolate")
     cut = tuple(t.partition for t in kept if isinstance(t, Sharded))
     held = tuple(t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in kept)
@@ -869,6 +911,24 @@ def broadcast_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Expands each tensor and keeps its cut; ordinary ones stay whole."""
     shape = torch.broadcast_shapes(*(tuple(t.shape) for t in tensors))
     return tuple(expanded(t, shape) for t in tensors)
+
+
+@register(torch.meshgrid, meshgrid_of_list, family="views")
+def meshgrid(*vectors: Any, indexing: str | None = None) -> tuple[torch.Tensor, ...]:
+    """Expands each vector along a dim of its own, and keeps its cut; ordinary ones stay whole."""
+    if len(vectors) == 1 and isinstance(vectors[0], list | tuple):
+        (vectors,) = vectors
+    places = list(range(len(vectors)))
+    if indexing == "xy":
+        places[:2] = places[1::-1]
+    lines = []
+    for place, vector in zip(places, vectors, strict=True):
+        shape = [1] * len(vectors)
+        shape[place] = vector.numel()
+        lines.append(
+            reshape_to(vector, shape) if isinstance(vector, Sharded) else vector.view(shape)
+        )
+    return broadcast_tensors(*lines)
 
 
 @register(torch.Tensor.repeat, family="views")

@@ -255,8 +255,13 @@ class Sharded(DeferredTensor):
         with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
             whole = self.redistribute(self._partition.without(axes), "the gather of a merged dim")
         self.mark_as_copy(self)
-        self.replace_storage(whole.block)
-        self._partition = whole._partition
+        self.become(whole)
+
+    def become(self, other: Sharded) -> Sharded:
+        """Take the block and the partition of another tensor."""
+        self.replace_storage(other.block)
+        self._partition = other._partition
+        return self
 
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
         """Turn an ordinary tensor into this cut one, where torch would change it in place."""

@@ -54,6 +54,7 @@ def other_types() -> None:
     full = torch.randn(2, 3, 5, 4, 4)
     x = hs.shard(full, hs.Grid(depth=2))
     assert torch.equal((x > 0).diff(dim=2).full(), (full > 0).diff(dim=2))
+    assert torch.equal(torch.diff(full, n=0, dim=2, prepend=x), full)
     limits = torch.tensor([-1.0, 0.0, 0.5])
     for right in (False, True):
         found = torch.bucketize(x, limits, right=right, out_int32=True)

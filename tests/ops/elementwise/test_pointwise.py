@@ -70,8 +70,11 @@ CALLS: list[tuple[Any, ...]] = [
     ("n",),
     ("i",),
     ("x", "y"),
+    ("n", "x"),
     ("i", "j"),
     ("x", 0.5),
+    ("x", 1),
+    (2, "x"),
     ("x", "channels"),
     ("y", "slopes"),
     ("x", "y", "z"),
@@ -116,7 +119,8 @@ def call(
     result = function(*args, **options)
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"{type(result)} is no tensor")
-    found = [result, args[0]] if options or "_" in function.__name__ else [result]
+    changed = args[:1] if options or "_" in function.__name__ else []
+    found = [result, *(value for value in changed if isinstance(value, torch.Tensor))]
     found = [v.full() if isinstance(v, hs.Sharded) else v for v in found]
     if found[0].requires_grad:
         real = torch.view_as_real(found[0]) if found[0].is_complex() else found[0]

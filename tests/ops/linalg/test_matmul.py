@@ -18,6 +18,9 @@ COVERS = {
     "linalg": {
         "matmul",
         "__matmul__",
+        "__rmatmul__",
+        "cross",
+        "linalg_cross",
         "mm",
         "spmm",  # another name of mm
         "bmm",
@@ -175,11 +178,16 @@ def special(x: Any, a: torch.Tensor, b: torch.Tensor, *, kind: str) -> Any:
         "three": lambda: torch.einsum("bi,ij,bk->bjk", rows, a, rows),
         "one": lambda: torch.einsum("bcdhw->dc", x),
         "diagonal": lambda: torch.einsum("bcii->bci", x[:, :, :, 0]),
+        "reversed": lambda: torch.Tensor.__rmatmul__(a.mT[:, :4], rows[:, :4] * 2),
+        "cross": lambda: torch.cross(x, x.flip(0) + a[0, 0], dim=3),
+        "cross of three": lambda: x.mT.cross(x.mT.flip(0) * b[:2, None]),
+        "linalg cross": lambda: torch.linalg.cross(x[:, :1].mT, a[:6].view(4, 1, 2, 1, 3)),
     }[kind]()
 
 
 KINDS = """mm,mm method,mv,dot,bmm,addmm,addmm cut,addmm weight,baddbmm,tensordot,tensordot cut
-tensordot number,bilinear,list,sublists,three,one,diagonal""".replace("\n", ",").split(",")
+tensordot number,bilinear,list,sublists,three,one,diagonal,reversed,cross,cross of three
+linalg cross""".replace("\n", ",").split(",")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,6 +231,7 @@ def refused(case: str) -> None:
         "terms": lambda: torch.einsum("bij,jk->bk", x),
         "fit": lambda: torch.einsum("bijk->b", x),
         "grids": lambda: torch.matmul(x, hs.shard(torch.randn(2, 4, 4), hs.Grid(data=2))),
+        "integers": lambda: torch.baddbmm(x.long(), x.long(), x.long(), alpha=0.6),
         "only the sum": lambda: torch.addmm(x[0], torch.randn(4, 4), torch.randn(4, 4)),
     }[case]()
     assert grid
@@ -243,6 +252,7 @@ def refused(case: str) -> None:
         ("fit", "does not fit"),
         ("grids", "operands on two grids"),
         ("only the sum", "one of them cut"),
+        ("integers", "alpha and beta have to be integers"),
     ],
 )
 def test_what_is_refused(case: str, message: str) -> None:

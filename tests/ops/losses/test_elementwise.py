@@ -120,6 +120,15 @@ def test_the_variance() -> None:
     run_ranks(6, compare, gaussian, cases)
 
 
+def classes_of_one_sample(x: Any) -> Any:
+    row = x[0, 0, :, 0, 0]
+    return row * F.multilabel_soft_margin_loss(row, torch.arange(4) % 2.0, reduction="none")
+
+
+def test_one_sample_of_several_classes() -> None:
+    run_ranks(2, compare, classes_of_one_sample, [Example({"depth": 2}, (1, 2, 4, 1, 1))])
+
+
 def autocast() -> None:
     """The types are torch's: elementwise losses of half precision in float32 under autocast."""
     x, grid = torch.randn(2, 3, 6, 5, 4), hs.Grid(data=2, depth=2)

@@ -224,6 +224,11 @@ def refused(case: str) -> None:
     {
         "groups": lambda: F.group_norm(x, 3),
         "cut weight": lambda: F.instance_norm(x, weight=hs.shard(torch.ones(4), grid)),
+        "cut statistics": lambda: F.instance_norm(x, *[hs.shard(torch.ones(4), grid)] * 2),
+        "cut weight alone": lambda: F.batch_norm(
+            torch.ones(2, 4, 3), None, None, hs.shard(torch.ones(4), grid), training=True
+        ),
+        "a row": lambda: F.batch_norm(hs.shard(torch.ones(2), grid), None, None, training=True),
         "one value": lambda: F.instance_norm(hs.shard(torch.ones(2, 3, 1), hs.Grid(data=2))),
         "no channels": lambda: F.group_norm(hs.shard(torch.ones(2), grid), 1),
     }[case]()
@@ -233,7 +238,10 @@ def refused(case: str) -> None:
     ("case", "message"),
     [
         ("groups", "4 channels do not make 3 groups"),
-        ("cut weight", "weight and bias are ordinary tensors"),
+        ("cut weight", "weight, bias and running statistics are ordinary tensors"),
+        ("cut statistics", "instance_norm: the input is cut, weight, bias and running stat"),
+        ("cut weight alone", "batch_norm: the input is cut, weight, bias and running stat"),
+        ("a row", "batch_norm needs a batch and a channel dim"),
         ("one value", "more than 1 spatial element"),
         ("no channels", "needs a batch and a channel dim"),
     ],

@@ -76,6 +76,18 @@ def test_half_precision() -> None:
     run_ranks(2, half_precision)
 
 
+def complex_numbers() -> None:
+    full = torch.randn(2, 3, 6, dtype=torch.complex64)
+    weight = torch.randn(6, dtype=torch.complex64)
+    x = hs.shard(full[:, :, :, None, None], hs.Grid(depth=2))[..., 0, 0]
+    expected = F.rms_norm(full, (6,), weight, 0.5)
+    assert torch.allclose(F.rms_norm(x, (6,), weight, 0.5).full(), expected, rtol=1e-5)
+
+
+def test_complex_numbers() -> None:
+    run_ranks(2, complex_numbers)
+
+
 def far_from_zero(dtype: torch.dtype) -> float:
     """Error of the deviation of values whose mean is 1000 times it."""
     x = (torch.randn(2, 3, 9, 8, 8, dtype=torch.float64) + 1e3).to(dtype)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from hyperslab.geometry import Cut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
@@ -144,6 +145,25 @@ def integers() -> list[bool]:
     x = torch.randint(-50, -1, (2, 2, 7, 4, 4))
     y = F.max_pool3d(hs.shard(x, grid).float(), 3, 1, 1)
     return [torch.equal(y.full(), F.max_pool3d(x.float(), 3, 1, 1))]
+
+
+def averages_of_integers() -> None:
+    """Rounded towards zero on every rank, also on those whose windows are all within the edge."""
+    grid, full = hs.Grid(depth=3), torch.randint(-50, 50, (2, 2, 9, 4))
+    for name, options in (("avg_pool2d", {"padding": 1}), ("avg_pool1d", {"ceil_mode": True})):
+        pool = getattr(F, name)
+        x = full if name == "avg_pool2d" else full[..., 0]
+        cut = hs.shard(x, grid) if x.dim() > 3 else hs.shard(full, grid)[..., 0]
+        cut = cut.redistribute(cut.partition.with_dim(2, 9, Cut("depth", (0, 3, 7, 9))))
+        expected = pool(x, 3, 2, count_include_pad=False, **options)
+        found = pool(cut, 3, 2, count_include_pad=False, **options)
+        assert found.partition.axes == ("depth",)
+        assert found.dtype == torch.int64
+        assert torch.equal(found.full(), expected)
+
+
+def test_averages_of_integers() -> None:
+    run_ranks(3, averages_of_integers)
 
 
 def test_the_edge_never_wins_over_negative_values() -> None:

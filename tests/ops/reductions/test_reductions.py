@@ -30,6 +30,8 @@ COVERS = {
         "nansum",
         "nanmean",
         "_is_all_true",
+        "equal",
+        "allclose",
     },
     "normalization": {"normalize"},
 }
@@ -285,3 +287,37 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(hs.LayoutError, match=message):
         run_ranks(2, refused, case)
+
+
+def comparisons() -> list[bool]:
+    """One element of one rank's block decides for all ranks."""
+    grid, full = hs.Grid(depth=2), torch.randn(1, 2, 5, 3, 2, dtype=torch.float64)
+    other = full.clone()
+    other[0, 0, 4] += 1e-3
+    x, y = hs.shard(full, grid), hs.shard(other, grid)
+    return [
+        torch.equal(x, full),
+        full.equal(x),
+        torch.allclose(x, y, atol=1e-2),
+        torch.allclose(x[:, :, :0], y[:, :, :0]),
+        torch.equal(x, y),
+        x.equal(x[:, :1]),
+        x.allclose(other),
+        y.allclose(full, 0.0, 1e-4, equal_nan=True),
+    ]
+
+
+def test_comparisons_of_all_elements() -> None:
+    assert run_ranks(2, comparisons) == [[True] * 4 + [False] * 4] * 2
+
+
+def complex_deviations() -> None:
+    full = torch.randn(2, 3, 6, 4, 2, dtype=torch.complex128)
+    x = hs.shard(full, hs.Grid(depth=2))
+    for found, expected in zip(torch.std_mean(x, 1), torch.std_mean(full, 1), strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.allclose(found.full(), expected)
+
+
+def test_deviations_of_complex_numbers_are_real() -> None:
+    run_ranks(2, complex_deviations)

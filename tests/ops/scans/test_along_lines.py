@@ -25,6 +25,8 @@ COVERS = {
         "nanmedian",
         "cumsum",
         "cumprod",
+        "cumsum_",
+        "cumprod_",
         "cummax",
         "cummin",
         "logcumsumexp",
@@ -178,3 +180,27 @@ def several(q: torch.Tensor) -> None:
 def test_several_quantiles_are_refused() -> None:
     with pytest.raises(hs.LayoutError, match="one q at a time"):
         run_ranks(2, several, torch.tensor([0.1, 0.2]))
+
+
+def in_place() -> None:
+    grid, full = hs.Grid(depth=2), torch.rand(2, 3, 5, 4, 2, dtype=torch.float64) + 0.5
+    for name in ("cumsum_", "cumprod_"):
+        for dim in (1, 2, -1):
+            leaf, serial = full.clone().requires_grad_(), full.clone().requires_grad_()
+            x, expected = hs.shard(leaf, grid) * 2, serial * 2
+            view = x[:, 0]
+            assert getattr(x, name)(dim) is x
+            getattr(expected, name)(dim)
+            assert torch.allclose(x.full(), expected, rtol=1e-12)
+            assert torch.allclose(view.full(), expected[:, 0], rtol=1e-12)
+            (x.full() ** 2).sum().backward()
+            (expected**2).sum().backward()
+            assert leaf.grad is not None
+            assert torch.allclose(leaf.grad, serial.grad, rtol=1e-10)
+    numbers = hs.shard(torch.ones(1, 1, 4, 1, 1, dtype=torch.int32), grid)
+    assert numbers.cumsum_(2).dtype == torch.int32
+    assert numbers.full().flatten().tolist() == [1, 2, 3, 4]
+
+
+def test_in_place() -> None:
+    run_ranks(2, in_place)

@@ -125,6 +125,9 @@ def what_torch_does_beside() -> None:
         found = torch.cat(legacy, 1)
         assert torch.equal(found.full(), expected)
         assert found.dtype == expected.dtype
+    none = hs.shard(torch.empty(0), grid)
+    assert torch.equal(torch.cat([none, x], 1).full(), full)
+    assert torch.equal(torch.cat([none, full], -1).full(), full)
     mixed = torch.cat([x, x.double().redistribute(x.partition.without(["depth"]))], 2)
     assert mixed.dtype == torch.float64
     assert torch.equal(mixed.full(), torch.cat([full, full], 2).double())

@@ -196,6 +196,8 @@ def split_at_cut_indices() -> None:
     parts = torch.tensor_split(hs.shard(full, grid), hs.shard(ends, grid), 1)
     for part, expected in zip(parts, torch.tensor_split(full, ends, 1), strict=True):
         assert torch.equal(part.full(), expected)
+    parts = torch.tensor_split(full, hs.shard(ends, grid), 1)
+    assert all(map(torch.equal, parts, torch.tensor_split(full, ends, 1)))
 
 
 def test_indices_that_are_cut_themselves() -> None:
