@@ -34,7 +34,8 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations_with_replacement
+from functools import lru_cache
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def kept(folder: Path, kind: str, source: Source, measure: Measure) -> dict[str,
     return {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Universes:
     """What is known of N volumes: targets (N, P), features (N, F) and the sets of a ridge.
 
@@ -153,23 +154,32 @@ class LinearLayer:
     """Ridge regressions of targets (n, T) on features (n, F), in closed form.
 
     Features are divided by a power of their spread: 1 makes all alike, less lets those count more
-    that differ more. Each target has the power and the penalty with the least squared error over
-    the samples themselves, each predicted by the others (Allen 1974).
+    that differ more. Each target has the number of features, from the first on, the power and the
+    penalty with the least squared error over the samples themselves, each predicted by the others
+    (Allen 1974).
     """
 
-    def __init__(self, x: FloatArray, y: FloatArray, powers: Sequence[float] = (1.0,)) -> None:
+    def __init__(
+        self,
+        x: FloatArray,
+        y: FloatArray,
+        powers: Sequence[float] = (1.0,),
+        counts: Sequence[int] = (),
+    ) -> None:
         middle, mean, spread = x.mean(0), y.mean(0), x.std(0)
         best = np.full(y.shape[1], np.inf)
-        self.chosen = [(0.0, 0.0)] * y.shape[1]
-        """By target, the power and the penalty."""
+        self.chosen = [(0, 0.0, 0.0)] * y.shape[1]
+        """By target, the number of features, the power and the penalty."""
         self.left_out = np.empty_like(y)
         """(n, T): what is said of each sample by a regression on the others."""
         self.seen = np.empty_like(y)
-        self.weight = np.empty((x.shape[1], y.shape[1]))
-        for power in powers:
-            scale = np.divide(1, spread**power, out=np.zeros_like(spread), where=spread > 0)
+        self.weight = np.zeros((x.shape[1], y.shape[1]))
+        for count, power in product(counts or (len(spread),), powers):
+            first = np.arange(len(spread)) < count
+            used = first & (spread > 0)
+            scale = np.divide(1, spread**power, out=np.zeros_like(spread), where=used)
             scale /= np.sqrt(np.mean((spread * scale) ** 2))
-            scaled = (x - middle) * scale
+            scaled = ((x - middle) * scale)[:, first]
             variances, axes = np.linalg.eigh(scaled.T @ scaled / len(x))
             along = scaled @ axes
             covariances = along.T @ (y - mean) / len(x)
@@ -181,14 +191,25 @@ class LinearLayer:
                 errors = np.mean(off**2, axis=0)
                 for target in np.flatnonzero(errors < best):
                     best[target] = errors[target]
-                    self.chosen[target] = (power, float(penalty))
+                    self.chosen[target] = (count, power, float(penalty))
                     self.left_out[:, target] = (y - off)[:, target]
                     self.seen[:, target] = found[:, target]
-                    self.weight[:, target] = scale * (axes @ (covariances[:, target] * shrunk))
+                    self.weight[:, target] = 0
+                    own_weight = axes @ (covariances[:, target] * shrunk)
+                    self.weight[first, target] = scale[first] * own_weight
         self.bias = mean - middle @ self.weight
 
     def __call__(self, x: FloatArray) -> FloatArray:
         return x @ self.weight + self.bias
+
+
+@lru_cache(maxsize=2)
+def line_of(
+    data: Universes, count: int, degree: int, powers: Sequence[float], counts: Sequence[int]
+) -> LinearLayer:
+    """The linear layer of the first training samples, on products of targets; of any seed."""
+    train = data.split["train"][:count]
+    return LinearLayer(data.features[train], products(data.targets[train], degree), powers, counts)
 
 
 def products(y: FloatArray, degree: int) -> FloatArray:
@@ -206,6 +227,7 @@ class Training:
 
     degree: int = 3  # of the products of targets that the linear layer predicts
     powers: tuple[float, ...] = (1.0, 0.7, 0.4)  # of spreads by which it may divide features
+    counts: tuple[int, ...] = (88, 196, 712)  # of features, from the first on, that it may take
     line: bool = True  # the linear layer is the ridge; otherwise the head begins at random
     left_out: bool = True  # the dense network learns from predictions of samples left out
     together: bool = False  # then all of the head goes on at a thirtieth of the rate
@@ -329,7 +351,7 @@ def train_head(
         fit(net.head, problem, train, validation, how)
         scale_outputs(net.head[-1], off, middle, begins)
         return
-    layer = LinearLayer(x[train], products(y[train], how.degree), how.powers)
+    layer = line_of(data, count, how.degree, how.powers, how.counts)
     z = layer(x)
     z[train] = layer.left_out if how.left_out else layer.seen
     base = z[:, : y.shape[1]]
@@ -544,6 +566,7 @@ LEVERS: Mapping[str, Training] = {
     "targets alone, no products": Training(degree=1),
     "products of two targets": Training(degree=2),
     "features divided by their spread": Training(powers=(1.0,)),
+    "all features for every target": Training(counts=()),
     "predictions of samples that the line has seen": Training(left_out=False),
     "the line goes on training": Training(together=True),
     "all of the head from random weights": Training(line=False, decay=0.1),

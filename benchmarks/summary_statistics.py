@@ -38,7 +38,7 @@ def summary_statistics(counts: NDArray[np.number]) -> dict[str, NDArray[np.float
     cross = [n for n, (i, j) in enumerate(pairs) if i != j]
     limits = measures.shells(width)
     parts = {
-        "moments": [moments(x)],
+        "moments": [measures.moments(x)],
         "power": [of_log[:, auto]],
         "cross": [of_log[:, cross]],
         "contrast": [contrast_modes.spectra(thirds)],
@@ -50,19 +50,3 @@ def summary_statistics(counts: NDArray[np.number]) -> dict[str, NDArray[np.float
         name: torch.cat([part.flatten(1) for part in found], 1).numpy()
         for name, found in parts.items()
     }
-
-
-def moments(field: torch.Tensor) -> torch.Tensor:
-    """(N, C, 4) of (N, C, W, W, W): mean, log standard deviation, skewness, excess kurtosis.
-
-    The last two of a field that is the same everywhere are 0 and -3.
-    """
-    mean = field.mean(measures.SPACE, keepdim=True)
-    off = field - mean
-    square = off * off
-    second, third, fourth = (
-        power.mean(measures.SPACE) for power in (square, square * off, square * square)
-    )
-    spread = second.clamp(min=measures.LEAST).sqrt()
-    shape = [third / spread**3, fourth / spread**4 - 3]
-    return torch.stack([mean[..., 0, 0, 0], spread.log(), *shape], -1)

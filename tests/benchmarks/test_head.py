@@ -67,7 +67,7 @@ def test_a_linear_layer_is_a_ridge_and_leaves_each_sample_out() -> None:
     layer = LinearLayer(x, y, (0.5,))
     scaled = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1) ** 0.5
     scaled /= np.sqrt(scaled.var(0).mean())
-    for target, (_, penalty) in enumerate(layer.chosen):
+    for target, (_, _, penalty) in enumerate(layer.chosen):
         model = Ridge(alpha=30 * penalty).fit(scaled, y[:, target])
         np.testing.assert_allclose(layer(x)[:, target], model.predict(scaled), rtol=1e-7)
         np.testing.assert_allclose(layer.seen[:, target], model.predict(scaled), rtol=1e-7)
@@ -75,7 +75,7 @@ def test_a_linear_layer_is_a_ridge_and_leaves_each_sample_out() -> None:
         without = Ridge(alpha=30 * penalty).fit(scaled[rest], y[rest, target])
         expected = without.predict(scaled[:1])
         np.testing.assert_allclose(layer.left_out[:1, target], expected, rtol=1e-7)
-    assert layer.chosen[0][1] < layer.chosen[1][1]  # nothing is known of the second
+    assert layer.chosen[0][2] < layer.chosen[1][2]  # nothing is known of the second
 
 
 def test_a_linear_layer_divides_by_the_power_that_leaves_out_best() -> None:
@@ -84,12 +84,12 @@ def test_a_linear_layer_divides_by_the_power_that_leaves_out_best() -> None:
     y = np.stack([x[:, 0], x @ random.normal(size=100) / x.std(0).mean(), 1e3 * x[:, 99]], 1)
     y += 0.1 * random.normal(size=y.shape)
     both = LinearLayer(x, y, (1.0, 0.2))
-    for target, (power, _) in enumerate(both.chosen):
+    for target, (_, power, _) in enumerate(both.chosen):
         alone = LinearLayer(x, y, (power,))
         np.testing.assert_allclose(both(x)[:, target], alone(x)[:, target])
         off = [np.mean((LinearLayer(x, y, (p,)).left_out - y) ** 2, 0)[target] for p in (1.0, 0.2)]
         assert off[[1.0, 0.2].index(power)] == min(off)
-    assert {power for power, _ in both.chosen} == {1.0, 0.2}
+    assert {power for _, power, _ in both.chosen} == {1.0, 0.2}
 
 
 def test_products_are_those_of_targets() -> None:
@@ -117,7 +117,9 @@ def test_a_head_that_has_not_learnt_is_the_ridge() -> None:
     data = curved()
     train = data.split["train"]
     net = shipped(data, 2)
-    head.train_head(net, data, len(train), 0, Training(steps=40, rate=0.0, powers=(1.0,)))
+    head.train_head(
+        net, data, len(train), 0, Training(steps=40, rate=0.0, powers=(1.0,), counts=())
+    )
     layer = LinearLayer(data.features[train], data.targets[train])
     np.testing.assert_allclose(said(net, data), layer(data.features), atol=2e-6)
 

@@ -18,7 +18,7 @@ from ridge import read_samples, split_of
 from sklearn.linear_model import Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from summary_statistics import SETS, moments, summary_statistics
+from summary_statistics import SETS, summary_statistics
 
 import hyperslab as hs
 from hyperslab.recipe.load import load_recipe
@@ -53,7 +53,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 def test_moments_are_those_of_numpy() -> None:
     field = np.random.default_rng(0).gamma(2, 1, (2, 3, 4, 4, 4))
-    found = moments(torch.from_numpy(field))
+    found = hs.models.summary_statistics.moments(torch.from_numpy(field))
     z = (field[1, 2] - field[1, 2].mean()) / field[1, 2].std()
     expected = [field[1, 2].mean(), np.log(field[1, 2].std()), (z**3).mean(), (z**4).mean() - 3]
     np.testing.assert_allclose(found[1, 2], expected)
@@ -71,7 +71,7 @@ def test_sets_are_finite_and_those_of_networks() -> None:
     shapes = {"power": (2, 9), "cross": (1, 9), "contrast": (3, 9), "distribution": (2, 3, 28)}
     of = {name: torch.from_numpy(parts[name]).unflatten(1, n) for name, n in shapes.items()}
     of_contrast = [of["contrast"][:, ::2], of["contrast"][:, 1:2]]  # of a channel, and of two
-    expected = []
+    expected = [torch.from_numpy(parts["moments"]).unflatten(1, (2, 4))[..., 2:]]
     for auto, cross in ([of["power"], of["cross"]], of_contrast):
         expected += [measures.mean_and_steps(auto), cross]
     expected.append(measures.mean_and_steps(of["distribution"]))

@@ -138,7 +138,7 @@ def test_summary_statistics_change_features_alone() -> None:
     plain, more = network(), network(8)
     assert plain.state_dict().keys() == more.state_dict().keys()
     count = summary_count(2, 8)
-    assert count == 2 * 3 * 9 + 2 * 3 * 28
+    assert count == 2 * 2 + 2 * 3 * 9 + 2 * 3 * 28
     own = 2 * (2 + sum(CHANNELS))
     assert (plain.norm.num_features, more.norm.num_features) == (own, own + count)
     seen = []

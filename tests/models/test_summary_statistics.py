@@ -163,10 +163,11 @@ def test_channels_are_a_mean_and_their_growth() -> None:
 def test_statistics_are_their_parts() -> None:
     x = torch.log1p(torch.from_numpy(np.random.default_rng(0).poisson(2, (2, 2, 8, 8, 8)) * 1.0))
     count = OctaveBins(8).count
-    sizes = [2 * count, count, 2 * count, count, 2 * 3 * 28]
-    log, cross, log_contrast, cross_contrast, shares = measures.summary_statistics(x, 8).split(
-        sizes, 1
-    )
+    sizes = [2 * 2, 2 * count, count, 2 * count, count, 2 * 3 * 28]
+    shape, log, cross, log_contrast, cross_contrast, shares = measures.summary_statistics(
+        x, 8
+    ).split(sizes, 1)
+    torch.testing.assert_close(shape.unflatten(1, (2, 2)), measures.moments(x)[..., 2:])
     for field, own, between in (
         (x, log, cross),
         (measures.contrast(x), log_contrast, cross_contrast),

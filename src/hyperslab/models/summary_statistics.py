@@ -37,15 +37,16 @@ COUNT_BINS = 28
 def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
     """Return the statistics (B, `summary_count`) of x = log(1 + count) (B, C, D, H, W).
 
-    In this order: power spectra of x and of the contrast of counts, in three bins an octave, and
-    the distribution of counts. What channels have of their own is said by `mean_and_steps`.
+    In this order: skewness and kurtosis of each channel of x, power spectra of x and of the
+    contrast of counts, in three bins an octave, and the distribution of counts. What channels have
+    of their own is said by `mean_and_steps`.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     bins = OctaveBins(width)
     pairs = pairs_of(x.shape[1])
     auto = [n for n, (i, j) in enumerate(pairs) if i == j]
     cross = [n for n, (i, j) in enumerate(pairs) if i != j]
-    parts = []
+    parts = [moments(x)[..., 2:]]
     for field in (x, contrast(x)):
         spectra = Modes.of(field, width).spectra(bins)
         parts += [mean_and_steps(spectra[:, auto]), spectra[:, cross]]
@@ -66,7 +67,22 @@ def mean_and_steps(channels: torch.Tensor) -> torch.Tensor:
 def summary_count(channels: int, width: int) -> int:
     """Return how many numbers `summary_statistics` makes of a volume."""
     spectra = len(pairs_of(channels)) * OctaveBins(width).count
-    return 2 * spectra + channels * len(SMOOTHINGS) * COUNT_BINS
+    return 2 * channels + 2 * spectra + channels * len(SMOOTHINGS) * COUNT_BINS
+
+
+def moments(x: torch.Tensor) -> torch.Tensor:
+    """Return (B, C, 4): mean, log standard deviation, skewness and excess kurtosis of channels.
+
+    The last two of a field that is the same everywhere are 0 and -3.
+    """
+    mean = x.mean(SPACE, keepdim=True)
+    off = x - mean
+    square = off * off
+    second, third, fourth = (power.mean(SPACE) for power in (square, square * off, square * square))
+    spread = second.clamp(min=LEAST).sqrt()
+    own = mean.mean(SPACE)  # of one number each
+    shape = [third / spread**3, fourth / spread**4 - 3]
+    return torch.stack([own, spread.log(), *shape], -1)
 
 
 def contrast(x: torch.Tensor) -> torch.Tensor:
