@@ -50,7 +50,8 @@ from hyperslab.formats.files import ANY, naming
 from hyperslab.formats.source import Source
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
-from hyperslab.train.builders import open_data, samples_of_split
+from hyperslab.train.builders import open_data
+from hyperslab.train.samples import samples_of_split
 from hyperslab.train.evaluate import Evaluation
 from hyperslab.train.metrics import (
     Predictions,

@@ -204,7 +204,7 @@ def refused(case: str) -> None:
         ("batch divided", "or be divided across a cut"),
         ("local shape", "shapes of a cut tensor are global"),
         ("dtype", "use x.to"),
-        ("cut weight", "weight and bias are ordinary tensors"),
+        ("cut weight", "linear: the input has to be cut"),
         ("target", "differ in shape"),
         ("deprecated", "use reduction="),
     ],
