@@ -51,7 +51,6 @@ from hyperslab.formats.source import Source
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import open_data
-from hyperslab.train.samples import samples_of_split
 from hyperslab.train.evaluate import Evaluation
 from hyperslab.train.metrics import (
     Predictions,
@@ -61,6 +60,7 @@ from hyperslab.train.metrics import (
     means_over_parameters,
     recalibrated,
 )
+from hyperslab.train.samples import samples_of_split
 from hyperslab.train.uncertainty import uncertainty_of
 from hyperslab.util.atomic_files import created_aside
 
