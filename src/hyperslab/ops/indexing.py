@@ -650,7 +650,7 @@ def _scatter(
     dim: int,
     index: torch.Tensor,
     values: Mapping[str, object],
-) -> Sharded:
+) -> torch.Tensor:
     """Write at positions along a dim.
 
     Distribution scheme: 1. bring index and source to the cut of the input (of an ordinary tensor
@@ -661,6 +661,8 @@ def _scatter(
     alone = not isinstance(input, Sharded) and is_only_reference(input)
     if flat:
         index = whole_of(index, f"the positions of {name}")
+        if not any(isinstance(value, Sharded) for value in (input, *values.values())):
+            return getattr(input, name + "_" * in_place)(dim, index, **values)
     operands: dict[str, Any] = {"input": input, "index": index, **values}
     shaped = [
         key

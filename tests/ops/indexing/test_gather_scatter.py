@@ -340,3 +340,20 @@ def sum_in(kind: torch.dtype, large: float) -> float:
 def test_sums_in_half_precision_are_rounded_once(half: torch.dtype, large: float) -> None:
     """Of a number and one, which is lost, and one of the other rank, with which it is not."""
     assert run_ranks(2, sum_in, half, large) == [large + 2] * 2
+
+
+def cut_positions_alone() -> None:
+    """All else is ordinary, and so is the result."""
+    at = torch.tensor([2, 0])
+    positions = hs.shard(at, hs.Grid(data=2))
+    for full in (torch.zeros(3, 4), torch.zeros(())):
+        found, expected = (torch.index_fill(full, 0, p[:1] * 0, 1.5) for p in (positions, at))
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, expected)
+    rows = torch.zeros(3, 4)
+    assert rows.index_add_(0, positions, torch.ones(2, 4)) is rows
+    assert torch.equal(rows, torch.zeros(3, 4).index_add(0, at, torch.ones(2, 4)))
+
+
+def test_cut_positions_alone() -> None:
+    run_ranks(2, cut_positions_alone)
