@@ -494,6 +494,8 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
         )
     common = torch.broadcast_shapes(other_extents(input, dim), other_extents(indices, dim))
     shape = (*common[:dim], -1, *common[dim:])
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        indices = torch.where(indices < 0, indices + input.shape[dim], indices)  # from the end
     return gather_along(expanded(input, shape), dim, expanded(indices, shape))
 
 

@@ -357,3 +357,16 @@ def cut_positions_alone() -> None:
 
 def test_cut_positions_alone() -> None:
     run_ranks(2, cut_positions_alone)
+
+
+def counted_from_the_end() -> None:
+    grid, full = hs.Grid(depth=2), torch.randn(1, 3, 4, 2, 2)
+    at = torch.tensor([-1, 1, -3, 0]).view(1, 1, 4, 1, 1)  # below zero in both blocks
+    x, positions = hs.shard(full, grid), hs.shard(at, grid)
+    for index in (at, positions):
+        found = torch.take_along_dim(x, index, 1)
+        assert torch.equal(found.full(), torch.take_along_dim(full, at, 1))
+
+
+def test_positions_counted_from_the_end() -> None:
+    run_ranks(2, counted_from_the_end)
