@@ -494,6 +494,8 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
         )
     common = torch.broadcast_shapes(other_extents(input, dim), other_extents(indices, dim))
     shape = (*common[:dim], -1, *common[dim:])
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        indices = torch.where(indices < 0, indices + input.shape[dim], indices)  # from the end
     return gather_along(expanded(input, shape), dim, expanded(indices, shape))
 
 
@@ -650,7 +652,7 @@ def _scatter(
     dim: int,
     index: torch.Tensor,
     values: Mapping[str, object],
-) -> Sharded:
+) -> torch.Tensor:
     """Write at positions along a dim.
 
     Distribution scheme: 1. bring index and source to the cut of the input (of an ordinary tensor
@@ -661,6 +663,8 @@ def _scatter(
     alone = not isinstance(input, Sharded) and is_only_reference(input)
     if flat:
         index = whole_of(index, f"the positions of {name}")
+        if not any(isinstance(value, Sharded) for value in (input, *values.values())):
+            return getattr(input, name + "_" * in_place)(dim, index, **values)
     operands: dict[str, Any] = {"input": input, "index": index, **values}
     shaped = [
         key

@@ -146,7 +146,8 @@ class EagerReason(str):
 are_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true
 """Is the ``all`` by which ``torch.distributions`` check their arguments."""
 
-meshgrid_of_list: Callable[..., tuple[torch.Tensor, ...]] = torch._C._VariableFunctions.meshgrid
+_functions: Any = torch._C._VariableFunctions
+meshgrid_of_list: Callable[..., tuple[torch.Tensor, ...]] = _functions.meshgrid
 """Is what ``torch.meshgrid`` calls with a list, for which it asks no ``__torch_function__``."""
 
 # Tensors and their memory.

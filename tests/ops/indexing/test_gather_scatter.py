@@ -340,3 +340,33 @@ def sum_in(kind: torch.dtype, large: float) -> float:
 def test_sums_in_half_precision_are_rounded_once(half: torch.dtype, large: float) -> None:
     """Of a number and one, which is lost, and one of the other rank, with which it is not."""
     assert run_ranks(2, sum_in, half, large) == [large + 2] * 2
+
+
+def cut_positions_alone() -> None:
+    """All else is ordinary, and so is the result."""
+    at = torch.tensor([2, 0])
+    positions = hs.shard(at, hs.Grid(data=2))
+    for full in (torch.zeros(3, 4), torch.zeros(())):
+        found, expected = (torch.index_fill(full, 0, p[:1] * 0, 1.5) for p in (positions, at))
+        assert type(found) is torch.Tensor
+        assert torch.equal(found, expected)
+    rows = torch.zeros(3, 4)
+    assert rows.index_add_(0, positions, torch.ones(2, 4)) is rows
+    assert torch.equal(rows, torch.zeros(3, 4).index_add(0, at, torch.ones(2, 4)))
+
+
+def test_cut_positions_alone() -> None:
+    run_ranks(2, cut_positions_alone)
+
+
+def counted_from_the_end() -> None:
+    grid, full = hs.Grid(depth=2), torch.randn(1, 3, 4, 2, 2)
+    at = torch.tensor([-1, 1, -3, 0]).view(1, 1, 4, 1, 1)  # below zero in both blocks
+    x, positions = hs.shard(full, grid), hs.shard(at, grid)
+    for index in (at, positions):
+        found = torch.take_along_dim(x, index, 1)
+        assert torch.equal(found.full(), torch.take_along_dim(full, at, 1))
+
+
+def test_positions_counted_from_the_end() -> None:
+    run_ranks(2, counted_from_the_end)

@@ -191,6 +191,17 @@ def test_elements_stay_on_their_ranks_where_they_can() -> None:
         assert found == [(0, 2, 6, 8), True, (0, 2, 4, 5), None]
 
 
+def of_nothing() -> None:
+    """Ranks agree on whether an empty tensor is contiguous, as it is serially."""
+    x = hs.shard(torch.randn(3, 2, 5), hs.Grid(data=3), channels=False)
+    assert x[:, 0:0].is_contiguous()
+    assert x.mT[:, :, 1:1].is_contiguous()
+
+
+def test_an_empty_tensor_is_contiguous() -> None:
+    run_ranks(3, of_nothing)
+
+
 def split_at_cut_indices() -> None:
     grid, full, ends = hs.Grid(data=2), torch.randn(2, 3, 4), torch.tensor([1, 2])
     parts = torch.tensor_split(hs.shard(full, grid), hs.shard(ends, grid), 1)
