@@ -160,6 +160,9 @@ def running_total(
     options = {} if operator is torch.logcumsumexp else {"dtype": dtype}
     if input.partition.cuts[dim] is None:
         return input.like(operator(input.local, dim, **options))
+    if operator is torch.logcumsumexp and input.dtype.is_complex:
+        # Logarithms of totals that are joined may lie on another branch, by 2 pi i.
+        check_uncut(input, (dim,), "logcumsumexp of complex numbers needs all of")
     input = without_empty_shards(input, (dim,))
     exact = not (input.dtype.is_floating_point or input.dtype.is_complex)
     result = dtype or (torch.int64 if exact else input.dtype)

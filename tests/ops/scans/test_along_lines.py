@@ -133,6 +133,8 @@ def extremes() -> None:
             for y, z in zip(parts(cut), parts(whole), strict=True):
                 assert y.dtype == z.dtype
                 assert torch.equal(y, z), (name, dtype)
+    with pytest.raises(hs.LayoutError, match="complex numbers needs all of dim 2"):
+        hs.shard(x.to(torch.complex64), grid).logcumsumexp(2)
     half = torch.rand(1, 1, 64, 3, 1).to(torch.bfloat16)
     exact = half.double().cumsum(2)
     found = hs.shard(half, grid).cumsum(2).full()
