@@ -235,6 +235,7 @@ def draw_windows(record: Path, image: Path) -> None:
 def draw_learning(record: Path, image: Path) -> None:
     """Draw the errors of network and ridge against the number of training universes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
 
     rows = json.loads(record.read_text())["rows"]
     figure = Figure(figsize=(8, 5.6), layout="constrained")
@@ -256,7 +257,8 @@ def draw_learning(record: Path, image: Path) -> None:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7)))
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
     figure.supxlabel("universes to train on")
     figure.supylabel("error over that of predicting the mean")
