@@ -147,6 +147,8 @@ are_all_true: Callable[[torch.Tensor], torch.Tensor] = torch._is_all_true
 """Is the ``all`` by which ``torch.distributions`` check their arguments."""
 
 _functions: Any = torch._C._VariableFunctions
+"""Has what torch's own functions in Python call, under the same names."""
+
 meshgrid_of_list: Callable[..., tuple[torch.Tensor, ...]] = _functions.meshgrid
 """Is what ``torch.meshgrid`` calls with a list, for which it asks no ``__torch_function__``."""
 
