@@ -45,8 +45,7 @@ def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_KEEP_ALL = -1
+_KEEP_ALL = 2**31 - 1
 LARGE_BLOCK = 1 << 25
 """Bytes of a block from which on `map_large_blocks` has it given back to the system when freed."""
 
@@ -55,10 +54,8 @@ def keep_freed_memory() -> None:
     """Let glibc reuse freed blocks of any size; a no-op where the C library is another one.
 
     By default glibc maps every large block afresh, so each activation of each step pays a page
-    fault per 4 KiB: measured at 40 % of a CosmoFlow-128 step on two cores. Threads that read share
-    the heap, for in one of their own glibc maps what is larger than 64 MiB afresh, always.
+    fault per 4 KiB: measured at 40 % of a CosmoFlow-128 step on two cores.
     """
-    _mallopt(_M_ARENA_MAX, 1)
     _mallopt(_M_MMAP_THRESHOLD, _KEEP_ALL)
     _mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL)
 
