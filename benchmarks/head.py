@@ -116,6 +116,12 @@ class Universes:
     sets: Mapping[str, FloatArray]
     split: Split
 
+    @property
+    def key(self) -> str:
+        """Tells what was trained and chosen on these volumes from what was on others."""
+        parts = (self.targets, self.features, self.split["train"], self.split["validation"])
+        return hashlib.sha256(b"".join(np.ascontiguousarray(part) for part in parts)).hexdigest()
+
 
 def universes_of(recipe: Recipe, folder: Path) -> Universes:
     """All volumes of a recipe, by what ``folder`` keeps of them."""
@@ -469,7 +475,7 @@ def outputs_of(
     data: Universes, recipe: Recipe, count: int, seed: int, how: Training, folder: Path
 ) -> FloatArray:
     """What a trained network says of all samples (N, O); the folder keeps it, too."""
-    about = json.dumps({**asdict(how), "count": count, "seed": seed}, sort_keys=True)
+    about = json.dumps({**asdict(how), "count": count, "data": data.key}, sort_keys=True)
     path = folder / f"head-{count}-{seed}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.npy"
     if not path.exists():
         net = trained(data, recipe, count, seed, how)
@@ -481,7 +487,7 @@ def outputs_of(
 
 def ridge_of(data: Universes, count: int, folder: Path) -> tuple[FloatArray, list[list[Any]]]:
     """What the ridge says of all samples (N, P), and its choices; the folder keeps them, too."""
-    path = folder / f"regression-{count}.npz"
+    path = folder / f"regression-{count}-{data.key[:12]}.npz"
     if not path.exists():
         split = {**data.split, "train": data.split["train"][:count]}
         ridge = fit_ridge(data.sets, data.targets, split)

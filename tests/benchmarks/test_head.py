@@ -100,6 +100,13 @@ def test_products_are_those_of_targets() -> None:
 FEW = Training(steps=400, rate=3e-3, decay=0.1, average=0.9)
 
 
+def test_what_is_kept_belongs_to_volumes_and_splits() -> None:
+    data = curved()
+    assert data.key == curved().key
+    fewer = {**data.split, "validation": data.split["validation"][1:]}
+    assert len({data.key, replace(data, split=fewer).key, curved(601).key}) == 3
+
+
 def shipped(data: Universes, outputs: int) -> hs.models.MultiscaleNet:
     """A network with as many features as ``data`` have; only its norm and its head are used."""
     net = hs.models.MultiscaleNet(1, outputs, channels=(), hidden=24).eval()
