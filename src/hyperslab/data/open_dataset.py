@@ -58,6 +58,7 @@ from hyperslab.formats.files import AccessPolicy, DataMap
 from hyperslab.formats.registry import Driver, sources_of
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.views import Padded, selected
+from hyperslab.util.free_memory import share_the_heap
 
 Mode = Literal["direct", "store", "preload", "sample"]
 
@@ -397,6 +398,7 @@ def build_assembler(
     def draw(shape: tuple[int, ...], *key: int) -> Symmetry:
         return Symmetry.draw(shape, schedule.seed, *key, turns=not source.classes)
 
+    share_the_heap()  # or each box that is read is of fresh pages
     assembler = BatchAssembler(
         schedule,
         BatchPlanner(boxes, kept.owner, draw if augment else None, whole=whole),

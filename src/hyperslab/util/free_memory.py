@@ -45,7 +45,8 @@ def _left_in_cgroup(groups: Path, path: str, limit: str, used: str) -> float:
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_KEEP_ALL = 2**31 - 1
+_M_ARENA_MAX = -8
+_KEEP_ALL = -1  # as a size_t: no block is too large
 LARGE_BLOCK = 1 << 25
 """Bytes of a block from which on `map_large_blocks` has it given back to the system when freed."""
 
@@ -58,6 +59,15 @@ def keep_freed_memory() -> None:
     """
     _mallopt(_M_MMAP_THRESHOLD, _KEEP_ALL)
     _mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL)
+
+
+def share_the_heap() -> None:
+    """Let threads that start from here on use the heap of the main one.
+
+    In a heap of its own a thread gets blocks of more than 64 MiB afresh every time, whatever
+    `keep_freed_memory` says, which was 7 % of the processor time of a training on volumes of 512^3.
+    """
+    _mallopt(_M_ARENA_MAX, 1)
 
 
 def map_large_blocks() -> None:
