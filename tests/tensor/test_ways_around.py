@@ -157,7 +157,7 @@ def conversions() -> list[bool]:
     found = [(way(x), way(full * 1)) for way in ways]
     alike = [torch.equal(a.full(), b) and a.requires_grad == b.requires_grad for a, b in found]
     assert torch.as_tensor([1.0]).tolist() == torch.asarray([1.0]).tolist() == [1.0]
-    found[1][0].full().sum().backward()
+    found[1][0].full().sum().backward()  # of `as_tensor`, which is attached in every torch
     return [*alike, torch.equal(full.grad, torch.ones_like(full))]
 
 

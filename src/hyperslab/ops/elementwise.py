@@ -16,6 +16,7 @@ import inspect
 import itertools
 import math
 import sys
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -254,11 +255,15 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _converting_cut_tensors(original: Operator) -> Operator:
     """Wraps a function that asks no ``__torch_function__``: it would return the block alone."""
 
+    # Torch 2.11 detaches what `asarray` gets; later ones do not, and warn of the change.
+    with warnings.catch_warnings(action="ignore"):
+        attaches = original(torch.ones((), requires_grad=True)).requires_grad
+
     @functools.wraps(original)
     def run(*args: Any, **options: Any) -> Any:
         if not (args and isinstance(args[0], Sharded)):
             return original(*args, **options)
-        attached = options.pop("requires_grad", True)
+        attached = options.pop("requires_grad", attaches)
         given = {name: value for name, value in options.items() if value is not None}
         y = args[0].to(**given) if given else args[0]
         return y if attached else y.detach()

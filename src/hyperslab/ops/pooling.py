@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -408,6 +408,12 @@ def average(
     )
 
 
+@cache
+def _knows_infinite_norms() -> bool:
+    """Tells if this torch pools by them; 2.11 raises to the infinite power, and so do we then."""
+    return F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2
+
+
 @register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
 def lp_pool(
     operator: Operator,
@@ -425,7 +431,7 @@ def lp_pool(
     """
     n = spatial_dims(operator)
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        if math.isinf(norm_type):
+        if math.isinf(norm_type) and _knows_infinite_norms():
             sign = math.copysign(1, norm_type)
             return MAX[n](input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
         y = AVG[n](input.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)

@@ -70,6 +70,7 @@ CALLS: list[tuple[Any, ...]] = [
     ("n",),
     ("i",),
     ("x", "y"),
+    ("n", "n"),  # without a gradient, which not every torch has for every function
     ("n", "x"),
     ("i", "j"),
     ("x", 0.5),

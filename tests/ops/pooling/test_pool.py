@@ -76,7 +76,10 @@ def examples(draw: st.DrawFn, ranks: int, kind: str) -> Example:
     if kind == "max":
         options["dilation"] = dilation
     elif kind == "lp":
-        options["norm_type"] = draw(st.sampled_from([2, 2, 4, 1, float("inf"), -float("inf")]))
+        # Torch 2.11 makes ones of infinite norms, whose gradients are no numbers.
+        known = F.lp_pool1d(torch.full((1, 1, 1), 2.0), torch.inf, 1).item() == 2
+        infinite = [torch.inf, -torch.inf] if known else []
+        options["norm_type"] = draw(st.sampled_from([2, 2, 4, 1, *infinite]))
         padding = [0] * n
     else:
         options["count_include_pad"] = draw(st.booleans())

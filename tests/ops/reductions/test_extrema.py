@@ -39,10 +39,20 @@ def extremum(x: Any, *, kind: str, method: bool, **options: Any) -> Any:
     return found[0] * 2 + found[1]
 
 
+def kinds() -> list[str]:
+    """The functions that this torch differentiates: 2.11 has no derivative of `aminmax`."""
+    x = torch.ones(2, requires_grad=True)
+    try:
+        sum(torch.aminmax(x)).backward()
+    except RuntimeError:
+        return ["amax", "amin", "max", "min"]
+    return ["amax", "amin", "max", "min", "aminmax"]
+
+
 @st.composite
 def extrema(draw: st.DrawFn, ranks: int) -> Example:
     example = draw(tensors(ranks))
-    kind = draw(st.sampled_from(["amax", "amin", "max", "min", "aminmax"]))
+    kind = draw(st.sampled_from(kinds()))
     options = dims_of(draw, example, several=kind.startswith("am") and kind != "aminmax")
     options |= {"kind": kind, "method": draw(st.booleans())}
     return replace(example, options=options)
