@@ -31,8 +31,10 @@ def memory_format_of(x: torch.Tensor) -> torch.memory_format:
 
 
 @functools.lru_cache(SHAPES_KEPT)
-def strides_in(shape: tuple[int, ...], memory_format: torch.memory_format) -> tuple[int, ...]:
-    """Returns the strides of a new tensor of this memory format.
+def strides_in(
+    shape: tuple[int, ...], memory_format: torch.memory_format = torch.contiguous_format
+) -> tuple[int, ...]:
+    """Returns the strides [elements] that torch gives to a new tensor of this memory format.
 
     >>> strides_in((2, 3, 1, 4), torch.channels_last)
     (12, 1, 12, 3)

@@ -28,7 +28,8 @@ from dataclasses import replace
 
 import torch
 
-from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec, contiguous_strides
+from hyperslab.kernels.memory_format import strides_in
+from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
 
 _DTYPE_NAMES = {
     torch.float64: "f64",
@@ -82,7 +83,7 @@ def read_call(text: str) -> Call:
 def _write_argument(value: object) -> str:
     if isinstance(value, TensorSpec):
         strides = ""
-        if value.strides != contiguous_strides(value.shape):
+        if value.strides != strides_in(value.shape):
             strides = f"({','.join(map(str, value.strides))})"
         return f"{_DTYPE_NAMES[value.dtype]}[{','.join(map(str, value.shape)) or '()'}]{strides}"
     if isinstance(value, tuple):
@@ -113,7 +114,7 @@ def _read_argument(node: ast.expr) -> object:
                 return constant
         case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPES:
             shape = _read_numbers(node.slice)
-            return TensorSpec(shape, contiguous_strides(shape), _DTYPES[name])
+            return TensorSpec(shape, strides_in(shape), _DTYPES[name])
         case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(name))]):
             return torch.device(name)
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in _DTYPES:

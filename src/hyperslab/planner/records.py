@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,16 +40,6 @@ class TensorSpec:
     def channels_last(self) -> bool:
         """Tells if the channels of a place lie beside each other, as convolutions can have them."""
         return len(self.shape) > 3 and self.shape[1] > 1 and self.strides[1] == 1
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the strides [elements] that torch gives to a new tensor of this shape."""
-    strides = []
-    step = 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(extent, 1)
-    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperslab.planner.calls import read_call, write_call
-from hyperslab.planner.records import Call, TensorSpec, contiguous_strides
+from hyperslab.kernels.memory_format import strides_in
+from hyperslab.planner.records import Call, TensorSpec
 
 NAMES = st.from_regex(r"aten\.[a-z_]{1,12}\.(default|out|int)", fullmatch=True)
 DTYPES = st.sampled_from(
@@ -21,7 +22,7 @@ EXTENTS = st.lists(st.integers(0, 300), max_size=5).map(tuple)
 def specs(draw: st.DrawFn) -> TensorSpec:
     shape = draw(EXTENTS)
     some = st.tuples(*(st.integers(0, 10**6) for _ in shape))
-    strides = draw(st.just(contiguous_strides(shape)) | some)
+    strides = draw(st.just(strides_in(shape)) | some)
     return TensorSpec(shape, strides, draw(DTYPES))
 
 
@@ -52,7 +53,7 @@ def test_what_was_written_is_read(
 
 @given(EXTENTS)
 def test_contiguous_is_what_torch_calls_so(shape: tuple[int, ...]) -> None:
-    assert contiguous_strides(shape) == torch.empty(shape, device="meta").stride()
+    assert strides_in(shape) == torch.empty(shape, device="meta").stride()
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hyperslab.kernels.memory_format import strides_in
 from hyperslab.planner.calls import measurable_passes, only_pass
 from hyperslab.planner.machine import Machine, entry_of, load_machine, save_machine
 from hyperslab.planner.records import (
@@ -16,12 +17,11 @@ from hyperslab.planner.records import (
     LocalOperator,
     Pass,
     TensorSpec,
-    contiguous_strides,
 )
 
 
 def spec(*shape: int) -> TensorSpec:
-    return TensorSpec(shape, contiguous_strides(shape), torch.float32)
+    return TensorSpec(shape, strides_in(shape), torch.float32)
 
 
 def convolution(width: int, channels: int = 8) -> LocalOperator:

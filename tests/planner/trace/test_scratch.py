@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from hyperslab.planner.records import Call, TensorSpec, contiguous_strides
+from hyperslab.kernels.memory_format import strides_in
+from hyperslab.planner.records import Call, TensorSpec
 from hyperslab.planner.unbacked_memory import scratch_of
 from tests.forked import forked_commands
 
@@ -65,7 +66,7 @@ CASES = [
 
 
 def spec(*shape: int) -> TensorSpec:
-    return TensorSpec(shape, contiguous_strides(shape), torch.float32)
+    return TensorSpec(shape, strides_in(shape), torch.float32)
 
 
 def predicted(inp: int, out: int, side: int, which: str) -> int:
