@@ -66,7 +66,7 @@ def test_all_ranks_have_what_the_main_rank_decides() -> None:
         (
             "system",
             {"failing": "cannot read"},
-            ("HyperslabError", "cannot read: No such file or directory: a.hdf5"),
+            ("DataError", "cannot read: No such file or directory: a.hdf5"),
         ),
     ],
 )

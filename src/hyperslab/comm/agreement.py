@@ -35,7 +35,7 @@ from hyperslab.comm.bootstrap import (
 )
 from hyperslab.comm.placement import Numbering
 from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time
-from hyperslab.errors import CommError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.errors import CommError, DataError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import abort_groups, default_store
 
@@ -59,13 +59,13 @@ def broadcast_from_main(
     make: Callable[[], T],
     *,
     failing: str = "",
-    error: type[HyperslabError] = HyperslabError,
+    error: type[HyperslabError] = DataError,
     group: Group = None,
 ) -> T:
     """Return or raise on every rank what ``make`` does on the main one.
 
     With ``failing`` an exception of another library becomes ``error``: those words and the reason.
-    A ``group`` has the main rank and all others.
+    It mostly comes from a file. A ``group`` has the main rank and all others.
     """
     if ranks_in() == 1:
         return _call(make, failing, error)
@@ -176,7 +176,7 @@ def collective_try(
     make: Callable[[], T],
     *,
     failing: str = "",
-    error: type[HyperslabError] = HyperslabError,
+    error: type[HyperslabError] = DataError,
     gather: Callable[[RankReport], Sequence[RankReport]] = all_gather,
 ) -> T:
     """Return what ``make`` returns once every rank has it, or raise on all ranks.

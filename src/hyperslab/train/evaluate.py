@@ -593,7 +593,7 @@ def evaluate(
             check_links(run, folder.name)
             write_evaluation(result, folder)
 
-        broadcast_from_main(write, failing=f"cannot write into {folder}", error=DataError)
+        broadcast_from_main(write, failing=f"cannot write into {folder}")
     return result
 
 

@@ -71,7 +71,7 @@ class NiftiVolume:
             raise
 
     def _open(self, about: DataCard, scratch: Path, native: bool) -> None:
-        where = self.paths[0]
+        failing = f"{self.paths[0]}: cannot be read"
 
         def plain() -> tuple[list[Stamp], list[Path]]:
             stamps = [Stamp.of(path) for path in self.paths]  # before any is read
@@ -79,14 +79,8 @@ class NiftiVolume:
             known = zip(self.paths, stamps, strict=True)
             return stamps, [self._plain(path, stamp, scratch) for path, stamp in known]
 
-        self.stamps, places = broadcast_from_main(
-            plain, failing=f"{where}: cannot be read", error=DataError
-        )
-        self.files = collective_try(
-            lambda: [image.open_nifti(place) for place in places],
-            failing=f"{where}: cannot be read",
-            error=DataError,
-        )
+        self.stamps, places = broadcast_from_main(plain, failing=failing)
+        self.files = collective_try(lambda: [*map(image.open_nifti, places)], failing=failing)
         first = self.files[0]
         self.extents = first.shape[1:]
         self.affine = first.affine
@@ -220,13 +214,11 @@ def open_volume(
     Raises:
         DataError: on every rank: not such a file, or of another size than the network's.
     """
-    path = entry.path
     if is_scan(entry, about):
         return NiftiVolume(entry.paths, about, grid, scratch, native=native, fill=fill)
     source, affine = broadcast_from_main(
         lambda: open_arrays(entry, about, data, native=native),
-        failing=f"{path}: cannot be read",
-        error=DataError,
+        failing=f"{entry.path}: cannot be read",
     )
     return ArrayVolume(source, fill, affine)
 
@@ -259,7 +251,6 @@ def read_block(
     return collective_try(
         lambda: read_filled(read, Box.whole(shape), mine, fill, dtype)[None],
         failing=f"{where}: cannot be read",
-        error=DataError,
     )
 
 

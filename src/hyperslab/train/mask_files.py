@@ -74,13 +74,10 @@ class MaskBytes:
         """
         self.path = path
         self.shape = shape
-        self.kept = broadcast_from_main(
-            lambda: self._make(kept), failing=f"cannot write {path}", error=DataError
-        )
+        self.kept = broadcast_from_main(lambda: self._make(kept), failing=f"cannot write {path}")
         self._file = collective_try(
             lambda: os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC),
             failing=f"cannot write {path}, which all ranks have to see",
-            error=DataError,
         )
 
     def _make(self, kept: int) -> int:
@@ -180,9 +177,7 @@ def publish(
     failing = f"cannot write {path}"
     try:
         if format == "nifti":
-            broadcast_from_main(
-                lambda: to_nifti(found.read, path), failing=failing, error=DataError
-            )
+            broadcast_from_main(lambda: to_nifti(found.read, path), failing=failing)
         elif format == "hdf5":
             _write_hdf5(found, path, grid, failing)
         else:
@@ -214,7 +209,7 @@ def _write_hdf5(found: FinishedMask, path: Path, grid: Grid, failing: str) -> No
                 file.attrs["affine"] = found.affine
             return int(stored.get_offset())
 
-    start = broadcast_from_main(make, failing=failing, error=DataError)
+    start = broadcast_from_main(make, failing=failing)
 
     def fill() -> None:
         depth, *plane = found.extents
@@ -225,8 +220,8 @@ def _write_hdf5(found: FinishedMask, path: Path, grid: Grid, failing: str) -> No
                 box = Box((lo, 0, 0), (min(lo + many, end), *plane))
                 write_strided(file.fileno(), start, found.extents, box, found.read(box))
 
-    collective_try(fill, failing=failing, error=DataError)
-    broadcast_from_main(lambda: aside.replace(path), failing=failing, error=DataError)
+    collective_try(fill, failing=failing)
+    broadcast_from_main(lambda: aside.replace(path), failing=failing)
 
 
 def _write_zarr(found: FinishedMask, path: Path, grid: Grid, failing: str) -> None:
@@ -254,7 +249,7 @@ def _write_zarr(found: FinishedMask, path: Path, grid: Grid, failing: str) -> No
                 config={"write_empty_chunks": True},
             )
 
-    broadcast_from_main(make, failing=failing, error=DataError)
+    broadcast_from_main(make, failing=failing)
 
     def fill(level: int) -> None:
         group = zarr.open_group(aside, mode="r+")
@@ -270,13 +265,13 @@ def _write_zarr(found: FinishedMask, path: Path, grid: Grid, failing: str) -> No
                 array[box.slices()] = group[str(level - 1)][finer][::2, ::2, ::2]
 
     for level in range(len(levels)):
-        collective_try(partial(fill, level), failing=failing, error=DataError)
+        collective_try(partial(fill, level), failing=failing)
 
     def finish() -> None:
         remove_scratch(path)
         aside.replace(path)
 
-    broadcast_from_main(finish, failing=failing, error=DataError)
+    broadcast_from_main(finish, failing=failing)
 
 
 def _levels(extents: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -70,6 +70,8 @@ from hyperslab.util.atomic_files import (
 )
 from hyperslab.util.documents import read_json_lines
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedNetwork:
@@ -116,9 +118,7 @@ class TrainedNetwork:
                 extents like those of the volume.
             LayoutError: the volume is too small for the grid or the network.
         """
-        collective_try(
-            lambda: check_values(block, self.transform, where), failing=where, error=DataError
-        )
+        collective_try(lambda: check_values(block, self.transform, where), failing=where)
         values = torch.from_numpy(block).to(self.grid.device)
         x = decode(values, self.transform, torch.float32, shape, self.grid)
         x = Sharded.from_local(x, self.grid.partition((1, *shape)), self.grid)
@@ -300,8 +300,11 @@ class ResultFolder:
         self.about = self.network.about
         self.grid = self.network.grid
         self.fill = fill_as(self.network.transform.lowest, np.dtype(self.about.dtype))
-        words = f"cannot write into {self.folder}"
-        broadcast_from_main(self._open, failing=words, error=DataError)
+        self._on_main(self._open)
+
+    def _on_main(self, make: Callable[[], T]) -> T:
+        """Return on every rank what the main one makes, or raise that it cannot write here."""
+        return broadcast_from_main(make, failing=f"cannot write into {self.folder}")
 
     def _open(self) -> None:
         of = self.network
@@ -327,7 +330,6 @@ class ResultFolder:
             done, state = broadcast_from_main(
                 lambda: (self._is_done(entry), state_of_input(entry)),
                 failing=f"{entry.path}",
-                error=DataError,
             )
             if done:
                 return InputOutcome(entry, "kept")
@@ -365,12 +367,7 @@ class ResultFolder:
         with closing(volume):
             shape = volume.shape[1:]
             under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
-            failing = f"cannot write into {self.folder}"
-            begun = broadcast_from_main(
-                lambda: self._begun(entry, state, under_way, shape),
-                failing=failing,
-                error=DataError,
-            )
+            begun = self._on_main(lambda: self._begun(entry, state, under_way, shape))
             mask = mask_files.MaskBytes(under_way, shape, begun)
             with closing(mask):
                 try:
@@ -382,9 +379,7 @@ class ResultFolder:
                 except (DataError, LayoutError):
                     broadcast_from_main(mask.remove)
                     raise
-                broadcast_from_main(
-                    lambda: self.journal.add(entry, state), failing=failing, error=DataError
-                )
+                self._on_main(lambda: self.journal.add(entry, state))
                 broadcast_from_main(mask.remove)
 
     def _fill(
@@ -401,17 +396,9 @@ class ResultFolder:
         where = str(entry.path)
         parts = predict_mask(self.network, volume, self.windows, where, mask.kept)
         for box, classes in parts:
-            collective_try(
-                partial(mask.write, box, classes),
-                failing=f"cannot write {mask.path}",
-                error=DataError,
-            )
+            collective_try(partial(mask.write, box, classes), failing=f"cannot write {mask.path}")
             done = depth if self.windows is None else box.hi[0]  # the main rank has all layers
-            broadcast_from_main(
-                partial(self._note_layers, entry, state, done),
-                failing=f"cannot write into {self.folder}",
-                error=DataError,
-            )
+            self._on_main(partial(self._note_layers, entry, state, done))
 
     def _begun(
         self, entry: InputFile, state: JournalRow, under_way: Path, shape: tuple[int, ...]
@@ -446,17 +433,12 @@ class ResultFolder:
             prediction = self.network(block, box.shape, source.where(sample))
             unit.append(prediction.full()[0].double().cpu().tolist())
         rows = dict(zip(source.names, unit, strict=True))
-        broadcast_from_main(
-            lambda: self.journal.add(entry, state, samples=rows),
-            failing=f"cannot write into {self.folder}",
-            error=DataError,
-        )
+        self._on_main(lambda: self.journal.add(entry, state, samples=rows))
 
     def finish(self, entries: Sequence[InputFile]) -> None:
         """Write the table of parameters, where that is the result."""
         if not self.about.classes:
-            words = f"cannot write into {self.folder}"
-            broadcast_from_main(lambda: self._tabulate(entries), failing=words, error=DataError)
+            self._on_main(lambda: self._tabulate(entries))
 
     def _tabulate(self, entries: Sequence[InputFile]) -> None:
         """Write one line a sample: the normalised values and those in physical units.

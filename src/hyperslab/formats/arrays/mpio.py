@@ -16,7 +16,7 @@ import numpy as np
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.agreement import collective_try
 from hyperslab.comm.bootstrap import launched_as
-from hyperslab.errors import DataError, HyperslabError
+from hyperslab.errors import HyperslabError
 from hyperslab.formats import optional
 from hyperslab.formats.arrays.open import ArrayReader, Catalog, StoredArray
 from hyperslab.formats.files import check_unchanged
@@ -69,9 +69,8 @@ class MpioReader(ArrayReader):
 
     def _all_or_raise(self, attempt: Callable[[], T], path: Path) -> T:
         """Returns what ``attempt`` does, if it succeeds on all ranks of the replica."""
-        failing = f"{path}: cannot be read"
         gather = self.communicator.allgather
-        return collective_try(attempt, failing=failing, error=DataError, gather=gather)
+        return collective_try(attempt, failing=f"{path}: cannot be read", gather=gather)
 
 
 @per_grid
