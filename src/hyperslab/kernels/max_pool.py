@@ -60,7 +60,12 @@ def window_maximum(
         margins[:0] = [p, max(0, (o - 1) * s + k - e - p)]
     values = F.pad(x, margins, value=-math.inf)
     best = x.new_full((*x.shape[:2], *extents), -math.inf)
-    winner = _first_taps(kernel, stride, padding, extents, x.device).expand(best.shape)
+    winner = torch.zeros((), dtype=torch.int64, device=x.device)
+    for k, s, p, o in zip(kernel, stride, padding, extents, strict=True):
+        # The first tap of a window that lies in the block wins where no value is larger than -inf.
+        first = (p - torch.arange(o, device=x.device) * s).clamp(min=0)
+        winner = winner[..., None] * k + first
+    winner = winner.expand(best.shape)
     for tap, place in enumerate(itertools.product(*map(range, kernel))):
         value = values
         for dim, (t, s, o) in enumerate(zip(place, stride, extents, strict=True), start=2):
@@ -111,21 +116,6 @@ def check_windows(kernel: Sequence[int]) -> None:
     """
     if math.prod(kernel) > MOST_TAPS:
         raise ValueError(f"windows {list(kernel)} of more than {MOST_TAPS} taps: use torch's own")
-
-
-def _first_taps(
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    extents: Sequence[int],
-    device: torch.device,
-) -> torch.Tensor:
-    """Numbers the first tap of every window that lies in the block: (*extents)."""
-    first = torch.zeros((), dtype=torch.int64, device=device)
-    for k, s, p, o in zip(kernel, stride, padding, extents, strict=True):
-        taps = (p - torch.arange(o, device=device) * s).clamp(min=0)
-        first = first[..., None] * k + taps
-    return first
 
 
 def compiled_window_maximum(

@@ -434,7 +434,13 @@ def gradient(
     """
     given = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     dims = read_dims(given, input.dim(), "gradient")
-    distances = _distances(spacing, len(dims))
+    distances = list(spacing) if isinstance(spacing, Sequence) else [spacing] * len(dims)
+    if any(isinstance(distance, torch.Tensor) for distance in (spacing, *distances)):
+        raise LayoutError(
+            "gradient of a cut tensor knows equal distances only: spacing is a number for each dim"
+        )
+    if len(distances) != len(dims):
+        raise ValueError(f"gradient: {len(distances)} distances for {len(dims)} dims")
     if edge_order not in (1, 2):
         raise ValueError(f"gradient: edge_order is 1 or 2, not {edge_order}")
     if len(set(dims)) < len(dims) or any(input.shape[d] <= edge_order for d in dims):
@@ -445,17 +451,6 @@ def gradient(
     if input.dtype in (torch.bool, torch.uint8):
         raise ValueError(f"gradient of {input.dtype}")
     return tuple(_slope(input, d, h, edge_order) for d, h in zip(dims, distances, strict=True))
-
-
-def _distances(spacing: float | Sequence[float], count: int) -> list[float]:
-    numbers = list(spacing) if isinstance(spacing, Sequence) else [spacing] * count
-    if any(isinstance(number, torch.Tensor) for number in (spacing, *numbers)):
-        raise LayoutError(
-            "gradient of a cut tensor knows equal distances only: spacing is a number for each dim"
-        )
-    if len(numbers) != count:
-        raise ValueError(f"gradient: {len(numbers)} distances for {count} dims")
-    return numbers
 
 
 def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:

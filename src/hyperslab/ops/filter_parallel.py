@@ -61,7 +61,12 @@ class _ShardParameter(BlockFunction):
         home = None if ctx.homes is None else ctx.homes.lend(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
         _set_to_zero(whole[: ctx.begin])
-        _copy_cast(gradient, whole[ctx.begin : ctx.end])
+        rows = whole[ctx.begin : ctx.end]
+        if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
+            # Into another type, and from channels last, as convolutions make it, in one pass.
+            torch.ops.hyperslab.reorder_into(gradient, rows)
+        else:
+            rows.copy_(gradient)
         _set_to_zero(whole[ctx.end :])
         if home is not None:
             ctx.homes.made(parameter, whole, ctx.rows)
@@ -75,14 +80,6 @@ def _set_to_zero(rows: torch.Tensor) -> None:
         ctypes.memset(rows.data_ptr(), 0, rows.nbytes)
     else:
         rows.zero_()
-
-
-def _copy_cast(gradient: torch.Tensor, rows: torch.Tensor) -> None:
-    """Copy into another type, and from channels last, as convolutions make it, in one pass."""
-    if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
-        torch.ops.hyperslab.reorder_into(gradient, rows)
-    else:
-        rows.copy_(gradient)
 
 
 def shard_parameter(

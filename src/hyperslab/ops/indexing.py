@@ -239,7 +239,8 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         if isinstance(operand, Sharded):
             operand.force()
     if not isinstance(self, Sharded):
-        if not isinstance(value, Sharded) or _has_cut(index):
+        items = index if isinstance(index, tuple | list) else (index,)
+        if not isinstance(value, Sharded) or any(isinstance(item, Sharded) for item in items):
             raise refused_subscript(
                 self, [index, value], "the index into an ordinary tensor is cut"
             )
@@ -375,11 +376,6 @@ def zeros_like(input: Sharded, **options: object) -> Sharded:
         return _deferred_zeros(input, input.partition, input.dtype)
     input.force()
     return apply_pointwise(torch.zeros_like, (input,), options)
-
-
-def _has_cut(index: object) -> bool:
-    items = index if isinstance(index, tuple | list) else (index,)
-    return any(isinstance(item, Sharded) for item in items)
 
 
 def _cut_for(ordinary: torch.Tensor, index: object, value: Sharded) -> Partition:

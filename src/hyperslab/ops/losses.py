@@ -261,10 +261,12 @@ def label_loss(
     whole, count = all_reduce_sum(both, group, f"the mean of {function.__name__}")
     readable = like.grid.has_values and device_kind(count) == "cpu"
     if readable and count == -math.inf:
+        kept = labels[labels.long() != ignore_index]
+        found = f"has labels {kept.min()} to {kept.max()}" if kept.numel() else "has no labels"
         raise IndexError(
             f"{function.__name__}: a label is out of range: neither ignore_index "
             f"({ignore_index}) nor one of the {input.shape[1]} classes of the input "
-            f"{tuple(input.shape)}\n    this rank {_range_of(labels, ignore_index)}"
+            f"{tuple(input.shape)}\n    this rank {found}"
         )
     return (whole if reduction == "sum" else whole / count).to(dtype)
 
@@ -321,8 +323,3 @@ def _divisor_of_mean(
     if weight is None:
         return count.sum()
     return weight.detach()[labels.where(count, 0)].where(count, 0).sum(dtype=torch.float64)
-
-
-def _range_of(labels: torch.Tensor, ignore_index: int) -> str:
-    kept = labels[labels.long() != ignore_index]
-    return f"has labels {kept.min()} to {kept.max()}" if kept.numel() else "has no labels"

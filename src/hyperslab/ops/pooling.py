@@ -237,24 +237,22 @@ def pool_windows(
     )
 
 
-def max_pool(x: Sharded, windows: Windows, ceil: bool) -> Sharded:
-    p = _max_pool_input(x, windows, ceil)
+def max_pool(p: PoolingInput, ceil: bool) -> Sharded:
     chain = pooled_epilogue(p, maximum=True)
     if chain is not None:
         return epilogue_result(chain, p.x, p.partition)
-    dilation = [w.dilation for w in windows]
+    dilation = [w.dilation for w in p.windows]
     if registry.choose("max_pool", p.block, p.kernel, max(dilation)) == "windows":
         dtype = result_type(p.name, p.block.dtype, p.block.device)
         return p.wrap(WindowMaximum.apply(p.block, p.lines, dtype))
-    run = MAX[len(windows)]
+    run = MAX[len(p.windows)]
     return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
 
 
-def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sharded, Sharded]:
+def max_pool_with_indices(p: PoolingInput, ceil: bool) -> tuple[Sharded, Sharded]:
     """Return the maxima and their flat positions in the whole volume."""
-    p = _max_pool_input(x, windows, ceil)
-    dilation = [w.dilation for w in windows]
-    run = MAX_WITH_INDICES[len(windows)]
+    dilation = [w.dilation for w in p.windows]
+    run = MAX_WITH_INDICES[len(p.windows)]
     y, index = run(p.block, p.kernel, p.stride, p.padding, dilation, ceil)
 
     def move(dim: int, at: torch.Tensor) -> torch.Tensor:
@@ -263,59 +261,6 @@ def max_pool_with_indices(x: Sharded, windows: Windows, ceil: bool) -> tuple[Sha
         return torch.where(at < 0, at % p.windows[dim].dilation, at)
 
     return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
-
-
-def _max_pool_input(x: Sharded, windows: Windows, ceil: bool) -> PoolingInput:
-    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
-    p = PoolingInput(x, windows, ceil, lowest, f"max_pool{len(windows)}d")
-    for window, extent in zip(windows, p.inputs, strict=True):
-        _check_not_empty(window, extent, ceil, x)
-    return p
-
-
-def _check_not_empty(window: Window, extent: int, ceil: bool, x: Sharded) -> None:
-    """Refuse a window that steps over the volume: torch's backward pass would write elsewhere."""
-    outputs = range(window.outputs(extent, ceil=ceil) if extent < window.dilation else 0)
-    taps = (window.taps(o, (0, extent)) for o in outputs)
-    if any(first == end for first, end in taps):
-        raise LayoutError(
-            f"max_pool of {x.partition} on {x.grid}: {window} reads nothing of the extent {extent} "
-            "but its padding\n    use a smaller dilation or less padding"
-        )
-
-
-def avg_pool(
-    x: Sharded,
-    windows: Windows,
-    ceil: bool,
-    *,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Sharded:
-    """The mean of every window, or its sum over ``divisor``."""
-    if divisor == 0:
-        raise ValueError("avg_pool: divisor_override must not be zero")
-    p = PoolingInput(x, windows, ceil, 0.0, f"avg_pool{len(windows)}d")
-    counts = [
-        _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
-        for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
-    ]
-    full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
-    chain = pooled_epilogue(p, maximum=False) if full and divisor is None else None
-    if chain is not None:
-        y = epilogue_result(chain, p.x, p.partition)
-        if len(windows) == 3:  # torch's is contiguous
-            y.mark_as_reordered()
-        return y
-    if full or divisor is not None:
-        y = p.wrap(_average(p, ceil, divisor))
-    else:
-        total = _average(p, ceil, 1)
-        rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
-        y = p.wrap(torch.div(total, _outer_product(counts, total), rounding_mode=rounded))
-    if len(windows) == 3 and memory_format_of(y.block) is not torch.contiguous_format:
-        y.mark_as_reordered()  # as above
-    return y
 
 
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
@@ -337,7 +282,7 @@ def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
 
 
 def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list[int]:
-    """How many elements torch counts in each output's window, along one dim."""
+    """Counts the elements that torch divides by in each output's window, along one dim."""
     counts = []
     for o in range(*out):
         start = o * window.stride - window.before
@@ -382,8 +327,20 @@ def maximum(
 ) -> Sharded | tuple[Sharded, Sharded]:
     """Takes any window, with overlap, padding, dilation and ceil_mode."""
     n = spatial_dims(operator)
+    windows = pool_windows(n, kernel_size, stride, padding, dilation)
+    lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(input.dtype).min
+    p = PoolingInput(input, windows, ceil_mode, lowest, f"max_pool{n}d")
+    for window, extent in zip(windows, p.inputs, strict=True):
+        # Of a window that steps over the volume torch's backward pass would write elsewhere.
+        outputs = range(window.outputs(extent, ceil=ceil_mode) if extent < window.dilation else 0)
+        taps = (window.taps(o, (0, extent)) for o in outputs)
+        if any(first == end for first, end in taps):
+            raise LayoutError(
+                f"max_pool of {input.partition} on {input.grid}: {window} reads nothing of the "
+                f"extent {extent} but its padding\n    use a smaller dilation or less padding"
+            )
     run = max_pool_with_indices if operator is MAX_WITH_INDICES[n] else max_pool
-    return run(input, pool_windows(n, kernel_size, stride, padding, dilation), ceil_mode)
+    return run(p, ceil_mode)
 
 
 @register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
@@ -399,13 +356,31 @@ def average(
     divisor_override: int | None = None,
 ) -> Sharded:
     """Takes any window, overlap, padding, ceil_mode, count_include_pad and divisor_override."""
-    return avg_pool(
-        input,
-        pool_windows(spatial_dims(operator), kernel_size, stride, padding),
-        ceil_mode,
-        count_include_pad=count_include_pad,
-        divisor=divisor_override,
-    )
+    n = spatial_dims(operator)
+    windows = pool_windows(n, kernel_size, stride, padding)
+    if divisor_override == 0:
+        raise ValueError("avg_pool: divisor_override must not be zero")
+    p = PoolingInput(input, windows, ceil_mode, 0.0, f"avg_pool{n}d")
+    counts = [
+        _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
+        for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
+    ]
+    full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
+    chain = pooled_epilogue(p, maximum=False) if full and divisor_override is None else None
+    if chain is not None:
+        y = epilogue_result(chain, p.x, p.partition)
+        if n == 3:  # torch's is contiguous
+            y.mark_as_reordered()
+        return y
+    if full or divisor_override is not None:
+        y = p.wrap(_average(p, ceil_mode, divisor_override))
+    else:
+        total = _average(p, ceil_mode, 1)
+        rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
+        y = p.wrap(torch.div(total, _outer_product(counts, total), rounding_mode=rounded))
+    if n == 3 and memory_format_of(y.block) is not torch.contiguous_format:
+        y.mark_as_reordered()  # as above
+    return y
 
 
 @cache
@@ -595,8 +570,21 @@ NOWHERE = torch.iinfo(torch.int64).max
 """The index of a window's maximum on a rank that holds nothing of the window."""
 
 
-def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Sharded]:
-    """The maxima of a cut tensor (batch, channel, *spatial) and where in the volume they are.
+@register_each(
+    # torch.adaptive_max_pool1d itself returns both
+    (F.adaptive_max_pool1d_with_indices, torch.adaptive_max_pool1d),
+    F.adaptive_max_pool2d_with_indices,
+    F.adaptive_max_pool3d_with_indices,
+    family="pooling",
+)
+@with_batch
+def adaptive_maximum_with_indices(
+    operator: Operator,
+    input: Sharded,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = True,
+) -> tuple[Sharded, Sharded]:
+    """Pools to any extents, with the maxima's flat positions in the whole volume.
 
     Distribution scheme:
     1. Cut the output in proportion to the input and fetch the windows of this rank's outputs; where
@@ -605,8 +593,10 @@ def adaptive_max_pool(x: Sharded, sizes: tuple[int, ...]) -> tuple[Sharded, Shar
        side, as torch's own pooling of the block needs them. A repetition changes no maximum.
     3. Take the largest of the maxima of ranks that share windows, and of equal ones the first.
     """
-    n = len(sizes)
+    n = spatial_dims(operator)
     name = f"adaptive_max_pool{n}d"
+    x = batched_input(input, n, name)
+    sizes = output_sizes(x, n, output_size, name)
     layout = lay_out_adaptive_pool(x.grid, x.partition, sizes, name)
     block = layout.fetch(x, name)
     tables = {spans.dim: _side_by_side(spans) for spans in layout.spans}
@@ -658,27 +648,6 @@ def _first_largest(
         order = torch.where(nan, -index, index)
         choice = order.masked_fill(~candidate, NOWHERE).argmin(0, keepdim=True)
     return values.gather(0, choice).squeeze(0), index.gather(0, choice).squeeze(0)
-
-
-@register_each(
-    # torch.adaptive_max_pool1d itself returns both
-    (F.adaptive_max_pool1d_with_indices, torch.adaptive_max_pool1d),
-    F.adaptive_max_pool2d_with_indices,
-    F.adaptive_max_pool3d_with_indices,
-    family="pooling",
-)
-@with_batch
-def adaptive_maximum_with_indices(
-    operator: Operator,
-    input: Sharded,
-    output_size: int | Sequence[int | None] | None,
-    return_indices: bool = True,
-) -> tuple[Sharded, Sharded]:
-    """Pools to any extents, with the maxima's flat positions in the whole volume."""
-    n = spatial_dims(operator)
-    name = f"adaptive_max_pool{n}d"
-    input = batched_input(input, n, name)
-    return adaptive_max_pool(input, output_sizes(input, n, output_size, name))
 
 
 @register_each(*VALUES.values(), family="pooling")

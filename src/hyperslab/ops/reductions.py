@@ -410,25 +410,21 @@ def indices_only(
         choose = torch.max if operator is torch.argmax else torch.min
         _, indices = _with_indices(choose, x.like(x.local.detach()), dim, keepdim)
     else:
-        indices = _flat_index(operator, x, group_over(x, dims))
+        # The index in the flattened global tensor; ranks' boxes are not in its order.
+        block = x.local.detach()
+        local = operator(block)
+        index = torch.zeros_like(local)
+        at = torch.unravel_index(local, block.shape)
+        for extent, position, lo in zip(x.shape, at, x.box.lo, strict=True):
+            index = index * extent + position + lo
+        group = group_over(x, dims)
+        values = stack_ranks(block.reshape(-1)[local], group, "the index of an extremum")
+        indices = stack_ranks(index, group, "the index of an extremum")
+        best = values[operator(values)]
+        others = (values != best) & ~(values.isnan() & best.isnan())
+        indices = indices.masked_fill(others, LARGEST_INDEX).min()
         indices = indices.view([1] * x.dim()) if keepdim else indices
     return wrap_reduced(x, indices, dims, keepdim)
-
-
-def _flat_index(operator: Operator, x: Sharded, group: Communicator | None) -> torch.Tensor:
-    """Finds the index in the flattened global tensor; ranks' boxes are not in its order."""
-    block = x.local.detach()
-    local = operator(block)
-    value = block.reshape(-1)[local]
-    index = torch.zeros_like(local)
-    at = torch.unravel_index(local, block.shape)
-    for extent, position, lo in zip(x.shape, at, x.box.lo, strict=True):
-        index = index * extent + position + lo
-    values = stack_ranks(value, group, "the index of an extremum")
-    indices = stack_ranks(index, group, "the index of an extremum")
-    best = values[operator(values)]
-    others = (values != best) & ~(values.isnan() & best.isnan())
-    return indices.masked_fill(others, LARGEST_INDEX).min()
 
 
 @register(torch.histc, torch.Tensor.histc, family="reductions")
@@ -592,7 +588,13 @@ class _Softmax(BlockFunction):
     def forward(
         ctx: Any, x: torch.Tensor, dim: int, group: Communicator, log: bool
     ) -> torch.Tensor:
-        largest, sums = _largest_and_sum(x, dim, group)
+        own = x.amax(dim, keepdim=True)
+        # A shard of -inf alone adds nothing; if all are, the result is NaN, as it is in torch.
+        sums = (x - own.masked_fill(own == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
+        stack = stack_ranks(torch.stack([own, sums]), group, "softmax over a cut dim")
+        all_largest, all_sums = stack.unbind(1)
+        largest = all_largest.amax(0)
+        sums = (all_sums * (all_largest - largest).exp_()).sum(0)
         y = x - largest
         y = y.sub_(sums.log_()) if log else y.exp_().div_(sums)
         ctx.dim = dim
@@ -610,19 +612,6 @@ class _Softmax(BlockFunction):
         )
         dx = gradient - y.exp() * total if ctx.log else (gradient - total) * y
         return dx, None, None, None
-
-
-def _largest_and_sum(
-    x: torch.Tensor, dim: int, group: Communicator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes the global maximum, and the global sum of exp(x - maximum)."""
-    largest = x.amax(dim, keepdim=True)
-    # A shard of -inf alone adds nothing; if all are, the result is NaN, as it is in torch.
-    sums = (x - largest.masked_fill(largest == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
-    stack = stack_ranks(torch.stack([largest, sums]), group, "softmax over a cut dim")
-    all_largest, all_sums = stack.unbind(1)
-    total = all_largest.amax(0)
-    return total, (all_sums * (all_largest - total).exp_()).sum(0)
 
 
 @register_each("softmax", "log_softmax", family="reductions", dims=["dim"], merged=True)

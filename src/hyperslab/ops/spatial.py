@@ -51,7 +51,6 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.ops.pooling import adaptive_avg_pool
 from hyperslab.ops.views import (
-    SourceInterval,
     exchanged,
     join,
     reshape_to,
@@ -86,8 +85,7 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     turn = extent - shift % extent if extent else 0
     if x.partition.cuts[dim] is None:
         return x.like(x.local.roll(shift, dim))
-    ends = [SourceInterval(x, (turn, extent)), SourceInterval(x, (0, turn))]
-    return join(ends, dim, x.partition, x, "a roll")
+    return join([(x, (turn, extent)), (x, (0, turn))], dim, x.partition, x, "a roll")
 
 
 @register(torch.flip, torch.Tensor.flip, family="spatial")
@@ -358,7 +356,7 @@ def _circular(x: Sharded, pads: Sequence[int]) -> Sharded:
             wider = window.outputs(extent)
             target = y.partition.with_dim(dim, wider, window.cut_outputs(cut, wider))
             spans = ((extent - window.before, extent), (0, extent), (0, window.after))
-            y = join([SourceInterval(y, span) for span in spans], dim, target, y, WHAT)
+            y = join([(y, span) for span in spans], dim, target, y, WHAT)
             windows[dim] = Window(1)
     sides = [side for window in windows for side in (window.after, window.before)][::-1]
     local = F.pad(y.block, sides[: len(pads)], "circular") if any(sides) else y.block

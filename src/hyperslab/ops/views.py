@@ -638,25 +638,20 @@ def _lay_out_windows(
     return stay, windows, cover
 
 
-@dataclass(frozen=True, slots=True)
-class SourceInterval:
-    """Names a part of ``source`` along the joined dim; ordinary sources are global."""
-
-    source: torch.Tensor
-    interval: Interval
+Section = tuple[torch.Tensor, Interval]
+"""Names a part of a source along the joined dim; ordinary sources are global."""
 
 
 def join(
-    sections: Sequence[SourceInterval], dim: int, target: Partition, like: Sharded, what: str
+    sections: Sequence[Section], dim: int, target: Partition, like: Sharded, what: str
 ) -> Sharded:
     """Concatenate sections along ``dim``, into a tensor that is cut as ``target``.
 
     Distribution scheme: 1. fetch the part of every section that lies in this rank's box of the
     target (nothing travels if the section is cut like the target), 2. concatenate the parts.
     """
-    sources = [section.source for section in sections]
+    sources, intervals = zip(*sections, strict=True)
     held = tuple(s.partition if isinstance(s, Sharded) else None for s in sources)
-    intervals = tuple(section.interval for section in sections)
     ways = _lay_out_join(like.grid, held, intervals, dim, target)
     parts = [
         fetch(source.block, way, what=what) if isinstance(source, Sharded) else source[way]
@@ -805,7 +800,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     cut = tuple(t.partition for t in kept if isinstance(t, Sharded))
     held = tuple(t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in kept)
     target = cut_of_joined(like.grid, cut, held, dim)
-    joined = join([SourceInterval(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
+    joined = join([(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
