@@ -127,7 +127,9 @@ class ReadingThreads:
         try:
             return future.result()
         finally:
-            self._release()
+            with self._lock:
+                self._held -= 1
+                self._start()
 
     def drop(self, future: BoxToCome) -> None:
         """Forgets a box that was asked for, without a lock.
@@ -148,11 +150,6 @@ class ReadingThreads:
         end = None if seconds is None else time.monotonic() + seconds
         for thread in threads:
             thread.join(None if end is None else max(0, end - time.monotonic()))
-
-    def _release(self) -> None:
-        with self._lock:
-            self._held -= 1
-            self._start()
 
     def _start(self) -> None:
         """Start a thread if one may have something to do; the caller has the lock."""
@@ -228,7 +225,7 @@ def check_values(values: Array, transform: Transform, where: str) -> None:
 
 
 def os_bytes_read() -> int:
-    """Bytes that this process has read by system calls so far [B], from any file (Linux).
+    """Counts what this process has read by system calls so far [B], from any file (Linux).
 
     Against `Dataset.bytes_read` it shows what the file format read beyond the boxes asked for.
     """
@@ -268,7 +265,7 @@ class TargetKind:
 
 
 def target_kind(source: Source) -> TargetKind:
-    """Labels where voxels have classes, else numbers."""
+    """Returns that of labels where voxels have classes, else that of numbers."""
     return TargetKind(None if source.classes else len(source.parameters.names))
 
 
@@ -466,7 +463,7 @@ class BatchAssembler:
             self.drop(ahead)
 
     def _load(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
-        """See `load`.
+        """Loads a local batch, as `load` says.
 
         Distribution scheme: 1. where samples may be skipped, read what this rank has to and agree
         with all others on what cannot be read; 2. expect what other ranks keep and this one wants;
@@ -582,7 +579,7 @@ class BatchAssembler:
         return self.planner.boxes.grid.device.type == "cuda"
 
     def _empty_batch(self, samples: list[int], count: int) -> LocalBatch:
-        """Room for the ``count`` samples of a mini-batch that this rank computes."""
+        """Makes room for the ``count`` samples of a mini-batch that this rank computes."""
         shape = self.planner.boxes.maps[samples[0]].own.shape
         values = self._empty((count, *shape), self.reader.source.dtype, pinned=self._pinned)
         targets = self._empty(
@@ -593,13 +590,13 @@ class BatchAssembler:
         return self._batch(values, targets, samples, kept=False)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, pinned: bool) -> torch.Tensor:
-        kind = _torch_dtype(dtype)
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
         return self.buffers.lend(shape, kind) if pinned else torch.empty(shape, dtype=kind)
 
     def _batch(
         self, values: torch.Tensor, targets: torch.Tensor, samples: list[int], *, kept: bool
     ) -> LocalBatch:
-        """The samples of a mini-batch are of one shape."""
+        """Makes a local batch; the samples of a mini-batch are of one shape."""
         count = len(samples)
         boxes = self.planner.boxes
         shape = boxes.maps[samples[0]].shape
@@ -622,12 +619,8 @@ class BatchAssembler:
         return kept
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
 def _failures(samples: Iterable[int], attempt: Callable[[int], object]) -> Reasons:
-    """Why ``attempt`` fails, for the samples for which it does."""
+    """Says why ``attempt`` fails, for the samples for which it does."""
     reasons = {}
     for sample in samples:
         try:

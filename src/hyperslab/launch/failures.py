@@ -112,7 +112,13 @@ def explain_failures(
         words = f"{cause.words}\n    (rank {rank})" if alone else cause.words
         return RAISED_ERRORS[cause.kind](words)
     if cause.overdue:
-        return RankLost(rank, _explain_overdue(cause, failed))
+        heard = next((end.words for end in failed if end.lost_contact), "")
+        quote = f"\n    {heard.splitlines()[0]}" if heard else ""
+        return RankLost(
+            rank,
+            f"rank {rank} (process {cause.pid}) does not answer: {cause.overdue}; it and the "
+            f"others were ended{quote}\n    {AGAIN}",
+        )
     if cause.exitcode < 0:
         return RankLost(
             rank,
@@ -127,15 +133,6 @@ def stopped_error(number: int, failures: Mapping[int, RankEnd]) -> errors.Stoppe
     """Describe the end of ranks by a signal; one that notes signals says so itself."""
     said = any(end.exitcode in STOPPED_EXIT_CODES for end in failures.values())
     return errors.Stopped(number, f"stopped by {signal.Signals(number).name}", said=said)
-
-
-def _explain_overdue(cause: RankEnd, failed: list[RankEnd]) -> str:
-    heard = next((end.words for end in failed if end.lost_contact), "")
-    quote = f"\n    {heard.splitlines()[0]}" if heard else ""
-    return (
-        f"rank {cause.rank} (process {cause.pid}) does not answer: {cause.overdue}; it and the "
-        f"others were ended{quote}\n    {AGAIN}"
-    )
 
 
 def _cause_order(end: RankEnd) -> tuple[bool, bool, bool, int]:

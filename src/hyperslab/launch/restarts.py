@@ -146,7 +146,10 @@ class TrainingLaunch:
         decide = RestartPolicy(restarts, size, shrinks=self.asked.grid.auto, newest=self._newest)
         while True:
             try:
-                self._launch(recipe, resume=resume)
+                words = chosen_overrides(recipe) if self.asked.undecided else []
+                words = [*self.arguments, *words, *(["--resume"] if resume else [])]
+                logs = recipe.output / "logs"
+                launch_training(recipe.grid.size, words, logs, seconds=recipe.timeout)
                 return
             except HyperslabError as error:
                 ranks = decide.after(error)
@@ -156,12 +159,6 @@ class TrainingLaunch:
             resume = True
             start = f"{restarts - decide.left} of {restarts}"
             log.info("restart %s on %d ranks, from the newest checkpoint", start, decide.ranks)
-
-    def _launch(self, recipe: Recipe, *, resume: bool) -> None:
-        words = chosen_overrides(recipe) if self.asked.undecided else []
-        words = [*self.arguments, *words, *(["--resume"] if resume else [])]
-        logs = recipe.output / "logs"
-        launch_training(recipe.grid.size, words, logs, seconds=recipe.timeout)
 
     def _on(self, ranks: int, recipe: Recipe, error: HyperslabError) -> Recipe:
         """Return the recipe with a grid of so many ranks, or of fewer if there is none.

@@ -217,7 +217,10 @@ def _write_phantom(
     unsigned = bool(rng.integers(2))
     if unsigned:
         header.set_slope_inter(1, -1024)
-    order = nibabel.orientations.axcodes2ornt(_draw_orientation(rng))
+    # Axes mostly as scanners store them, planes last; sometimes any of the 48 ways.
+    axes = [AXIS_LETTERS[a] for a in (rng.permutation(3) if rng.random() < 0.25 else (0, 1, 2))]
+    codes = "".join(letters[rng.integers(2)] for letters in axes)
+    order = nibabel.orientations.axcodes2ornt(codes)
     ornt = nibabel.orientations.ornt_transform(image.CANONICAL, order)
     affine = affine @ nibabel.orientations.inv_ornt_aff(ornt, hu.shape)
     hu, classes = (nibabel.orientations.apply_orientation(a, ornt) for a in (hu, classes))
@@ -225,9 +228,3 @@ def _write_phantom(
     image.save_image(pair.image, hu, stored, affine, header)
     header.set_slope_inter(1, 0)
     image.save_image(pair.labels, classes, np.dtype(np.uint8), affine, header)
-
-
-def _draw_orientation(rng: np.random.Generator) -> str:
-    """Orders axes mostly as scanners store them, planes last; sometimes any of the 48 ways."""
-    axes = [AXIS_LETTERS[a] for a in (rng.permutation(3) if rng.random() < 0.25 else (0, 1, 2))]
-    return "".join(letters[rng.integers(2)] for letters in axes)

@@ -519,7 +519,9 @@ def read_box(path: Path, key: str, dataset: Any, box: Box, doubts: Doubts) -> Ar
         check_unpacked(path, key, dataset, box, doubts)
         dataset.read_direct(values, source_sel=box.slices())
         return values
-    for chunk in _chunks_in(dataset, box):
+    edges = zip(box.lo, box.hi, dataset.chunks, strict=True)
+    for place in itertools.product(*(range(lo - lo % side, hi, side) for lo, hi, side in edges)):
+        chunk = _chunk_at(dataset, place)
         part = chunk.intersect(box)
         found = _unpacked(path, key, dataset, chunk, part) if chunk.lo in doubtful else None
         if found is None:
@@ -655,14 +657,8 @@ def _fletcher32(data: bytes) -> int:
     return second << 16 | first
 
 
-def _chunks_in(dataset: Any, box: Box) -> Iterator[Box]:
-    """Yields the chunks that a box meets, those beyond the last voxel whole."""
-    edges = zip(box.lo, box.hi, dataset.chunks, strict=True)
-    for place in itertools.product(*(range(lo - lo % side, hi, side) for lo, hi, side in edges)):
-        yield _chunk_at(dataset, place)
-
-
 def _chunk_at(dataset: Any, place: tuple[int, ...]) -> Box:
+    """Returns the chunk that begins there, whole even beyond the last voxel."""
     return Box.whole(dataset.chunks).shift(place)
 
 

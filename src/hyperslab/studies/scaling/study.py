@@ -250,27 +250,6 @@ def crowded(ranks: int, device: str) -> str:
     return f"{ranks} ranks on {places} {what}{'s' * (places > 1)} take turns"
 
 
-def _median_step(folder: Path, epochs: int, crowded: str) -> MeasuredStep:
-    steps = read_table(folder / "steps.csv", NEEDED_OF_STEPS)
-    if not steps or steps["epoch"].max() + 1 < epochs:
-        raise errors.DataError(f"{folder} holds no training of {epochs} epochs: remove it")
-    samples = np.rint(steps["samples_per_second"] * steps["step_seconds"])
-    whole = samples.max()
-    chosen = (steps["epoch"] > 0) & (samples == whole)
-    seconds = steps["step_seconds"][chosen]
-    lower, median, upper = np.quantile(seconds, (0.25, 0.5, 0.75))
-    return MeasuredStep(
-        seconds=float(median),
-        lower=float(lower),
-        upper=float(upper),
-        steps=len(seconds),
-        samples=int(whole),
-        waiting=float(np.median(steps["wait_seconds"][chosen])),
-        memory=float(np.nanmax(steps["memory_bytes"])),
-        crowded=crowded,
-    )
-
-
 STOPPING_ERRORS = (
     errors.CheckpointError,
     errors.DataError,
@@ -340,8 +319,25 @@ class StudyRequest:
         return self._measured(point)
 
     def _measured(self, point: ScalingPoint) -> MeasuredStep:
-        crowd = crowded(point.ranks, self.recipe.device) if self.start is None else ""
-        return _median_step(self.output / point.name, self.epochs, crowd)
+        folder = self.output / point.name
+        steps = read_table(folder / "steps.csv", NEEDED_OF_STEPS)
+        if not steps or steps["epoch"].max() + 1 < self.epochs:
+            raise errors.DataError(f"{folder} holds no training of {self.epochs} epochs: remove it")
+        samples = np.rint(steps["samples_per_second"] * steps["step_seconds"])
+        whole = samples.max()
+        chosen = (steps["epoch"] > 0) & (samples == whole)
+        seconds = steps["step_seconds"][chosen]
+        lower, median, upper = np.quantile(seconds, (0.25, 0.5, 0.75))
+        return MeasuredStep(
+            seconds=float(median),
+            lower=float(lower),
+            upper=float(upper),
+            steps=len(seconds),
+            samples=int(whole),
+            waiting=float(np.median(steps["wait_seconds"][chosen])),
+            memory=float(np.nanmax(steps["memory_bytes"])),
+            crowded=crowded(point.ranks, self.recipe.device) if self.start is None else "",
+        )
 
 
 def run_study(

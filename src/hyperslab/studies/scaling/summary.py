@@ -187,19 +187,15 @@ def figure_of(study: Study) -> Figure:
     wide = max(6.4, 1.6 + 0.95 * len(study.rows))
     figure = Figure(figsize=(wide, 4.6), layout="constrained")
     axes = figure.subplots()
-    (_bars if _comparable(study) else _lines)(axes, study)
+    steps = [step for row in study.rows for step in (row.measured, row.predicted) if step]
+    seconds = [step.seconds for step in steps]
+    alike = study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
+    (_bars if alike else _lines)(axes, study)
     axes.set_title(_title(study), loc="left", fontsize=10)
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         figure.legend(loc="outside lower left", ncols=2, fontsize=9)
     return figure
-
-
-def _comparable(study: Study) -> bool:
-    """Tells if the times of a strong scaling study are near enough to each other for bars."""
-    steps = [step for row in study.rows for step in (row.measured, row.predicted) if step]
-    seconds = [step.seconds for step in steps]
-    return study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
 
 
 def _title(study: Study) -> str:
