@@ -80,6 +80,7 @@ def doctor_as_rank(folder: Path) -> None:
     from hyperslab.comm import Grid
     from hyperslab.comm.agreement import all_gather
     from hyperslab.comm.bootstrap import start_ranks
+    from hyperslab.planner.timing import Clock
 
     begin = time.monotonic()
     is_main = become_rank()
@@ -87,7 +88,9 @@ def doctor_as_rank(folder: Path) -> None:
     grid = Grid(data=int(os.environ.get("WORLD_SIZE", "1")))
     met = time.monotonic() - begin
     found = all_gather(_look(grid, folder.absolute()))
-    total = _seconds_of_sum(grid)
+    total = None
+    if grid.size > 1:
+        total = Clock(grid, budget=0.0).sum_seconds(grid.gradients, SUM)
     if not is_main:
         return
     print(f"ranks      {grid.size} on {len({one.host for one in found})} nodes, met in {met:.1f} s")
@@ -138,12 +141,6 @@ def _seconds_of_message(grid: Grid) -> float | None:
     clock = Clock(grid, budget=0.0)  # as few repetitions as there can be
     after, before = (grid.rank + 1) % grid.size, (grid.rank - 1) % grid.size
     return clock.by_rank(clock.exchange([(after, MESSAGE)], [(before, MESSAGE)]))[grid.rank]
-
-
-def _seconds_of_sum(grid: Grid) -> float | None:
-    from hyperslab.planner.timing import Clock
-
-    return None if grid.size == 1 else Clock(grid, budget=0.0).sum_seconds(grid.gradients, SUM)
 
 
 def _try_folder(folder: Path) -> tuple[float, float]:

@@ -122,7 +122,12 @@ def _extents(words: list[str]) -> dict[str, int]:
 
 
 def _about(source: Source, storage: Storage | None) -> dict[str, str]:
-    found = {"parameters": ", ".join(_ranges(source))}
+    # With the physical values at -1 and 1 where they are known.
+    parameters = [
+        name if (low, high) == (-1, 1) else f"{name} ({low:.4g} to {high:.4g})"
+        for name, (low, high) in source.parameters.ranges.items()
+    ]
+    found = {"parameters": ", ".join(parameters)}
     if source.classes:
         found = {"classes": ", ".join(source.classes)}
     if source.channel_names:
@@ -146,14 +151,6 @@ def _stored(storage: Storage) -> str:
     chunk = "" if storage.chunk is None else f", chunks of {_product(storage.chunk)}"
     packing = f", {storage.compression}" if storage.compression else ""
     return f"{_product(storage.shape)} ({storage.order}){chunk}{packing}, {_size(storage.size)}"
-
-
-def _ranges(source: Source) -> list[str]:
-    """List the parameters, with the physical values at -1 and 1 where they are known."""
-    return [
-        name if (low, high) == (-1, 1) else f"{name} ({low:.4g} to {high:.4g})"
-        for name, (low, high) in source.parameters.ranges.items()
-    ]
 
 
 def _costs(source: Source, storage: Storage | None, extents: dict[str, int]) -> list[str]:

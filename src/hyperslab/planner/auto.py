@@ -16,7 +16,7 @@ from hyperslab.planner import search, summary
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, load_machine
-from hyperslab.planner.search import Candidate, GridPlan, PlanBounds, trace_one, words_of
+from hyperslab.planner.search import Candidate, PlanBounds, trace_one, words_of
 from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text, time_text
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
@@ -54,7 +54,14 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
         if again.best is not None:
             plan = again
     if plan.best is None:
-        raise LayoutError(_nothing_fits_words(plan))
+        least = search.least_ranks(plan.first, plan.bounds).found
+        remedy = f"{summary.NONE_FOUND}: take smaller mini-batches, more memory or more ranks"
+        if least is not None:
+            remedy = (
+                f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
+                f"{bytes_text(least.memory.total)} each"
+            )
+        raise LayoutError(f"{nothing_fits_text(plan, f' ({plan.bounds.reason})')}\n    {remedy}")
     best = plan.best
     words = (
         f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(ranks)} by the plan for "
@@ -123,17 +130,6 @@ def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:
 def machine_for(name: str | None, device: str) -> Machine:
     """Loads the machine that is named, or else the usual one for such a device."""
     return load_machine(name or USUAL_MACHINES[device])
-
-
-def _nothing_fits_words(plan: GridPlan) -> str:
-    least = search.least_ranks(plan.first, plan.bounds).found
-    remedy = f"{summary.NONE_FOUND}: take smaller mini-batches, more memory or more ranks"
-    if least is not None:
-        remedy = (
-            f"{ranks_text(least.grid.size)} would do: {words_of(least.grid)}, "
-            f"{bytes_text(least.memory.total)} each"
-        )
-    return f"{nothing_fits_text(plan, f' ({plan.bounds.reason})')}\n    {remedy}"
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:

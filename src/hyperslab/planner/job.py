@@ -161,7 +161,9 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
         said = "data.shape" if data.shape else "the recipe's width"
         assumed = f"{where} is not here: volumes of {_product(shape)}, as {said} says"
     if shape is not None:
-        source = _made_up_source(recipe, shape)
+        samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
+        targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
+        source: Source = SyntheticVolumes(shape, samples, targets=targets, classes=_classes(recipe))
         if said == "data.shape":  # of whole volumes, as those of files are
             source = selected(source, None, None, data.subvolume)
         recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
@@ -188,13 +190,6 @@ _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", 
     "splits": "drawn"
 }
 """Replaces the splits of a recipe without data: there are not as many volumes as it may count."""
-
-
-def _made_up_source(recipe: Recipe, shape: VolumeShape) -> Source:
-    classes = _classes(recipe)
-    samples = max(ASSUMED_SAMPLES, 2 * recipe.data.batch_size)
-    targets = 4 if recipe.data.targets is None else len(recipe.data.targets)
-    return SyntheticVolumes(shape, samples, targets=targets, classes=classes)
 
 
 def _classes(recipe: Recipe) -> int:

@@ -572,7 +572,15 @@ def load_machine(name_or_path: str | Path) -> Machine:
     """
     where = str(name_or_path)
     machine = _shipped(where) if where in shipped_machines() else _load(where)
-    _compare_versions(machine, where)
+    here = current_versions()
+    pairs = [
+        f"{name} {was} (here {here[name]})"
+        for name, was in machine.versions.items()
+        if name in here and not same_minor(was, here[name])
+    ]
+    if pairs and machine.measured:
+        words = "the machine file %s was measured with %s\n    measure again: hyperslab calibrate"
+        log.warning(words, where, ", ".join(pairs))
     return machine
 
 
@@ -631,21 +639,6 @@ def _sentences(error: ValidationError, where: str) -> list[str]:
             what = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{where}: bad value {reprlib.repr(problem['input'])} for {key!r}: {what}")
     return lines
-
-
-def _compare_versions(machine: Machine, where: str) -> None:
-    here = current_versions()
-    pairs = [
-        f"{name} {was} (here {here[name]})"
-        for name, was in machine.versions.items()
-        if name in here and not same_minor(was, here[name])
-    ]
-    if pairs and machine.measured:
-        log.warning(
-            "the machine file %s was measured with %s\n    measure again: hyperslab calibrate",
-            where,
-            ", ".join(pairs),
-        )
 
 
 def same_minor(a: str, b: str) -> bool:

@@ -101,8 +101,6 @@ def words_of(grid: GridSection) -> str:
     return " ".join(f"{axis}={extent}" for axis, extent in cut.items()) or "data=1"
 
 
-_RankNumbers = NDArray[np.int64]
-
 _NODE_FARNESS = 10  # a neighbour on another node counts as so many on another socket
 
 
@@ -128,7 +126,9 @@ def slowest_rank(extents: Mapping[str, int], inputs: VolumeShape, machine: Machi
         along = np.moveaxis(far, dim, 0)
         numbers = np.moveaxis(place, dim, 0)
         if dim > 0:
-            links = _farness(numbers[:-1], numbers[1:], machine)
+            sockets = np.diff(numbers // machine.ranks_per_socket, axis=0) != 0
+            nodes = np.diff(numbers // machine.ranks_per_node, axis=0) != 0
+            links = sockets + _NODE_FARNESS * nodes
             along[:-1] += links
             along[1:] += links
         np.moveaxis(alike, dim, 0)[~_as_the_first(parts, extent, inside=dim > 0)] = False
@@ -139,12 +139,6 @@ def places_of(grid: GridSection, job: GridJob, machine: Machine) -> NDArray[np.i
     """Returns the places of a grid's ranks, as a run on the machine has them; None: in order."""
     place = places(grid.model_dump(), machine.ranks_per_node, job.about.shape[1:])
     return None if np.array_equal(place, np.arange(grid.size)) else place
-
-
-def _farness(ranks: _RankNumbers, peers: _RankNumbers, machine: Machine) -> _RankNumbers:
-    sockets = ranks // machine.ranks_per_socket != peers // machine.ranks_per_socket
-    nodes = ranks // machine.ranks_per_node != peers // machine.ranks_per_node
-    return sockets.astype(np.int64) + _NODE_FARNESS * nodes
 
 
 def _as_the_first(parts: int, extent: int, *, inside: bool) -> NDArray[np.bool_]:

@@ -153,7 +153,13 @@ def plan_remarks(
     else:
         yield f"least      {NONE_FOUND}"
     for change in changes:
-        yield _changed(plan, change)
+        before, after = change.before, change.after
+        yield (
+            f"{change.override}: on {search.words_of(before.grid)} the step from "
+            f"{step_text(before)} to {step_text(after)}, memory from "
+            f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}"
+            f"{'' if after.fits(plan.bounds.nbytes) else ', still too large'}"
+        )
     yield from _others(plan)
 
 
@@ -248,17 +254,6 @@ def nothing_fits_text(plan: search.GridPlan, reason: str = "") -> str:
     return (
         f"no grid of {ranks_text(plan.ranks)} fits into {bytes_text(plan.bounds.nbytes)} a rank"
         f"{reason}; {grid} needs least, {bytes_text(smallest.memory.total)}"
-    )
-
-
-def _changed(plan: search.GridPlan, change: search.RecipeChange) -> str:
-    fits = "" if change.after.fits(plan.bounds.nbytes) else ", still too large"
-    before = change.before
-    after = change.after
-    return (
-        f"{change.override}: on {search.words_of(before.grid)} the step from "
-        f"{step_text(before)} to {step_text(after)}, memory from "
-        f"{bytes_text(before.memory.total)} to {bytes_text(after.memory.total)}{fits}"
     )
 
 

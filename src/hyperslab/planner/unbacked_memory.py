@@ -67,7 +67,14 @@ class Heap:
         size = -(-(nbytes + CHUNK_HEADER) // ALIGNMENT) * ALIGNMENT
         at = bisect.bisect_left(self._holes, (size + ALIGNMENT_SPARE, 0))
         if at == len(self._holes):
-            return self._grow(size), size
+            # The heap grows; the last hole, if it reaches the top, becomes a part of the block.
+            last = self._size_before.get(self.top, 0)
+            if last:
+                self._remove(last, self.top - last)
+            begin = self.top - last
+            self.top = max(self.top, begin + size + ALIGNMENT_SPARE)
+            self._add(self.top - begin - size, begin + size)
+            return begin, size
         hole, begin = self._holes[at]
         self._remove(hole, begin)
         self._add(hole - size, begin + size)
@@ -85,16 +92,6 @@ class Heap:
             begin -= before
             size += before
         self._add(size, begin)
-
-    def _grow(self, size: int) -> int:
-        """Grows the heap; the last hole, if it reaches the top, becomes a part of the block."""
-        last = self._size_before.get(self.top, 0)
-        if last:
-            self._remove(last, self.top - last)
-        begin = self.top - last
-        self.top = max(self.top, begin + size + ALIGNMENT_SPARE)
-        self._add(self.top - begin - size, begin + size)
-        return begin
 
     def _add(self, size: int, begin: int) -> None:
         bisect.insort(self._holes, (size, begin))

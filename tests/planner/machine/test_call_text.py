@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.planner.calls import read_call, write_call
 from hyperslab.kernels.memory_format import strides_in
+from hyperslab.planner.calls import read_call, write_call
 from hyperslab.planner.records import Call, TensorSpec
 
 NAMES = st.from_regex(r"aten\.[a-z_]{1,12}\.(default|out|int)", fullmatch=True)
