@@ -273,9 +273,8 @@ def test_rows_of_steps_that_are_done_again_go_though_no_more_are_recorded(
     recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
     run(recipe, "layers=2")
     file = HistoryFile(out / LAYERS, LAYER_COLUMNS, before=10)
-    file.add(
-        {"step": 5, "layer": "head.fc3", "use": 1}
-    )  # after the checkpoint, as if it was killed
+    # After the checkpoint, as if it was killed.
+    file.add({"step": 5, "layer": "head.fc3", "use": 1})
     file.close()
     run(recipe, "layers=null", "epochs=2", resume=True)
     assert {row["step"] for row in history(out)} == {"1", "3"}

@@ -126,7 +126,11 @@ def best_in(folder: Path) -> Path | None:
     newest = newest_intact(folder)
     if newest is None:
         return None
-    found = _recorded_best(newest) or newest
+    step = position_in(newest, "best_step")
+    best = None
+    if step is not None:  # that checkpoint may have gone
+        best = _intact(path_of_step(newest.parent, step), "trying the newest one")
+    found = best or newest
     log.warning("%s points to no checkpoint\n    taking %s", link, found)
     return found
 
@@ -145,14 +149,6 @@ def position_in(path: Path, key: str) -> int | None:
     position = files.read_values(path)["extra"].get("position")
     found = position.get(key) if isinstance(position, dict) else None
     return found if type(found) is int else None
-
-
-def _recorded_best(newest: Path) -> Path | None:
-    """Return the checkpoint that a later one knows to be the best, if it is there."""
-    step = position_in(newest, "best_step")
-    if step is None:
-        return None
-    return _intact(path_of_step(newest.parent, step), "trying the newest one")
 
 
 def _intact(path: Path, otherwise: str) -> Path | None:

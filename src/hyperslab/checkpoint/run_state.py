@@ -49,13 +49,13 @@ class DataCard:
 
     @classmethod
     def of_checkpoint(cls, path: Path) -> DataCard | None:
-        """Reads that of a checkpoint, and none of its tensors; None where it has none."""
+        """Read the one of a checkpoint, and none of its tensors; None where it has none."""
         extra = read_values(path)["extra"]
         return cls.from_state(_unmarked(extra["about"]), path) if "about" in extra else None
 
     @property
     def file_shape(self) -> tuple[int, ...]:
-        """(C, D, H, W) of the volumes in the files, with channels that were not shown."""
+        """Return (C, D, H, W) of the volumes in the files, with channels that were not shown."""
         channels = len(self.stored_redshifts) or self.whole[0]
         return (channels, *self.whole[1:])
 
@@ -147,26 +147,22 @@ class RunState:
 
     def extra(self, at: Position) -> dict[str, Any]:
         """Return what a checkpoint at this position holds besides model and optimizer."""
+        import torch
+
         scale = self.scaler.state_dict()
+        random = {"cpu": torch.get_rng_state()}  # the same on every rank
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
             "about": self.about.state(),
             "position": asdict(at),
             "schedule": self.schedule.state_dict(),
-            "random": self._random_state(),
+            "random": random,
             "batch_size": self.batch_size,
             "samples": self.samples,
             **({} if self.average is None else {"ema": self.average.values}),
             **({"scaler": scale} if scale else {}),
         }
-
-    def _random_state(self) -> dict[str, torch.Tensor]:
-        """Return the state of torch's default generators, the same on every rank."""
-        import torch
-
-        states = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self.device)
-        return states
 
     def restore(self, path: Path) -> Position:
         """Go back to a checkpoint, written on any grid, and say where that is.

@@ -229,8 +229,19 @@ def state_of(model: torch.nn.Module, optimizer: MaybeOptimizer = None) -> State:
 def check_fits(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
     """Refuses a state by the first name or shape that differs, before anything is changed."""
     _check_values(state, model)
-    if optimizer is not None:
-        _check_optimizer(state, model, optimizer)
+    if optimizer is None:
+        return
+    if state.optimizer is None:
+        raise CheckpointError("it holds no state of an optimizer")
+    groups = [[*names] for names in _group_names(model, optimizer)]
+    stored_groups = [group["params"] for group in state.optimizer["param_groups"]]
+    if [sorted(names) for names in groups] != [sorted(names) for names in stored_groups]:
+        raise CheckpointError("its optimizer groups hold other weights")
+    own = type(optimizer).__name__
+    kind = state.optimizer.get("kind", own)
+    pairs = zip(optimizer.param_groups, state.optimizer["param_groups"], strict=True)
+    if kind != own and any(current.keys() - stored.keys() for current, stored in pairs):
+        raise CheckpointError(f"it holds the state of the optimizer {kind}, not of {own}")
 
 
 def _check_values(state: State, model: torch.nn.Module) -> None:
@@ -256,22 +267,6 @@ def _check_values(state: State, model: torch.nn.Module) -> None:
             )
 
 
-def _check_optimizer(
-    state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    if state.optimizer is None:
-        raise CheckpointError("it holds no state of an optimizer")
-    groups = [[*names] for names in _group_names(model, optimizer)]
-    stored_groups = [group["params"] for group in state.optimizer["param_groups"]]
-    if [sorted(names) for names in groups] != [sorted(names) for names in stored_groups]:
-        raise CheckpointError("its optimizer groups hold other weights")
-    own = type(optimizer).__name__
-    kind = state.optimizer.get("kind", own)
-    pairs = zip(optimizer.param_groups, state.optimizer["param_groups"], strict=True)
-    if kind != own and any(current.keys() - stored.keys() for current, stored in pairs):
-        raise CheckpointError(f"it holds the state of the optimizer {kind}, not of {own}")
-
-
 def fill(state: State, model: torch.nn.Module, optimizer: MaybeOptimizer) -> None:
     """Gives model and optimizer a state that fits them."""
     current = model.state_dict()
@@ -294,7 +289,7 @@ def _state_dict_values(state: State) -> dict[str, Any]:
 def _encode_optimizer(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, moments: Tensors
 ) -> dict[str, Any]:
-    """Torch numbers the weights through all groups; here they have their names."""
+    """Name the weights in an optimizer's state, which torch numbers through all groups."""
     state = optimizer.state_dict()
     names = [name for group in _group_names(model, optimizer) for name in group]
     groups = []

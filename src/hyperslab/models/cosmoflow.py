@@ -189,22 +189,17 @@ class CosmoFlow(nn.Module):
             dropout=spec.dropout if dropout is None else dropout,
         )
         self.bound = spec.bound
-        _initialise(self, spec)
+        for module in self.modules():
+            if isinstance(module, (nn.Conv3d, nn.Linear)):
+                spec.initialise(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        if spec.zero_last:
+            nn.init.zeros_(self.head.get_parameter("fc3.weight"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.head(self.features(x))
         return y if self.bound is None else self.bound * torch.tanh(y)
-
-
-def _initialise(model: CosmoFlow, spec: Variant) -> None:
-    """Weights as the variant draws them, biases zero."""
-    for module in model.modules():
-        if isinstance(module, (nn.Conv3d, nn.Linear)):
-            spec.initialise(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    if spec.zero_last:
-        nn.init.zeros_(model.head.get_parameter("fc3.weight"))
 
 
 def _features(spec: Variant, channels: int, batch_norm: bool) -> nn.Sequential:

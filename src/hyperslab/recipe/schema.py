@@ -52,9 +52,8 @@ class GridSection(Section):
     depth: PositiveInt = 1  # ranks along the depth of every sample
     height: PositiveInt = 1  # ranks along the height of every sample
     width: PositiveInt = 1  # ranks along the width of every sample
-    auto: bool = Field(
-        default=False, exclude=True
-    )  # the plan chooses the axes; never in a run's recipe
+    # The plan chooses the axes; never in a run's recipe.
+    auto: bool = Field(default=False, exclude=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -191,7 +191,12 @@ class Reporter:
         shown = {f"step/{name}": known[name] for name in STEP_COLUMNS[2:] if name in known}
         for logger in self.loggers:
             logger.add(shown, step)
-        note = _step_note(known)
+        took = known["step_seconds"]
+        waiting = 100 * known["wait_seconds"] / took if took else 0.0
+        note = (
+            f"loss {known['loss']:.4g}  {known['samples_per_second']:.3g} samples/s  "
+            f"{known['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting"
+        )
         self.bar.update(self.task, completed=step, note=note)
         if not self.live and time.monotonic() - self.logged > LOG_EVERY:
             self._log(f"step {step}  {note}")
@@ -232,14 +237,6 @@ class Reporter:
         self._files.close()
         for logger in self.loggers:
             logger.close()
-
-
-def _step_note(row: dict[str, float]) -> str:
-    waiting = 100 * row["wait_seconds"] / row["step_seconds"] if row["step_seconds"] else 0.0
-    return (
-        f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
-        f"{row['memory_bytes'] / 2**30:.2f} GiB  {waiting:.0f} % waiting"
-    )
 
 
 def _csv_cell(value: float | None) -> object:

@@ -100,26 +100,21 @@ def class_name(kind: type) -> str:
 
 
 def digest_of_network(model: torch.nn.Module) -> str:
-    """The SHA-256 of how a network is built: the classes of its parts, and all plain settings.
+    """Compute the SHA-256 of how a network is built: its parts' classes, and all plain settings.
 
     Of two networks of one class with other strides, activations or probabilities of dropout it
     differs, also where their weights have the same names and shapes.
     """
-    text = hashlib.sha256()
-    for line in _described(model):
-        text.update(f"{line}\n".encode())
-    return text.hexdigest()
-
-
-def _described(model: torch.nn.Module) -> Iterator[str]:
+    lines = []
     for name, part in model.named_modules():
-        yield f"{name}: {type(part).__qualname__}"
+        lines.append(f"{name}: {type(part).__qualname__}")
         for key, value in sorted(vars(part).items()):
             if not key.startswith("_") and key not in ("training", "forward", "no_sync"):
-                yield f"{name}.{key} = {_plainly(value)}"
+                lines.append(f"{name}.{key} = {_plainly(value)}")
         for key, weight in own_tensors(part):
             form = None if weight is None else (tuple(weight.shape), weight.dtype)
-            yield f"{name}.{key}: {form}"
+            lines.append(f"{name}.{key}: {form}")
+    return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
 def _plainly(value: Any) -> str:
@@ -304,7 +299,7 @@ def buffers_kept(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _fake_tensor_errors_silenced() -> Iterator[None]:
-    """Torch logs what fails on tensors without values, and warns; both is expected here."""
+    """Silence what torch logs and warns of on tensors without values, which may well fail."""
     log = logging.getLogger(FAKE_TENSOR_MODULE)
     before = log.disabled
     log.disabled = True

@@ -53,7 +53,7 @@ class RateSchedule:
             self.scheduler.step()
 
     def end_epoch(self, measured: dict[str, float | None]) -> None:
-        """An epoch is done, and this is what its validation has found.
+        """Move on after an epoch, given what its validation has ``measured``.
 
         Raises:
             RecipeError: the schedule follows the validation loss, and there is none.
@@ -205,20 +205,16 @@ def optimizer_and_schedule(
     optimizer = given.optimizer or build_optimizer(recipe.optimizer, model.parameters())
     if given.optimizer is not None:
         check_optimizer_class(type(optimizer), f"the optimizer ({type(optimizer).__name__})")
-        _check_own_parameters(optimizer, model)
+        own = {id(parameter) for parameter in model.parameters()}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        strangers = sum(id(parameter) not in own for parameter in held)
+        if strangers:
+            raise RecipeError(
+                f"{strangers} of the {len(held)} parameters that the optimizer holds are not the "
+                f"network's ({type(model).__name__}), so it would not train the network\n    make "
+                "it from the parameters of the network that you pass"
+            )
     schedule = build_schedule(
         recipe.optimizer, optimizer, steps_per_epoch, epochs=recipe.epochs, given=given.schedule
     )
     return optimizer, schedule
-
-
-def _check_own_parameters(optimizer: Optimizer, model: torch.nn.Module) -> None:
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strangers = sum(id(parameter) not in own for parameter in held)
-    if strangers:
-        raise RecipeError(
-            f"{strangers} of the {len(held)} parameters that the optimizer holds are not the "
-            f"network's ({type(model).__name__}), so it would not train the network\n    make it "
-            "from the parameters of the network that you pass"
-        )

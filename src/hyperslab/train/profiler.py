@@ -194,7 +194,7 @@ def events_of(profiler: torch.profiler.profile) -> list[ProfiledRange]:
 def by_range(
     ranges: Sequence[ProfiledRange], events: Sequence[ProfiledRange]
 ) -> list[list[ProfiledRange]]:
-    """For each of ``ranges``, which come one after the other, the events that overlap with it."""
+    """List the events that overlap with each of ``ranges``, which come one after the other."""
     ends = [r.end for r in ranges]
     found: list[list[ProfiledRange]] = [[] for _ in ranges]
     for event in events:
@@ -279,7 +279,7 @@ def label_of(event: ProfiledRange) -> str:
 
 
 def exclusive(pieces: Sequence[Piece], begin: float, end: float) -> list[Piece]:
-    """Every moment of [begin, end) that a piece covers once, in order."""
+    """Cut pieces such that each moment of [begin, end) that one covers is there once, in order."""
     inside = [p for p in pieces if p.begin < end and p.end > begin]
     edges = sorted({begin, end, *(t for p in inside for t in (p.begin, p.end) if begin < t < end)})
     starts = sorted(inside, key=lambda p: p.begin)
@@ -307,7 +307,7 @@ def _precedence(piece: Piece) -> float:
 
 
 def messages_under_way(events: Sequence[ProfiledRange]) -> list[Piece]:
-    """Messages that travel while the rank may work on.
+    """Find the messages that travel while the rank may work on.
 
     Halos from the first to the last mark of their exchange. Gradients where torch averages them
     itself: gloo's own ranges, each from a start in a node of the backward pass to its arrival.
@@ -322,13 +322,9 @@ def messages_under_way(events: Sequence[ProfiledRange]) -> list[Piece]:
             open_since[event.name] = event
         else:
             found.append(Piece("halos", begun.begin, event.end, label_of(event)))
-    return found + _buckets(events)
-
-
-def _buckets(events: Sequence[ProfiledRange]) -> list[Piece]:
     starts = [e for e in events if e.name == "c10d::allreduce_"]
     sums = iter([e for e in events if e.name == "gloo:all_reduce"])
-    return [
+    return found + [
         Piece("gradients", sent.begin, sent.end, _LATE_BUCKET)
         for start in starts
         if (sent := next((e for e in sums if e.begin >= start.begin), None)) is not None
@@ -397,7 +393,7 @@ def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
 
 
 def _layers_by_number(events: Iterable[ProfiledRange]) -> dict[int, str]:
-    """Whose forward pass took which of autograd's numbers; the first that has one made its node."""
+    """Map autograd's numbers to layers; the first event that has a number made its node."""
     found: dict[int, str] = {}
     for event in events:
         if event.sequence >= 0 and event.within(BACKWARD_NODE) is None and event.layer is not None:
@@ -466,7 +462,7 @@ class StepRecorder:
         return self._profiler is not None
 
     def begin_step(self) -> None:
-        """A step begins now; `begin` and `end` of one are where the run's own clock has them."""
+        """Begin a step now; `begin` and `end` of one are where the run's own clock has them."""
         if self.done:
             return
         if not self.recording and len(self.passed) >= self.policy.warm_up:
@@ -478,7 +474,7 @@ class StepRecorder:
         self._since = time.perf_counter()
 
     def end_step(self, number: int, *, keep: bool = True) -> None:
-        """The step that began last ends; ``keep`` is false if it did other things besides."""
+        """End the step that began last; ``keep`` is false if it did other things besides."""
         if self.done or self._since is None:
             return
         seconds = time.perf_counter() - self._since

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -164,9 +164,8 @@ def _train(
             events = _on_main(lambda: MlperfLog(recipe, grid)) or events
             stack.callback(events.close)
         trainer = build_trainer(recipe, grid, stack, resume=resume, events=events, given=given)
-        agreement.broadcast_from_main(
-            lambda: remember_code(recipe)
-        )  # all of it was allowed and made
+        # Now, as all of it was allowed and made.
+        agreement.broadcast_from_main(lambda: remember_code(recipe))
         trainer.progress.until = until
         ended = trainer.progress.finished  # before
         if profile is not None:
@@ -269,19 +268,17 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     """Go back to a checkpoint, with the optimizer's settings of the recipe and not of then."""
     changes = agreement.broadcast_from_main(lambda: _changes(recipe))
     assert isinstance(state.schedule, RateSchedule)
-    state.schedule.changed = _changes_schedule(recipe, changes)
+    # The rate goes by another schedule, or by numbers of another training.
+    refers = "${training." in str(recipe.optimizer.schedule) and "epochs" in changes
+    state.schedule.changed = refers or any(
+        f"{key}.".startswith("optimizer.schedule.") for key in changes
+    )
     at = state.restore(path)
     state.schedule.put_settings(at)
     if changes:
         _write_on_main(recipe, lambda: record_changes(recipe.output, at.step, changes))
     mend_best(path, at.best_step)
     return at
-
-
-def _changes_schedule(recipe: Recipe, changes: Iterable[str]) -> bool:
-    """Tell whether the rate goes by another schedule, or by numbers of another training."""
-    refers = "${training." in str(recipe.optimizer.schedule) and "epochs" in changes
-    return refers or any(f"{key}.".startswith("optimizer.schedule.") for key in changes)
 
 
 def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:

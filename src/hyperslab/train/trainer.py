@@ -323,7 +323,7 @@ class Trainer:
         self.progress.leave_if(self.progress.settle())
 
     def record(self, done: StepResult, rate: float) -> None:
-        """The step is done: vote, write, stop; as `Progress.record`."""
+        """Vote on the step, write, stop; as `Progress.record`."""
         self.progress.record(done, rate, self.clock)
 
     def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
@@ -379,7 +379,7 @@ class Trainer:
             self.progress.reporter.layers(rows, self.at.step + 1)
 
     def samples_of(self, count: int) -> int:
-        """Samples in the next mini-batches; the last one of an epoch may be smaller."""
+        """Count samples of the next mini-batches; the last one of an epoch may be smaller."""
         size = self.recipe.data.batch_size
         done = self.at.batch
         return min((done + count) * size, len(self.data)) - done * size
@@ -389,7 +389,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, split: Dataset) -> dict[str, float | None]:
-        """The objective's measures over a split, under the names that they have in a validation."""
+        """Measure the objective over a split, under the names that a validation has."""
         self.model.eval()
         sums = MetricSums(self.objective, self.grid)
         signal_of_any = 0
