@@ -83,9 +83,8 @@ def test_one_channel_is_channels_last_by_its_strides(monkeypatch: pytest.MonkeyP
         y.float().square().sum().backward()
         assert cut.grad is not None
         assert layer.weight.grad is not None
-        assert (
-            layer.weight.grad.stride() == layer.weight.stride()
-        )  # or DDP copies it, with a warning
+        # Or DDP copies it, with a warning.
+        assert layer.weight.grad.stride() == layer.weight.stride()
     assert strides == [strides_in(shape, LAST)] * 3
     assert channels_last_by_strides(x.float()).equal(x.float())
 

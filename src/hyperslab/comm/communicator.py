@@ -151,10 +151,7 @@ class GroupCommunicator:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """
-        Raises:
-            CommError: it has ended.
-        """
+        """Return the process group, unless it has ended (`CommError`)."""
         return self._group("a question for it")
 
     def rank(self) -> int:

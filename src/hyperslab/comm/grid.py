@@ -526,9 +526,7 @@ ASK_LIMIT = 10.0
 
 
 def _ask_for_a_while(extents: dict[str, int]) -> None:
-    """Raises:
-    RecipeError: the other ranks, who are there, ask for another grid.
-    """
+    """Hear whether the other ranks, who are there, ask for another grid (`RecipeError`)."""
     with suppress(CommError):
         in_time(
             ASK_LIMIT,
@@ -538,9 +536,7 @@ def _ask_for_a_while(extents: dict[str, int]) -> None:
 
 
 def _refuse_other_parts(ranks: Sequence[int], *, whole: bool) -> None:
-    """Raises:
-    LayoutError: a grid of other ranks is alive.
-    """
+    """Refuse to make a grid while one of other ranks is alive (`LayoutError`)."""
     gc.collect()  # a grid ends with the cycles that it is in
     for grid, reference in list(_ALIVE.items()):
         group = None if reference is None else reference()

@@ -224,7 +224,7 @@ def pool_windows(
     padding: PerDim = 0,
     dilation: PerDim = 1,
 ) -> tuple[Window, ...]:
-    """One window per spatial dim; an absent stride is the kernel's extent."""
+    """Returns one window per spatial dim; an absent stride is the kernel's extent."""
     kernels = per_dim(kernel, n)
     strides = kernels if stride is None or stride == [] or stride == () else per_dim(stride, n)
     pads = per_dim(padding, n)
@@ -488,7 +488,7 @@ def _spans(dim: int, window: AdaptiveWindow, out: Interval, held: Interval) -> S
 def output_sizes(
     x: Sharded, n: int, output_size: int | Sequence[int | None] | None, name: str
 ) -> tuple[int, ...]:
-    """The output's spatial extents; ``None`` keeps the input's."""
+    """Returns the output's spatial extents; ``None`` keeps the input's."""
     given: list[int | None]
     if output_size is None or isinstance(output_size, int):
         given = [output_size] * n
@@ -618,7 +618,7 @@ def adaptive_maximum_with_indices(
 
 
 def _side_by_side(spans: Spans) -> list[int]:
-    """The inputs of all windows in turn, the last one of a window repeated to one extent."""
+    """Lists the inputs of all windows in turn, a window's last one repeated to one extent."""
     extent = max(1, *(hi - lo for lo, hi in spans.inputs))
     return [min(lo + k, max(hi - 1, 0)) for lo, hi in spans.inputs for k in range(extent)]
 
@@ -688,7 +688,7 @@ class Unpooling:
         return first, (values[1] - 1) * self.stride - self.padding + self.kernel
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """The cut of the outputs: that of the map that was pooled, where windows do not overlap."""
+        """Returns the outputs' cut: that of the pooled map, where windows do not overlap."""
         return TransposedWindow(self.kernel, self.stride, self.padding).cut_outputs(cut, outputs)
 
 

@@ -91,7 +91,7 @@ def digest_of_all(
 
 
 def _splitmix(numbers: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 of them (Steele et al. 2014), without the shifts of the sign."""
+    """Applies SplitMix64 (Steele et al. 2014), without the shifts of the sign."""
     numbers = numbers * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
     numbers = (numbers ^ (numbers >> 30)) * -0x40A7B892E31B1A47
     numbers = (numbers ^ (numbers >> 27)) * -0x6B2FB644ECCEEE15
@@ -241,9 +241,7 @@ TOO_MANY_DIMS = InputSpec(2, (), channels=True, of_replica=False)
 
 
 def check_spec(form: InputSpec, what: str = "what is handed in") -> None:
-    """Raises:
-    LayoutError: ``what`` is no tensor that can be cut.
-    """
+    """Refuse ``what`` where it is no tensor that can be cut (`LayoutError`)."""
     if not form.can_be_cut:
         raise LayoutError(
             f"{what} is {form}, which cannot be cut\n    hand in an ordinary tensor, batch "
@@ -337,9 +335,8 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
         order = None
     rows = _gather_statements(samples, form, order, grid)
     if on_cpu and len({row[SPEC_INTS] for row in rows.read()}) > 1:
-        rows = _gather_statements(
-            samples, form, counted, grid
-        )  # in an order that does not depend on memory
+        # Again, in an order that does not depend on memory.
+        rows = _gather_statements(samples, form, counted, grid)
     judge = functools.partial(compare_statements, sharers=_sharers(form, grid))
     comparisons_of(grid).add(rows, form, judge)
     check_spec(form)
@@ -348,7 +345,7 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
 def _gather_statements(
     samples: torch.Tensor, form: InputSpec, order: tuple[int, ...] | None, grid: Grid
 ) -> AllGatheredInts:
-    """``order`` is None where these are not the samples, whose values nobody compares now."""
+    """Gather what ranks state; ``order`` is None where nobody compares the samples' values now."""
     place = _NOT_COMPARED if order is None else sum(dim << 4 * i for i, dim in enumerate(order))
     numbers = [*form.numbers(), place]
     last = None

@@ -217,9 +217,7 @@ def scatter(
 
 
 def _source_ranks(src: int, grid: Grid, batch: Batch) -> dict[int, int]:
-    """Raises:
-    LayoutError: there is no such rank.
-    """
+    """Return the sources by their replica's place; refuse a missing rank (`LayoutError`)."""
     ranks = grid.size // grid.data if batch == "replica" else grid.size
     if not 0 <= src < ranks:
         of = "of a replica" if batch == "replica" else "of the grid"
