@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from lassen import (
-    input_seconds,
-    kept_by_table_1,
-    memory,
-    speed,
-    with_latency,
-    with_nothing_hidden,
-)
+from lassen import input_seconds, kept_by_table_1, memory, speed, with_latency, with_nothing_hidden
 from paper import kernels, least_gpus, on_cori, reading, speed_up
 from published import EFFICIENCY, EPOCH, FITTED, LEAST, STRONG, WEAK, Kernels, Run, SpeedUp
 

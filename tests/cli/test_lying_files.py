@@ -14,13 +14,7 @@ import pytest
 import yaml
 
 from tests.formats.arrays.test_zarr_bounded import group, rle
-from tests.formats.test_bounded import (
-    LIES,
-    WORDS,
-    chunks,
-    words_of_gigabytes,
-    zeros_in_pieces,
-)
+from tests.formats.test_bounded import LIES, WORDS, chunks, words_of_gigabytes, zeros_in_pieces
 
 zarr = pytest.importorskip("zarr")
 

@@ -8,11 +8,7 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.kernels.conv import CONVOLUTIONS
-from hyperslab.kernels.memory_format import (
-    channels_last_by_strides,
-    memory_format_of,
-    strides_in,
-)
+from hyperslab.kernels.memory_format import channels_last_by_strides, memory_format_of, strides_in
 from hyperslab.kernels.registry import choose_as_if_on, conv_format
 
 LAST = torch.channels_last_3d

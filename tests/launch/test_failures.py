@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.errors import CommError, DataError, HyperslabError, Stopped
-from hyperslab.launch.failures import (
-    RankEnd,
-    RankFailed,
-    RankLost,
-    error_said,
-    explain_failures,
-)
+from hyperslab.launch.failures import RankEnd, RankFailed, RankLost, error_said, explain_failures
 
 
 def explain(*ends: RankEnd, output: dict[int, Path] | None = None) -> HyperslabError:

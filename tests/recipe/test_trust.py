@@ -14,14 +14,7 @@ import yaml
 
 from hyperslab.errors import DataError, RecipeError
 from hyperslab.recipe import trust as trust_module
-from hyperslab.recipe.instantiate import (
-    A_LOSS,
-    A_NETWORK,
-    A_SOURCE,
-    AN_OPTIMIZER,
-    Maker,
-    RightKind,
-)
+from hyperslab.recipe.instantiate import A_LOSS, A_NETWORK, A_SOURCE, AN_OPTIMIZER, Maker, RightKind
 from hyperslab.recipe.load import load_recipe, recipe_of_values, remember_code
 from hyperslab.recipe.section import TargetSection
 from hyperslab.recipe.trust import Trust, located, trust_of, with_memory

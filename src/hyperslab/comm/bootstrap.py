@@ -27,14 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from hyperslab.comm.launchers import RankVariables, adopt_launcher, read_variables
 from hyperslab.comm.placement import Numbering
-from hyperslab.comm.rendezvous import (
-    Deadline,
-    Facts,
-    answer_roll_call,
-    in_time,
-    meet,
-    name_ranks,
-)
+from hyperslab.comm.rendezvous import Deadline, Facts, answer_roll_call, in_time, meet, name_ranks
 from hyperslab.errors import CommError, HyperslabError, LayoutError
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.torch_internals import (

@@ -27,13 +27,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data.distributed import DistributedSampler
 
-from hyperslab.comm.agreement import (
-    agree_on,
-    all_gather,
-    any_rank,
-    keeping_contact,
-    same_on_all,
-)
+from hyperslab.comm.agreement import agree_on, all_gather, any_rank, keeping_contact, same_on_all
 from hyperslab.comm.bootstrap import (
     enter_part,
     in_part,
@@ -64,12 +58,7 @@ from hyperslab.comm.rendezvous import in_time, interleaved_nodes
 from hyperslab.comm.shared_memory import connect_ranks
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cut, Partition
-from hyperslab.kernels.registry import (
-    TRITON_NEEDS,
-    refuse_triton,
-    triton_runs,
-    why_triton_fails,
-)
+from hyperslab.kernels.registry import TRITON_NEEDS, refuse_triton, triton_runs, why_triton_fails
 from hyperslab.util.free_memory import keep_freed_memory
 
 if TYPE_CHECKING:

@@ -39,12 +39,7 @@ from hyperslab.comm import launchers
 from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
-from hyperslab.launch.supervisor import (
-    LAUNCHER_VARIABLE,
-    Supervisor,
-    devices_environment,
-    finish,
-)
+from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor, devices_environment, finish
 from hyperslab.util.optional_libraries import current_versions
 from hyperslab.util.signals import StopRequest
 

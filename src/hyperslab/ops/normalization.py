@@ -42,12 +42,7 @@ from hyperslab.ops.fusion import (
 from hyperslab.ops.operands import without_empty_shards
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
-from hyperslab.ops.reductions import (
-    Dims,
-    group_over,
-    norm_block,
-    reduced_dims,
-)
+from hyperslab.ops.reductions import Dims, group_over, norm_block, reduced_dims
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
 

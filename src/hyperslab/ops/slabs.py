@@ -24,12 +24,7 @@ import torch
 
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Window
-from hyperslab.kernels.conv import (
-    RecomputedInput,
-    conv_backward,
-    conv_forward,
-    conv_input,
-)
+from hyperslab.kernels.conv import RecomputedInput, conv_backward, conv_forward, conv_input
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels
 from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,

@@ -50,11 +50,7 @@ from hyperslab.ops.placement import (
     read_cover,
 )
 from hyperslab.ops.pooling import adaptive_avg_pool
-from hyperslab.ops.views import (
-    exchanged,
-    join,
-    reshape_to,
-)
+from hyperslab.ops.views import exchanged, join, reshape_to
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import read_dims
 from hyperslab.util.derivatives import LinearMap, TensorMap

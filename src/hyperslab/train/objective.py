@@ -29,12 +29,7 @@ from hyperslab.recipe.schema import Recipe, RegressionLoss, SegmentationLoss
 from hyperslab.recipe.section import TargetSection, choose
 from hyperslab.tensor import Sharded
 from hyperslab.train.metrics import count_confusion, predicted_classes, scores_of, sum_over_ranks
-from hyperslab.train.network import (
-    NO_USER_OBJECTS,
-    LossFunction,
-    UserObjects,
-    outputs_of,
-)
+from hyperslab.train.network import NO_USER_OBJECTS, LossFunction, UserObjects, outputs_of
 from hyperslab.train.samples import mismatch_message
 
 LOSSES: dict[str, LossFunction] = {

@@ -13,10 +13,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperslab.kernels.compile import (
-    Library,
-    depthwise_is_known,
-)
+from hyperslab.kernels.compile import Library, depthwise_is_known
 from hyperslab.kernels.conv import dispatch
 from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last, problem_for
 from hyperslab.kernels.registry import conv_variant, onednn_supports

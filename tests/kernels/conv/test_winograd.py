@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyperslab.kernels import conv_in_c
-from hyperslab.kernels.compile import (
-    Library,
-    winograd_is_known,
-)
+from hyperslab.kernels.compile import Library, winograd_is_known
 from tests.kernels.compiled import BOTH_WIDTHS, library_of
 
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: torch.finfo(torch.bfloat16).eps}

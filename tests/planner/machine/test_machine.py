@@ -12,12 +12,7 @@ import torch
 from hyperslab.kernels.memory_format import strides_in
 from hyperslab.planner.calls import measurable_passes, only_pass
 from hyperslab.planner.machine import Machine, entry_of, load_machine, save_machine
-from hyperslab.planner.records import (
-    Call,
-    LocalOperator,
-    Pass,
-    TensorSpec,
-)
+from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
 
 
 def spec(*shape: int) -> TensorSpec:

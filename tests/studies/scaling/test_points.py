@@ -10,12 +10,7 @@ import pytest
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import LayoutError
 from hyperslab.recipe.schema import GridSection, Recipe
-from hyperslab.studies.scaling.points import (
-    ScalingKind,
-    ScalingPoint,
-    grown_points,
-    own_points,
-)
+from hyperslab.studies.scaling.points import ScalingKind, ScalingPoint, grown_points, own_points
 
 
 def recipe(batch_size: int = 16, samples: int = 128, **grid: int) -> Recipe:

@@ -20,13 +20,7 @@ from hyperslab.models import CosmoFlow
 from hyperslab.recipe.load import recipe_for
 from hyperslab.train.predict import JOURNAL, InputOutcome, predict
 from tests.ranks import run_ranks
-from tests.train.predict.runs import (
-    NAMES,
-    UNIVERSES,
-    multiscale,
-    write_regression,
-    write_run,
-)
+from tests.train.predict.runs import NAMES, UNIVERSES, multiscale, write_regression, write_run
 
 WIDTH = 16
 

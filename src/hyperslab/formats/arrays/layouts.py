@@ -36,14 +36,7 @@ from hyperslab.formats.arrays.open import (
     open_keyed,
     scan_headers,
 )
-from hyperslab.formats.files import (
-    OWN_DATA,
-    AccessPolicy,
-    FileAccess,
-    Stamp,
-    list_files,
-    naming,
-)
+from hyperslab.formats.files import OWN_DATA, AccessPolicy, FileAccess, Stamp, list_files, naming
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
