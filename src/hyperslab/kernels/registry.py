@@ -642,27 +642,21 @@ def choose(operator: str, *facts: Any) -> str:
     )
 
 
+_choose_by_rule = lru_cache(PROBLEMS)(choose)
+"""Chooses by facts or a problem, while no implementation is forced."""
+
+
 def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
     """Returns how the operands of a convolution lie in memory: a case of the rule, by name."""
     alike = x.dtype == weight.dtype and x.device == weight.device
     facts = ConvFacts(kernels, device_kind(x), x.dtype, x.dim(), alike, onednn_enabled())
-    return choose("conv", facts) if _forced.get() else _format_by_rule(facts)
-
-
-@lru_cache
-def _format_by_rule(facts: ConvFacts) -> str:
-    return choose("conv", facts)
+    return (choose if _forced.get() else _choose_by_rule)("conv", facts)
 
 
 def conv_variant(problem: Problem) -> str:
     """Returns the implementation of a pass by name."""
     operator = f"conv {problem.task}"
-    return choose(operator, problem) if operator in _forced.get() else _variant_by_rule(problem)
-
-
-@lru_cache(PROBLEMS)
-def _variant_by_rule(problem: Problem) -> str:
-    return choose(f"conv {problem.task}", problem)
+    return (choose if operator in _forced.get() else _choose_by_rule)(operator, problem)
 
 
 def table() -> list[tuple[str, str, str, str, str]]:
