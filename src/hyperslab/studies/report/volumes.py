@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -220,59 +219,50 @@ def scans(run: Run) -> list[Scan]:
     path = run.path / "evaluation" / "masks.npz"
     if not path.exists():
         return []
-    # Sizes are looked at before anything is unpacked: a few bytes may stand for gigabytes.
-    with _naming_masks(path), open_plain(path) as opened, np.lib.npyio.NpzFile(opened) as file:
-        assert file.zip is not None
-        if file.zip.getinfo("samples.npy").file_size > MOST_NAMES:
-            raise ValueError("its samples have very long names")
-        samples = [str(sample) for sample in file["samples"].tolist()]
-        if len(samples) > MASKS_SHOWN:
-            raise ValueError(f"it names {len(samples)} samples; {MASKS_SHOWN} are kept")
-        return [_read_scan(run, sample, _MaskFile(file, samples)) for sample in samples]
-
-
-MOST_NAMES = 1 << 20  # the names of all samples with masks take at most so much [B]
-
-
-@contextmanager
-def _naming_masks(path: Path) -> Iterator[None]:
     try:
-        yield
+        # Sizes are looked at before anything is unpacked: a few bytes may stand for gigabytes.
+        with open_plain(path) as opened, np.lib.npyio.NpzFile(opened) as file:
+            assert file.zip is not None
+            if file.zip.getinfo("samples.npy").file_size > MOST_NAMES:
+                raise ValueError("its samples have very long names")
+            samples = [str(sample) for sample in file["samples"].tolist()]
+            if len(samples) > MASKS_SHOWN:
+                raise ValueError(f"it names {len(samples)} samples; {MASKS_SHOWN} are kept")
+            return [_read_scan(run, file, samples, place) for place in range(len(samples))]
     except HyperslabError:
         raise
     except Exception as error:  # damaged bytes can raise anything, and stand for any size
         raise DataError(f"{path} holds no masks: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _MaskFile:
-    """Holds the masks of an evaluation: one array of all, or one of each where shapes differ."""
-
-    file: Any
-    samples: Sequence[str]
-
-    def read(self, sample: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-        """Unpacks a mask whose header says that it has the voxels of its scan.
-
-        Raises:
-            DataError: it has others.
-            Exception: whatever damaged bytes raise.
-        """
-        place = self.samples.index(sample)
-        together = "masks" in self.file
-        key = "masks" if together else f"mask_{place}"
-        wanted = (len(self.samples), *shape) if together else shape
-        with self.file.zip.open(f"{key}.npy") as member:
-            if np.lib.format.read_magic(member) != (1, 0):
-                raise ValueError(f"{key} is not an array of numbers")
-            found, _, dtype = np.lib.format.read_array_header_1_0(member)
-        if found != wanted or dtype != np.uint8:
-            raise DataError(f"{sample}: {shape} voxels, a mask {found} of {dtype}")
-        values: NDArray[np.uint8] = self.file[key]
-        return values[place] if together else values
+MOST_NAMES = 1 << 20  # the names of all samples with masks take at most so much [B]
 
 
-def _read_scan(run: Run, sample: str, masks: _MaskFile) -> Scan:
+def _read_mask(
+    file: Any, samples: Sequence[str], place: int, shape: tuple[int, ...]
+) -> NDArray[np.uint8]:
+    """Unpacks a mask, of one array of all or its own, whose header has the voxels of its scan.
+
+    Raises:
+        DataError: it has others.
+        Exception: whatever damaged bytes raise.
+    """
+    together = "masks" in file  # unless shapes differ
+    key = "masks" if together else f"mask_{place}"
+    wanted = (len(samples), *shape) if together else shape
+    with file.zip.open(f"{key}.npy") as member:
+        if np.lib.format.read_magic(member) != (1, 0):
+            raise ValueError(f"{key} is not an array of numbers")
+        found, _, dtype = np.lib.format.read_array_header_1_0(member)
+    if found != wanted or dtype != np.uint8:
+        raise DataError(f"{samples[place]}: {shape} voxels, a mask {found} of {dtype}")
+    values: NDArray[np.uint8] = file[key]
+    return values[place] if together else values
+
+
+def _read_scan(run: Run, file: Any, samples: Sequence[str], place: int) -> Scan:
+    sample = samples[place]
+
     def choose(folder: Path, files: list[Path]) -> Path:
         """Chooses the file that has the sample, or the volume of which it is a part."""
         whole = sample.rsplit("_", 3)[0] if run.setting("data.subvolume") else sample
@@ -286,7 +276,7 @@ def _read_scan(run: Run, sample: str, masks: _MaskFile) -> Scan:
         if sample not in source.names:
             raise DataError(f"{run.setting('data.path')} does not hold {sample} now")
         index = list(source.names).index(sample)
-        predicted = masks.read(sample, source.shape_of(index)[1:])
+        predicted = _read_mask(file, samples, place, source.shape_of(index)[1:])
         true = source.labels(index, Box.whole(source.shape_of(index)[1:]))
         at = dict(zip(SPATIAL_AXES, _foreground_centre(true), strict=True))
         planes = _planes_through(source, index, at)
