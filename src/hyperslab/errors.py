@@ -113,7 +113,7 @@ def _written_out(letter: str) -> str:
 
 
 def reason(problem: BaseException) -> str:
-    """Why, in a few words: the operating system's where it is its error."""
+    """Says why, in a few words: the operating system's where it is its error."""
     if isinstance(problem, OSError) and problem.strerror:
         return f"{problem.strerror}: {problem.filename}" if problem.filename else problem.strerror
     return f"{type(problem).__name__}: {problem}"

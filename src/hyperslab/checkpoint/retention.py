@@ -97,7 +97,10 @@ def mend_best(path: Path, best_step: int | None) -> None:
 
 
 def _tidy(new: Path, *, best: bool, keep: int) -> None:
-    """Later steps than the new one are from before a resume: it passed over them as corrupt."""
+    """Keep the best checkpoint, and of those up to the new one the ``keep`` newest.
+
+    Later steps than the new one are from before a resume: it passed over them as corrupt.
+    """
     folder = new.parent
     known = best_name(folder)
     if best or known is None or step_of(known) > step_of(new.name):

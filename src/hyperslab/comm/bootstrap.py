@@ -302,7 +302,7 @@ def time_limit() -> datetime.timedelta:
 
 
 def _check_visible() -> None:
-    """A word that hides the devices of a machine that has some is a mistake; "" and -1 are not."""
+    """Refuse a word that hides the devices of a machine that has some; "" and -1 may hide them."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if wanted not in ("", "-1") and NVIDIA_DEVICE_FILE.exists() and torch.version.cuda is not None:
         raise LayoutError(

@@ -455,7 +455,7 @@ def agree_on_group_names() -> None:
 
 
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:
-    """``urgent``: its kernels go before others that wait for the device."""
+    """Make one; if ``urgent``, its kernels go before others that wait for the device."""
     options = None
     if urgent and "nccl" in backend_of():
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -135,7 +135,7 @@ STEP_STRIDE = 97
 
 
 def adopt_slurm(environ: MutableMapping[str, str]) -> None:
-    """Under ``srun`` with several tasks, set the variables that torchrun would.
+    """Set the variables that torchrun would, under ``srun`` with several tasks.
 
     Job and step give the port, so that two steps that run on one machine do not meet; and the
     words for the run, by which a rank of another one is refused if they do.
@@ -191,7 +191,7 @@ JSRUN_RANK_VARIABLES = (
 
 
 def adopt_lsf(environ: MutableMapping[str, str]) -> None:
-    """Under LSF's ``jsrun`` with several tasks, set the variables that torchrun would.
+    """Set the variables that torchrun would, under LSF's ``jsrun`` with several tasks.
 
     The ranks meet at the job's first compute node, at a port that the job gives. Spectrum MPI sets
     Open MPI's variables beside those of ``jsrun``: call this before `adopt_mpi`, which would need
@@ -245,7 +245,7 @@ MPI_JOB_VARIABLE = "PMIX_NAMESPACE"
 
 
 def adopt_mpi(environ: MutableMapping[str, str]) -> None:
-    """Under ``mpirun`` with several ranks, set the variables that torchrun would.
+    """Set the variables that torchrun would, under ``mpirun`` with several ranks.
 
     Where they meet is agreed by MPI: the first rank's machine, and a port that is free there. Call
     it before what takes a rank's place from Slurm: that describes mpirun's own daemons.

@@ -39,7 +39,7 @@ def add_boxes(
 
 @triton.jit
 def _inside(row, element):  # type: ignore[no-untyped-def]
-    """Indices, in five dims, of an element of the box whose extents stand at ``row``."""
+    """Compute indices, in five dims, of an element of the box whose extents stand at ``row``."""
     e = tl.load(row + 4)
     i4 = element % e
     rest = element // e

@@ -139,12 +139,12 @@ class Prefetcher:
         return result
 
     def hand_on(self, ahead: StepsAhead) -> None:
-        """The epoch has ended: what is still asked for is of the next one."""
+        """End the epoch: what is still asked for is of the next one."""
         self._ask(ahead, self.depth)
         self._next = ahead
 
     def drop(self, ahead: StepsAhead) -> None:
-        """The pass has ended early: do not load what it has asked for, unless it is promised.
+        """End the pass early: do not load what it has asked for, unless it is promised.
 
         What is under way is not waited for: where the collector of garbage ends the pass, this may
         be the thread that reads it, or one for which that waits.
@@ -317,7 +317,7 @@ class Dataset:
         weakref.finalize(self._prefetcher, atexit.unregister, self._at_exit).atexit = False
 
     def __len__(self) -> int:
-        """The number of samples that an epoch shows: those of this split, repeated ones again."""
+        """Returns how many samples an epoch shows: those of this split, repeated ones again."""
         return self.schedule.shown
 
     @property

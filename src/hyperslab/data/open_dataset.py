@@ -411,7 +411,7 @@ def build_assembler(
 
 
 def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
-    """Fails now and not in the background.
+    """Checks the cut now, not to fail in the background.
 
     The volumes of a mini-batch have one shape, and each as many voxels along a side as the grid has
     ranks.

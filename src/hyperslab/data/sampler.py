@@ -32,7 +32,7 @@ ORDER, SYMMETRY = range(2)
 
 
 def random_bits(count: int, *key: int) -> NDArray[np.uint64]:
-    """``count`` random 64-bit integers that depend on the key alone."""
+    """Draws ``count`` random 64-bit integers that depend on the key alone."""
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(count)
 
 
@@ -47,7 +47,7 @@ def samples_of(
     seed: int,
     counts: SplitCounts | None = None,
 ) -> list[int]:
-    """The samples of one of `SPLITS`, given the volume of each sample.
+    """Returns the samples of one of `SPLITS`, given the volume of each sample.
 
     Volumes are put in the order of a hash of seed and name and dealt out in that order. So adding
     files to a folder moves few of the others. Validation and test get at least one volume if their
@@ -170,7 +170,7 @@ class Schedule:
         return [self.samples[i] for i in np.argsort(keys, kind="stable")]
 
     def pass_of(self, epoch: int, step: int) -> int:
-        """The pass to which the first sample of a step belongs, counted from the first epoch."""
+        """Returns the pass of a step's first sample, counted from the first epoch."""
         return epoch * self.repeat + step * self.batch_size // max(1, len(self.samples))
 
     def batches(self, epoch: int) -> list[list[int]]:
@@ -266,7 +266,7 @@ class Listed(Splits):
 
     @property
     def given(self) -> list[str]:
-        """The splits that list something."""
+        """Returns the splits that list something."""
         return [field.name for field in fields(self) if getattr(self, field.name)]
 
 

@@ -151,7 +151,7 @@ def stores_in_use(_grid: Grid) -> weakref.WeakSet[Store]:
 
 
 def disk_budget(folder: Path, grid: Grid) -> int:
-    """The same for the disk on which ``folder`` is, or will be, on each rank's machine [B]."""
+    """Computes the same for the disk on which ``folder`` is, or will be, on each machine [B]."""
 
     def free_disk() -> int:
         try:
@@ -171,7 +171,7 @@ def _least_share(grid: Grid, machine: int, share: float, promised: int = 0) -> i
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:
-    """For each slot of a mini-batch of ``count`` samples, the replicas that compute it.
+    """Lists the replicas that compute each slot of a mini-batch of ``count`` samples.
 
     One of them, as `Grid.partition` cuts the batch; all of them where there are fewer samples than
     replicas.
@@ -249,7 +249,7 @@ class BoxMap:
         return self.grid.partition((self.grid.data, *self.shape))
 
     def of(self, rank: int) -> Box:
-        """The box of a rank, which is that of the ranks of the same position in other replicas."""
+        """Returns a rank's box, which is that of the same position in other replicas."""
         box = self._partition.box(self.grid.coords_of(rank))
         return Box(box.lo[1:], box.hi[1:])
 
@@ -277,7 +277,7 @@ class SampleBoxes:
 
     @property
     def largest(self) -> Box:
-        """A box of the most voxels that a rank holds of a sample."""
+        """Returns a box of the most voxels that a rank holds of a sample."""
         found = (boxes.of(rank) for boxes in self.by_shape.values() for rank in boxes.ranks(0))
         return max(found, key=lambda box: box.size)
 
@@ -327,7 +327,7 @@ class BatchPlanner:
         return boxes.whole if self.whole else boxes.own
 
     def plan(self, turn: int, samples: Sequence[int]) -> list[SlotPlan]:
-        """The slots of a mini-batch, of the pass ``turn``, for which this rank has things to do."""
+        """Lists the slots of a mini-batch, of pass ``turn``, for which this rank has work."""
         plans = []
         computed = consumers(len(samples), self.boxes.grid.data)
         for slot, (sample, replicas) in enumerate(zip(samples, computed, strict=True)):

@@ -154,7 +154,7 @@ def ranges_in(words: str) -> dict[str, tuple[float, float]]:
 
 
 def _fit_line(unit: Floats, physical: Floats) -> tuple[float, float, float]:
-    """Least squares: centre, scale, largest relative deviation."""
+    """Fits by least squares: returns centre, scale and largest relative deviation."""
     u = unit - unit.mean()
     p = physical - physical.mean()
     scale = float(u @ p / (u @ u)) if np.ptp(unit) > 0 else 0.0

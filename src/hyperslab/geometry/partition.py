@@ -35,7 +35,7 @@ class Cut:
 
     @classmethod
     def balanced(cls, axis: str, extent: int, parts: int) -> Cut:
-        """Shards whose extents differ by at most one, the larger ones first."""
+        """Makes shards whose extents differ by at most one, the larger ones first."""
         small, larger = divmod(extent, parts)
         return cls(axis, tuple(i * small + min(i, larger) for i in range(parts + 1)))
 
@@ -185,7 +185,7 @@ class Partition:
         )
 
     def peers(self, coords: Coords) -> Iterator[dict[str, int]]:
-        """Coordinates of the ranks that share this tensor with the rank at ``coords``."""
+        """Yields coordinates of the ranks that share this tensor with the rank at ``coords``."""
         cuts = [cut for cut in self.cuts if cut is not None]
         for index in itertools.product(*(range(cut.parts) for cut in cuts)):
             yield {**coords, **{cut.axis: i for cut, i in zip(cuts, index, strict=True)}}

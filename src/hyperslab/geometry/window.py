@@ -18,14 +18,14 @@ class WindowMap(Protocol):
     """Tells which inputs outputs read, and where outputs go, as placing an operator needs."""
 
     def reads(self, out: Interval) -> Interval:
-        """Inputs that the outputs ``out`` read; not clipped to the volume."""
+        """Returns the inputs that the outputs ``out`` read; not clipped to the volume."""
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
         """Return the cut of the outputs that follows from the cut of the inputs."""
 
 
 def place_bounds(cut: Cut, inner: Sequence[int], outputs: int) -> Cut:
-    """``outputs`` cut at ``inner``, as far as these lie inside.
+    """Cuts ``outputs`` at ``inner``, as far as these lie inside.
 
     Where that would leave a rank without outputs although there are enough, the cut is balanced.
     """
@@ -57,7 +57,7 @@ class Window:
 
     @property
     def span(self) -> int:
-        """Inputs from the first to the last one that a single output reads."""
+        """Counts inputs from the first to the last one that a single output reads."""
         return (self.kernel - 1) * self.dilation + 1
 
     def outputs(self, extent: int, *, ceil: bool = False) -> int:
@@ -72,7 +72,7 @@ class Window:
         return count - 1 if (count - 1) * self.stride >= extent + self.before else count
 
     def reads(self, out: Interval) -> Interval:
-        """Inputs that the outputs ``out`` read; not clipped: what is outside is padding."""
+        """Returns the inputs that outputs ``out`` read; not clipped: what is outside is padding."""
         lo, hi = out
         return lo * self.stride - self.before, (hi - 1) * self.stride - self.before + self.span
 
@@ -136,7 +136,7 @@ class TransposedWindow:
 
     @property
     def span(self) -> int:
-        """Outputs from the first to the last one that a single input touches."""
+        """Counts outputs from the first to the last one that a single input touches."""
         return (self.kernel - 1) * self.dilation + 1
 
     def outputs(self, extent: int) -> int:
@@ -144,7 +144,7 @@ class TransposedWindow:
         return (extent - 1) * self.stride - 2 * self.padding + self.span + self.extra
 
     def reads(self, out: Interval) -> Interval:
-        """Inputs that touch the outputs ``out``, not clipped; empty if there are none."""
+        """Returns the inputs that touch outputs ``out``, not clipped; empty if there are none."""
         lo = out[0] + self.padding
         hi = out[1] + self.padding
         return -((self.span - 1 - lo) // self.stride), (hi - 1) // self.stride + 1
@@ -205,7 +205,7 @@ class AdaptiveWindow:
     outputs: int
 
     def reads(self, out: Interval) -> Interval:
-        """Inputs that the outputs ``out`` read."""
+        """Returns the inputs that the outputs ``out`` read."""
         return out[0] * self.extent // self.outputs, -(-out[1] * self.extent // self.outputs)
 
     def cut_outputs(self, cut: Cut, outputs: int) -> Cut:

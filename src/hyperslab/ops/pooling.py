@@ -443,7 +443,7 @@ class AdaptiveLayout:
     sizes: tuple[int, ...]  # the output block's spatial extents
 
     def fetch(self, x: Sharded, name: str) -> torch.Tensor:
-        """This rank's windows, as far as it pools them."""
+        """Fetches this rank's windows, as far as it pools them."""
         x = x.redistribute(self.input, f"the gather before {name}")
         return fetch(x.block, self.plan, what=f"the halo exchange of {name}")
 

@@ -21,7 +21,7 @@ def plain_values(recipe: Recipe, *, but: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """All that a training depends on, as plain values: not where it writes, nor its patience.
+    """Return plain values of all that a training depends on: not where it writes, nor patience.
 
     ``but`` names sections that are of no interest either.
     """
@@ -29,7 +29,7 @@ def settings_of(recipe: Recipe, *, but: frozenset[str] = frozenset()) -> dict[st
 
 
 def launch_facts(recipe: Recipe, **options: Any) -> dict[str, Any]:
-    """All keys of a recipe and a command's ``options``: what all ranks of a run must have alike."""
+    """Return all keys of a recipe and a command's ``options``: all ranks must have them alike."""
     values = plain_values(recipe)
     values["output"] = str(recipe.output.absolute())
     values["grid"]["auto"] = recipe.grid.auto

@@ -151,7 +151,7 @@ class Lists:
         return tuple(_below(root, path) for path in self._paths(split))
 
     def _written(self, split: str, root: Path) -> Iterator[str]:
-        """Words beside ``data.path``; those of list files in their place."""
+        """Return words beside ``data.path``; those of list files in their place."""
         for word in self.words.get(split, ()):
             if word.endswith(LIST_SUFFIX):
                 file = next((p for p in (root / word, Path(word)) if p.is_file()), root / word)
@@ -160,7 +160,7 @@ class Lists:
                 yield _inside(root, word)
 
     def _paths(self, split: str) -> Iterator[Path]:
-        """Words that are paths, where there is no ``data.path``."""
+        """Return words that are paths, where there is no ``data.path``."""
         for word in self.words.get(split, ()):
             path = Path(word)
             if word.endswith(LIST_SUFFIX) and not path.is_dir():
@@ -195,7 +195,7 @@ def read_list(path: Path, split: str) -> list[str]:
 
 
 def absolute(words: Sequence[str], path: Path | None) -> list[str]:
-    """The same words for another working folder; those that are relative to ``path`` stay."""
+    """Return these words for another working folder; those that are relative to ``path`` stay."""
     if path is None:
         return [os.path.abspath(word) for word in words]
     return [
@@ -481,7 +481,7 @@ class DataSection(TargetSection):
 
     @property
     def origin(self) -> Path | list[Path] | Source:
-        """The folder or folders, or the source of other volumes: what `hyperslab.open` takes.
+        """Return the folder or folders, or other volumes' source: what `hyperslab.open` takes.
 
         Imports the plug-ins.
 
@@ -532,7 +532,7 @@ class DataSection(TargetSection):
         return selected(whole, self.redshifts, self.targets, self.subvolume, self.multiple)
 
     def absolute_paths(self) -> dict[str, object]:
-        """The keys whose paths depend on the working folder, as they are from any other one."""
+        """Return the keys whose paths depend on the working folder, as they are from any other."""
         found: dict[str, object] = {}
         if self.path is not None:
             found["path"] = str(self.path.absolute())

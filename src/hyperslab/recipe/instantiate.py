@@ -258,7 +258,7 @@ class Maker:
         return found
 
     def _value(self, value: Any, key: str, *, trust: Trust) -> Any:
-        """With references filled in, and with the objects that are named within it."""
+        """Fill references in, and put in the objects that are named within a value."""
         if isinstance(value, str) and (match := REFERENCE.fullmatch(value)):
             if match[1] not in self.references:
                 there = ", ".join(f"${{{name}}}" for name in self.references)
@@ -343,5 +343,5 @@ def _has_no(name: str, there: Sequence[str]) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Its type and its words, as far as one line goes."""
+    """Say an error's type and its words, as far as one line goes."""
     return " ".join(reason(error).split())[:400]

@@ -105,7 +105,7 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
 
 
 def nearest_key(word: str, valid: Sequence[str]) -> str:
-    """The valid word that looks most like this one; of a dotted key the last part counts too."""
+    """Find the valid word most like this one; of a dotted key the last part counts, too."""
     last = word.rpartition(".")[2]
 
     def likeness(candidate: str) -> float:
@@ -308,7 +308,7 @@ def load_recipe(
     varied: Sequence[str] = (),
     trust: Trust | None = None,
 ) -> Recipe:
-    """The recipe in a YAML file, with ``key=value`` overrides (``grid.depth=2``; YAML values).
+    """Load a YAML file's recipe, with ``key=value`` overrides (``grid.depth=2``; YAML values).
 
     A recipe that names no ``output`` gets ``runs/`` and its file's name, one in a run's folder that
     folder. ``varied`` are overrides that are no words of the user but those of somebody else's

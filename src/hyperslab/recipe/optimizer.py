@@ -107,7 +107,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
     @model_validator(mode="before")
     @classmethod
     def _as_torch_names_it(cls, values: Any) -> Any:
-        """``lr`` is the learning rate, as torch calls it."""
+        """Take ``lr`` for the learning rate, as torch calls it."""
         if not isinstance(values, dict) or "lr" not in values or "learning_rate" in values:
             return values
         return {("learning_rate" if key == "lr" else key): v for key, v in values.items()}

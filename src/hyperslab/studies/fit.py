@@ -298,7 +298,7 @@ class _Arguments:
         return {"target": found}
 
     def _named(self, section: Keys, key: str) -> dict[str, Any]:
-        """With names in place of classes and functions."""
+        """Put names in place of classes and functions."""
         found = {}
         for name, value in section.items():
             if name == "target" and not isinstance(value, str):

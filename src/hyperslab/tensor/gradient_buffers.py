@@ -131,7 +131,7 @@ class GradientBuffers:
             self._shown[parameter_id] = weakref.ref(parameter.grad)
 
     def _let_go(self, parameter: torch.Tensor) -> None:
-        """Somebody may have kept the gradient of an earlier step: it gets memory of its own."""
+        """Give an earlier step's gradient memory of its own: somebody may have kept it."""
         shown = self._shown.pop(id(parameter), None)
         kept = None if shown is None else shown()
         if kept is not None and kept is not parameter.grad:

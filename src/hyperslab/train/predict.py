@@ -260,7 +260,7 @@ def state_of_input(entry: InputFile) -> JournalRow:
 
 
 def _bytes_and_change(path: Path) -> tuple[int, int]:
-    """Bytes and last change [ns]; of a Zarr group over all of its files."""
+    """Return bytes and last change [ns]; of a Zarr group over all of its files."""
     files = [path, *(path.rglob("*") if path.is_dir() else ())]
     found = [file.stat() for file in files]
     return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)

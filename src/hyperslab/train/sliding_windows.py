@@ -137,7 +137,7 @@ class WindowedModel:
     classes: int
 
     def __call__(self, x: Sharded) -> Sharded:
-        """The scores (N, C, D, H, W) of ``x`` (N, C', D, H, W), cut as that; every rank calls it.
+        """Score ``x`` (N, C', D, H, W): (N, C, D, H, W), cut as that; every rank calls it.
 
         Distribution scheme: 1. each rank sends every other one its box of a window, 2.
         `blended_layers` brings the scores home to the boxes of ``x``.
@@ -182,7 +182,7 @@ class WindowedModel:
 
 
 def _windows(extents: tuple[int, ...], policy: WindowPolicy) -> Iterator[Box]:
-    """In MONAI's order; a volume that is smaller than a window lies in the middle of it."""
+    """List windows in MONAI's order; a volume that is smaller lies in the middle of one."""
     rims = [max(size - extent, 0) for size, extent in zip(policy.size, extents, strict=True)]
     first = [rim // 2 for rim in rims]
     whole = tuple(extent + rim for extent, rim in zip(extents, rims, strict=True))

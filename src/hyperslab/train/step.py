@@ -182,7 +182,7 @@ class Vote:
         self.work = None
 
     def wait(self, limit: datetime.timedelta) -> None:
-        """Until it has arrived, for as long at most; what went wrong is for `result` to say."""
+        """Wait until it has arrived, so long at most; what went wrong is for `result` to say."""
         if self.work is not None:
             with suppress(RuntimeError):
                 self.work.wait(limit)

@@ -34,7 +34,7 @@ def how_to_install(extra: str) -> str:
 def importing(
     extra: str, what: str, error: type[HyperslabError] = HyperslabError
 ) -> Iterator[None]:
-    """Around the import of an extra's library.
+    """Surround the import of an extra's library.
 
     Raises:
         HyperslabError: it is not installed; ``what`` it is for begins the words.

@@ -40,7 +40,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Inside, the signals that end a run are only noted; outside they do what they did."""
+        """Note the signals that end a run, inside; outside they do what they did."""
         before = {number: signal.signal(number, self._note) for number in heeded_signals()}
         try:
             yield self

@@ -690,7 +690,7 @@ def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None)
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Errors of the system name the folder."""
+    """Names the folder in errors of the system."""
     try:
         yield
     except OSError as error:

@@ -52,7 +52,7 @@ SOURCE_ATTRIBUTES = ("source", "source_bytes", "label_bytes")
 
 
 def as_hu(values: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Rounded, and clipped to what int16 can say."""
+    """Rounds, and clips to what int16 can say."""
     limits = np.iinfo(np.int16)
     return np.rint(values).clip(limits.min, limits.max).astype(np.int16)
 

@@ -320,7 +320,7 @@ def _length(where: str, head: bytes) -> int:
 
 
 def masked_crc(crc: int) -> int:
-    """A CRC32C as TensorFlow stores it, so that the sum of bytes with their sum is no constant."""
+    """Masks a CRC32C as TensorFlow does: the sum of bytes with their sum is no constant."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
