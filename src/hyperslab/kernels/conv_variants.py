@@ -225,14 +225,14 @@ def fits_direct_bf16(problem: Problem) -> bool:
     """Asks for steps of one voxel, and a processor that has the instructions."""
     options = problem.options
     volumes = (problem.x, problem.y)
+    plane = max(2 * volume[1] * math.prod(volume[-2:]) for volume in volumes)  # but for a margin
     return (
         problem.dtype == torch.bfloat16
         and options.groups == 1
         and set(options.stride) == set(options.dilation) == {1}
         and max(volume[1] for volume in volumes) <= MOST_DIRECT_CHANNELS
         and min(_direct_padding(problem)) >= 0
-        and problem.kernel[0] * max(_plane_bytes(volume) for volume in volumes)
-        <= DIRECT_CACHE_BYTES
+        and problem.kernel[0] * plane <= DIRECT_CACHE_BYTES
         and direct_is_known()
     )
 
@@ -262,11 +262,6 @@ def weight_by_direct_bf16(
 
 def _direct_padding(problem: Problem) -> list[int]:
     return [k - 1 - p for k, p in zip(problem.kernel, problem.padding, strict=True)]
-
-
-def _plane_bytes(volume: tuple[int, ...]) -> int:
-    """Returns the bytes of a plane, but for a margin."""
-    return 2 * volume[1] * math.prod(volume[-2:])
 
 
 LEAST_WINOGRAD_CHANNELS = 8

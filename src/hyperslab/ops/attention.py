@@ -32,6 +32,7 @@ from hyperslab.comm import Grid, log_once
 from hyperslab.comm.communicator import Arriving, completing
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition
+from hyperslab.kernels.dropout import least_kept, scale_of
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.kernels.random_bits import draw_seed, uniform_bits
 from hyperslab.ops.elementwise import check_random_state, check_whole_mask, drops_anything
@@ -161,8 +162,7 @@ class Scheme:
         # A dim of 1 between queries and keys: the innermost two may have 2^31 elements at most.
         shape = (*self.shape[:-1], 1, self.shape[-1])
         bits = uniform_bits(shape, box, self.seed, like.device).squeeze(-2)
-        factor = 1 / (1 - self.dropout) if self.dropout < 1 else 0.0
-        return (bits >= math.floor(self.dropout * 2**31)).to(like.dtype).mul_(factor)
+        return (bits >= least_kept(self.dropout)).to(like.dtype).mul_(scale_of(self.dropout))
 
     def mask_part(
         self, mask: torch.Tensor, place: int, rows: slice, columns: slice
