@@ -33,7 +33,7 @@ from hyperslab.util.atomic_files import check_links
 from hyperslab.util.optional_libraries import importing_figures
 
 if TYPE_CHECKING:
-    from hyperslab.launch.crew import Crew, Team
+    from hyperslab.launch.crew import Crew
     from hyperslab.studies.scaling import study as scaling
 
 AUTO = "auto"  # this axis means that the plan chooses the grids
@@ -134,7 +134,14 @@ def scale_command(
     def run(crew: Crew | None = None) -> scaling.Study:
         asked = request
         if crew is not None and request.trains:
-            asked = replace(request, start=_team_of_all(crew, points).start_training)
+            most = max(point.ranks for point in points)
+            if most > crew.size:
+                raise LayoutError(
+                    f"a point has {most} ranks, and {crew.size} were started\n    start {most} "
+                    "tasks, or leave the point out of --ranks"
+                )
+            (team,) = crew.teams(crew.size)
+            asked = replace(request, start=team.start_training)
         return scaling.run_study(asked, predictor, write_study)
 
     with exit_when_stopped():
@@ -146,18 +153,6 @@ def scale_command(
     for words in study_remarks(study):
         console.print(words, highlight=False)
     console.print(f"all numbers are in {request.output}: study.csv, study.json, study.png")
-
-
-def _team_of_all(crew: Crew, points: list[ScalingPoint]) -> Team:
-    """Return all ranks as a team; refuse a point that needs more (`LayoutError`)."""
-    most = max(point.ranks for point in points)
-    if most > crew.size:
-        raise LayoutError(
-            f"a point has {most} ranks, and {crew.size} were started\n    start {most} tasks, or "
-            "leave the point out of --ranks"
-        )
-    (team,) = crew.teams(crew.size)
-    return team
 
 
 def _default_output(recipe: Recipe, kind: str) -> Path:

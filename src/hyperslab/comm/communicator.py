@@ -415,7 +415,11 @@ def communicators_of_world() -> Communicators:
     everybody = world()
     assert everybody is not None
     if everybody not in _OF_WORLD:
-        _raise_file_limit()
+        # gloo connects every pair of ranks in every group: with 200 ranks they are more than the
+        # 1024 files that a process may open unless it asks for as many as the system allows.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):  # where "unlimited" is more than the kernel gives
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         _OF_WORLD[everybody] = Communicators(
             halos=_make_for_purpose("halos", urgent=True),
             statistics=_make_for_purpose("statistics"),
@@ -475,14 +479,3 @@ def _connect_group(group: dist.ProcessGroup) -> GroupCommunicator:
     dist.all_reduce(here, group=group)
     here.item()  # on a GPU it has only been queued so far
     return GroupCommunicator(group)
-
-
-def _raise_file_limit() -> None:
-    """Let this process open as many files as the system allows it.
-
-    gloo connects every pair of ranks in every group: with 200 ranks they are more than the 1024
-    that a process may open unless it asks for more.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where "unlimited" is more than the kernel gives
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

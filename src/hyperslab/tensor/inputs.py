@@ -337,7 +337,12 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
     if on_cpu and len({row[SPEC_INTS] for row in rows.read()}) > 1:
         # Again, in an order that does not depend on memory.
         rows = _gather_statements(samples, form, counted, grid)
-    judge = functools.partial(compare_statements, sharers=_sharers(form, grid))
+    sharers: dict[object, list[int]] = {}  # the ranks that compute the same samples
+    for rank in range(grid.size):
+        data = grid.coords_of(rank)["data"]
+        key = data if form.of_replica else form.samples(data, grid)
+        sharers.setdefault(key, []).append(rank)
+    judge = functools.partial(compare_statements, sharers=[*sharers.values()])
     comparisons_of(grid).add(rows, form, judge)
     check_spec(form)
 
@@ -354,16 +359,6 @@ def _gather_statements(
     else:
         last = digest_on_device(samples)
     return AllGatheredInts(grid, numbers, last, "the comparison of the ranks' samples")
-
-
-def _sharers(form: InputSpec, grid: Grid) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks that compute the same samples, and are to hold them."""
-    replicas: dict[object, list[int]] = {}
-    for rank in range(grid.size):
-        data = grid.coords_of(rank)["data"]
-        key = data if form.of_replica else form.samples(data, grid)
-        replicas.setdefault(key, []).append(rank)
-    return tuple(map(tuple, replicas.values()))
 
 
 def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:

@@ -201,19 +201,16 @@ class Shards:
     def _file(self, number: int) -> str:
         return f"{number:0{SHARD_DIGITS}}{self.suffix}"
 
-    def _file_of(self, name: str) -> str:
-        """Return the file to which a sample is dealt or, where that is full or gone, a spare one.
+    def append(self, name: str, part: Path) -> Shard:
+        """Puts the one file of a sample behind those before, and compares what is then there.
 
-        Full it is where samples have come since others were dealt.
+        In the file to which it was dealt or, where that is full or gone, in a spare one. Full it is
+        where samples have come since others were dealt.
         """
         number = self._numbers[name]
         while self._held[self._file(number)] >= self.most or self._file(number) in self._gone:
             number = max(number + 1, self._spare)
-        return self._file(number)
-
-    def append(self, name: str, part: Path) -> Shard:
-        """Puts the one file of a sample behind those before, and compares what is then there."""
-        file = self._file_of(name)
+        file = self._file(number)
         data = part.read_bytes()
         with (self.folder / file).open("r+b" if self._held[file] else "wb") as shard:
             start = shard.seek(0, os.SEEK_END)
