@@ -578,7 +578,7 @@ NOWHERE = torch.iinfo(torch.int64).max
     family="pooling",
 )
 @with_batch
-def adaptive_maximum_with_indices(
+def adaptive_max_pool(
     operator: Operator,
     input: Sharded,
     output_size: int | Sequence[int | None] | None,
@@ -658,7 +658,7 @@ def adaptive_maximum(
     return_indices: bool = False,
 ) -> Sharded:
     """Pools to any extents; to fewer than ranks by partial maxima, without gathering the volume."""
-    values, _ = adaptive_maximum_with_indices(operator, input, output_size)
+    values, _ = adaptive_max_pool(operator, input, output_size)
     return values
 
 

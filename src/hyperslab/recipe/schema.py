@@ -52,8 +52,9 @@ class GridSection(Section):
     depth: PositiveInt = 1  # ranks along the depth of every sample
     height: PositiveInt = 1  # ranks along the height of every sample
     width: PositiveInt = 1  # ranks along the width of every sample
-    # The plan chooses the axes; never in a run's recipe.
-    auto: bool = Field(default=False, exclude=True)
+    auto: bool = Field(
+        default=False, exclude=True
+    )  # the plan chooses the axes; never in a run's recipe
 
     @model_validator(mode="before")
     @classmethod
