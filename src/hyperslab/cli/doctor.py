@@ -19,7 +19,7 @@ import typer
 
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.errors import HyperslabError
-from hyperslab.launch.supervisor import launch
+from hyperslab.launch.supervisor import cores_here, launch
 from hyperslab.util.optional_libraries import current_versions
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _look(grid: Grid, folder: Path) -> Findings:
     return Findings(
         host=host,
         device=device,
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores_here(),
         clock=time.time(),
         versions=current_versions(),
         message=message,

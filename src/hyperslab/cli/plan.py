@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ import typer
 from hyperslab.cli.options import OverridesArgument, TrustOption, memory_size, volume_shape
 from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, reason
-from hyperslab.launch.supervisor import launch
+from hyperslab.launch.supervisor import cores_here, launch
 from hyperslab.planner import check_machine, check_machine_file
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, planned_device
@@ -151,7 +150,7 @@ def _calibrate(
     """
     import torch
 
-    places = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    places = torch.cuda.device_count() if device == "cuda" else cores_here()
     words = ["--out", str(out), "--planned", str(ranks)]
     left = max(1.0, CALIBRATION_SECONDS - (time.monotonic() - begin))
     words += ["--budget", str(CALIBRATION_BUDGET), "--limit", str(left)]
