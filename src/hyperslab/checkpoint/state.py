@@ -15,6 +15,7 @@ has fewer kinds of values than Python. What it lacks is an object of one key tha
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import warnings
 from collections import Counter, OrderedDict
@@ -398,13 +399,9 @@ def _group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
     names = {
         id(weight): _without_wrappers(name, wrapped) for name, weight in model.named_parameters()
     }
-    number = 0
+    numbers = itertools.count()  # of all weights, those with names too
     for group in optimizer.param_groups:
-        found = []
-        for weight in group["params"]:
-            found.append(names.get(id(weight), f"#{number}"))
-            number += 1
-        yield found
+        yield [names.get(id(weight), f"#{next(numbers)}") for weight in group["params"]]
 
 
 def _gather_whole(tensor: torch.Tensor) -> torch.Tensor:

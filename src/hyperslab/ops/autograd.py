@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -53,11 +54,8 @@ _BOTH_WAYS = "_hyperslab_on_cut_tensors"
 
 def block_gradient(gradient: torch.Tensor, x: Sharded) -> torch.Tensor:
     """Returns the block gradient that a backward pass has to bring: the ranks' sum of copies."""
-    partition = x.partition
-    parts = 1
-    for cut in partition.cuts:
-        parts *= 1 if cut is None else cut.parts
-    return block_of(gradient, partition, x.grid, "the gradient of an autograd function") * parts
+    parts = math.prod(cut.parts for cut in x.partition.cuts if cut is not None)
+    return block_of(gradient, x.partition, x.grid, "the gradient of an autograd function") * parts
 
 
 class _Layout:
