@@ -366,7 +366,10 @@ def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
     A forward operator belongs to the innermost submodule that runs; a node of the backward pass to
     the layer of the operator whose sequence number it has.
     """
-    layers = _layers_by_number(events)
+    layers: dict[int, str] = {}  # by autograd's numbers
+    for event in events:
+        if event.sequence >= 0 and event.within(BACKWARD_NODE) is None and event.layer is not None:
+            layers.setdefault(event.sequence, event.layer)  # the first one made the node
     compute: defaultdict[LayerPlace, float] = defaultdict(float)
     waited: defaultdict[LayerPlace, float] = defaultdict(float)
     for event in events:
@@ -390,15 +393,6 @@ def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
         )
         for layer, stage in compute
     ]
-
-
-def _layers_by_number(events: Iterable[ProfiledRange]) -> dict[int, str]:
-    """Map autograd's numbers to layers; the first event that has a number made its node."""
-    found: dict[int, str] = {}
-    for event in events:
-        if event.sequence >= 0 and event.within(BACKWARD_NODE) is None and event.layer is not None:
-            found.setdefault(event.sequence, event.layer)
-    return found
 
 
 def place_of(event: ProfiledRange, layers: dict[int, str]) -> LayerPlace:

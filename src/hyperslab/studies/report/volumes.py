@@ -278,7 +278,10 @@ def _read_scan(run: Run, file: Any, samples: Sequence[str], place: int) -> Scan:
         index = list(source.names).index(sample)
         predicted = _read_mask(file, samples, place, source.shape_of(index)[1:])
         true = source.labels(index, Box.whole(source.shape_of(index)[1:]))
-        at = dict(zip(SPATIAL_AXES, _foreground_centre(true), strict=True))
+        # Through the centre of what is not background, or of the whole without any.
+        places = np.argwhere(true > 0)
+        centre = places.mean(0).round() if len(places) else np.array(true.shape) // 2
+        at = {axis: int(place) for axis, place in zip(SPATIAL_AXES, centre, strict=True)}
         planes = _planes_through(source, index, at)
     finally:
         source.close()
@@ -289,14 +292,6 @@ def _read_scan(run: Run, file: Any, samples: Sequence[str], place: int) -> Scan:
     ]
     quantity = "HU" if source.classes == LIVER else "intensity"
     return Scan(sample, planes.shape, at, planes.values, planes.voxels, quantity, *crossing)
-
-
-def _foreground_centre(true: NDArray[np.uint8]) -> list[int]:
-    """Finds the centre of what is not background, or of the whole without any."""
-    places = np.argwhere(true > 0)
-    if not len(places):
-        return [extent // 2 for extent in true.shape]
-    return [int(place) for place in places.mean(0).round()]
 
 
 # On the picture itself, so the same on a light and on a dark page; of the classes none is a grey.
