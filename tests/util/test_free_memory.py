@@ -1,4 +1,4 @@
-"""Checks that threads of a process that reads volumes get memory that is used again."""
+"""Threads of a process that reads volumes get memory that is used again (tier: processes)."""
 
 import platform
 import subprocess

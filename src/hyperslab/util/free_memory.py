@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -61,6 +62,7 @@ def keep_freed_memory() -> None:
     _mallopt(_M_TRIM_THRESHOLD, _KEEP_ALL)
 
 
+@cache  # the C library is asked once
 def share_the_heap() -> None:
     """Let threads that start from here on use the heap of the main one.
 
