@@ -106,7 +106,8 @@ class Universes:
     """What is known of N volumes: targets (N, P), features (N, F) and the sets of a ridge.
 
     ``sets`` have the features, too, as a ridge may choose them. ``names`` are the targets',
-    ``shape`` (C, D, H, W) is a volume's.
+    ``shape`` (C, D, H, W) is a volume's. Where the volumes are parts of larger ones, ``parts`` of
+    them follow each other.
     """
 
     names: tuple[str, ...]
@@ -115,6 +116,7 @@ class Universes:
     features: FloatArray
     sets: Mapping[str, FloatArray]
     split: Split
+    parts: int = 1
 
     @property
     def key(self) -> str:
@@ -128,14 +130,7 @@ def universes_of(recipe: Recipe, folder: Path) -> Universes:
     with open_data(recipe, hs.Grid(), split="all") as data:
         source = data.source
         names = source.parameters.names
-        net = network(recipe, source.shape, len(names))
-
-        def features(counts: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
-            with torch.no_grad():
-                found = net.features(torch.log1p(torch.from_numpy(counts).float()))
-            return {"features": found.numpy()}
-
-        own = kept(folder, "network", source, features)["features"].astype(np.float64)
+        own = features_of(recipe, source, folder)
         parts = kept(folder, "ridge", source, summary_statistics)
     sets = {
         name: np.concatenate([parts[part] for part in of], axis=1, dtype=np.float64)
@@ -146,6 +141,30 @@ def universes_of(recipe: Recipe, folder: Path) -> Universes:
     targets = np.array(listed, dtype=np.float64)
     split = split_of(source, recipe, recipe.data.seed)
     return Universes(names, source.shape, targets, own, sets, split)
+
+
+def features_of(
+    recipe: Recipe, source: Source, folder: Path, width: int | None = None
+) -> FloatArray:
+    """The network's features (N, F) of all volumes; with ``width`` of cubes cut out of them."""
+    shape = source.shape if width is None else (source.shape[0], width, width, width)
+    net = network(recipe, shape, len(source.parameters.names))
+
+    def measure(counts: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+        volumes = torch.from_numpy(counts if width is None else cubes(counts, width))
+        with torch.no_grad():
+            return {"features": net.features(torch.log1p(volumes.float())).numpy()}
+
+    kind = "network" if width is None else f"network-{width}"
+    return kept(folder, kind, source, measure)["features"].astype(np.float64)
+
+
+def cubes(volumes: NDArray[Any], width: int) -> NDArray[Any]:
+    """Volumes (N, C, D, H, W) as cubes (N * k, C, w, w, w), in the order of `Subvolumes`."""
+    n, channels, *extents = volumes.shape
+    d, h, w = (extent // width for extent in extents)
+    apart = volumes.reshape(n, channels, d, width, h, width, w, width)
+    return apart.transpose(0, 2, 4, 6, 1, 3, 5, 7).reshape(-1, channels, width, width, width)
 
 
 def network(recipe: Recipe, shape: tuple[int, ...], outputs: int) -> hs.models.MultiscaleNet:
@@ -162,7 +181,8 @@ class LinearLayer:
     Features are divided by a power of their spread: 1 makes all alike, less lets those count more
     that differ more. Each target has the number of features, from the first on, the power and the
     penalty with the least squared error over the samples themselves, each predicted by the others
-    (Allen 1974).
+    (Allen 1974). ``together`` samples that follow each other, parts of one volume, are left out
+    together: those of the same volume say what is to be predicted.
     """
 
     def __init__(
@@ -171,6 +191,7 @@ class LinearLayer:
         y: FloatArray,
         powers: Sequence[float] = (1.0,),
         counts: Sequence[int] = (),
+        together: int = 1,
     ) -> None:
         middle, mean, spread = x.mean(0), y.mean(0), x.std(0)
         best = np.full(y.shape[1], np.inf)
@@ -189,11 +210,15 @@ class LinearLayer:
             variances, axes = np.linalg.eigh(scaled.T @ scaled / len(x))
             along = scaled @ axes
             covariances = along.T @ (y - mean) / len(x)
+            groups = along.reshape(-1, together, along.shape[1])
             for penalty in PENALTIES:
                 shrunk = 1 / (variances.clip(0) + penalty)
-                own = along**2 @ shrunk / len(x) + 1 / len(x)  # of a target in what is said of it
                 found = along @ (covariances * shrunk[:, None]) + mean
-                off = (y - found) / (1 - own.clip(max=1 - 1e-9))[:, None]
+                # the share of each other's targets in what is said of those left out together
+                own = (groups * shrunk) @ groups.transpose(0, 2, 1) / len(x) + 1 / len(x)
+                others = (1 + 1e-12) * np.eye(together) - own
+                off = np.linalg.solve(others, (y - found).reshape(-1, together, y.shape[1]))
+                off = off.reshape(y.shape)
                 errors = np.mean(off**2, axis=0)
                 for target in np.flatnonzero(errors < best):
                     best[target] = errors[target]
@@ -215,7 +240,8 @@ def line_of(
 ) -> LinearLayer:
     """The linear layer of the first training samples, on products of targets; of any seed."""
     train = data.split["train"][:count]
-    return LinearLayer(data.features[train], products(data.targets[train], degree), powers, counts)
+    targets = products(data.targets[train], degree)
+    return LinearLayer(data.features[train], targets, powers, counts, data.parts)
 
 
 def products(y: FloatArray, degree: int) -> FloatArray:
@@ -348,11 +374,11 @@ def train_head(
         }
     )
     spread = np.sqrt(variance + net.norm.eps)
-    standard = (x - mean) / spread
     none, one = np.zeros(y.shape[1]), np.ones(y.shape[1])
     if not how.line:
         middle, off = y[train].mean(0), y[train].std(0)
         begins = precision_of(off)
+        standard = (x - mean) / spread
         problem = Problem.of(standard, np.tile(middle, (len(y), 1)), off, y, off, begins)
         fit(net.head, problem, train, validation, how)
         scale_outputs(net.head[-1], off, middle, begins)
@@ -377,6 +403,7 @@ def train_head(
         middle,
     )
     if how.together:
+        standard = (x - mean) / spread
         problem = Problem.of(standard, np.zeros_like(y), one, y, off, none)
         fit(net.head, problem, train, validation, replace(how, rate=how.rate / 30, decay=0.0))
 

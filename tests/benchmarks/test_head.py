@@ -78,6 +78,20 @@ def test_a_linear_layer_is_a_ridge_and_leaves_each_sample_out() -> None:
     assert layer.chosen[0][2] < layer.chosen[1][2]  # nothing is known of the second
 
 
+def test_parts_of_a_volume_are_left_out_together() -> None:
+    random = np.random.default_rng(3)
+    y = np.repeat(random.normal(size=(10, 1)), 4, axis=0)
+    x = np.repeat(random.normal(size=(10, 5)), 4, axis=0) + 0.1 * random.normal(size=(40, 5))
+    layer = LinearLayer(x, y, together=4)
+    ((_, _, penalty),) = layer.chosen
+    scaled = (x - x.mean(0)) / x.std(0)
+    rest = np.arange(4, 40)
+    without = Ridge(alpha=40 * penalty).fit(scaled[rest], y[rest, 0])
+    np.testing.assert_allclose(layer.left_out[:4, 0], without.predict(scaled[:4]), rtol=1e-7)
+    alone = LinearLayer(x, y)  # the others of a volume give its targets, which are noise, away
+    assert np.mean((alone.left_out - y) ** 2) < 0.8 * np.mean((layer.left_out - y) ** 2)
+
+
 def test_a_linear_layer_divides_by_the_power_that_leaves_out_best() -> None:
     random = np.random.default_rng(2)
     x = random.normal(size=(60, 100)) * np.logspace(0, -3, 100)

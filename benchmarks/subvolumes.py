@@ -1,0 +1,282 @@
+"""What volume is worth to a network on statistics: whole universes against their sub-volumes.
+
+    python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--seeds S ...] --json OUT
+
+The network is that of `head.py`, and FOLDER keeps its statistics as there, of whole volumes and of
+all cubes of W voxels that they are cut into; stopped, the program goes on where it was. It has no
+batch norm. Configurations of the same training volumes:
+
+- whole volumes;
+- `W`: the cubes, each a sample with the targets of its volume. Mini-batches have as many voxels as
+  those of whole volumes, so there are as many epochs and as many steps;
+- `W, equal samples`: mini-batches have as many samples, so there are as many epochs and more steps;
+- `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes.
+
+Each has its own rate, that with the least error of validation samples over the ridge's, with the
+first seed. The range of rates widens until the best one is inside. The linear layer of the head
+leaves out all cubes of a volume together, and chooses its strengths as for whole volumes.
+
+Predictions of cubes count as such, averaged over their volume, and recalibrated by a line for each
+target, which the validation volumes give. The control is a ridge on the same statistics: moments
+and power of log(1 + count), those and power between channels, or all. The validation samples choose
+one of the three and its strength for each target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from clock import machine
+from head import (
+    ALONE,
+    AS_SHIPPED,
+    Training,
+    Universes,
+    features_of,
+    outputs_of,
+    ridge_of,
+    split_of,
+    squares,
+)
+from regression_control import FloatArray
+
+import hyperslab as hs
+from hyperslab.models.summary_statistics import OctaveBins, pairs_of
+from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.schema import Recipe
+from hyperslab.train.builders import open_data
+from hyperslab.train.metrics import fit_calibration, ratio_interval
+from hyperslab.util.atomic_files import write_json
+
+RATES = (1e-3 / 3, 1e-3, 3e-3)
+"""That every configuration tries; further ones are three times as large or as small."""
+
+MOST_RATES = 12
+
+SHARES = (2.5, 25, 50, 75, 97.5)
+"""Percentiles of residuals, for a figure."""
+
+
+def read_universes(recipe: Recipe, folder: Path, width: int | None) -> Universes:
+    """All volumes of a recipe, or the cubes that they are cut into, by the network's statistics."""
+    with open_data(recipe, hs.Grid(), split="all") as data:
+        source = data.source
+        features = features_of(recipe, source, folder, width)
+    parts = len(features) // len(source.names)
+    listed = [source.target(volume) for volume in range(len(source.names))]
+    split = {
+        which: np.add.outer(volumes * parts, np.arange(parts)).ravel()
+        for which, volumes in split_of(source, recipe, recipe.data.seed).items()
+    }
+    shape = (source.shape[0], *([width] * 3 if width else source.shape[1:]))
+    targets = np.repeat(np.array(listed, dtype=np.float64), parts, axis=0)
+    names = source.parameters.names
+    return Universes(names, shape, targets, features, sets_of(features, shape), split, parts)
+
+
+def sets_of(features: FloatArray, shape: Sequence[int]) -> dict[str, FloatArray]:
+    """The sets of features, from the first on, between which ridge and head choose."""
+    channels, width = shape[0], max(shape[1:])
+    bins, pairs = OctaveBins(width).count, len(pairs_of(channels))
+    power = 4 * channels + channels * bins
+    between = power + (pairs - channels) * bins
+    sets = {"power": power, "pairs": between, "all": features.shape[1]}
+    return {name: features[:, :count] for name, count in sets.items()}
+
+
+def by_volume(values: FloatArray, parts: int) -> FloatArray:
+    """The means (N / parts, ...) of values (N, ...) of the parts of each volume."""
+    means: FloatArray = values.reshape(-1, parts, *values.shape[1:]).mean(1)
+    return means
+
+
+@lru_cache(maxsize=1)
+def volumes_of(data: Universes) -> Universes:
+    """The volumes of which ``data`` has parts; their features are the means of those."""
+    features = by_volume(data.features, data.parts)
+    return replace(
+        data,
+        targets=data.targets[:: data.parts],
+        features=features,
+        sets=sets_of(features, data.shape),
+        split={which: chosen[:: data.parts] // data.parts for which, chosen in data.split.items()},
+        parts=1,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What is trained on what; ``ridge``: that on the same data is to be shown, too."""
+
+    name: str
+    data: Universes
+    how: Training
+    ridge: bool = True
+
+
+def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Iterator[Configuration]:
+    """The whole first, then those of each width."""
+    for width in (None, *widths):
+        data = read_universes(recipe, folder, width)
+        counts = tuple(one.shape[1] for one in data.sets.values())
+        how, parts = replace(AS_SHIPPED, counts=counts), data.parts
+        name = str(data.shape[-1])
+        yield Configuration(name, data, replace(how, batch=how.batch * parts))
+        if width is not None:
+            more = replace(how, steps=how.steps * parts)
+            yield Configuration(f"{name}, equal samples", data, more, ridge=False)
+            yield Configuration(f"statistics of {name}, averaged", volumes_of(data), how)
+
+
+def rated(error: Callable[[float], float]) -> dict[float, float]:
+    """Errors by rate, of `RATES` and of further ones until the best is inside."""
+    found = {rate: error(rate) for rate in RATES}
+    while len(found) < MOST_RATES:
+        best = min(found, key=found.__getitem__)
+        if min(found) < best < max(found):
+            break
+        rate = best / 3 if best == min(found) else best * 3
+        found[rate] = error(rate)
+    return dict(sorted(found.items()))
+
+
+def treated(data: Universes, predicted: FloatArray) -> dict[str, tuple[Universes, FloatArray]]:
+    """What is made of the predictions (N, P) of parts, and whose predictions it is."""
+    found = {"": (data, predicted)}
+    if data.parts > 1:
+        whole, means = volumes_of(data), by_volume(predicted, data.parts)
+        seen = whole.split["validation"]
+        lines = fit_calibration(means[seen], whole.targets[seen])
+        found[", averaged"] = whole, means
+        found[", averaged and recalibrated"] = whole, lines(means)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Squared errors (P + 1, S, V) of test volumes, and the residuals (N, P) of a median seed."""
+
+    name: str
+    width: int
+    control: bool
+    errors: FloatArray
+    residuals: FloatArray
+
+
+def scored(name: str, data: Universes, seeds: Sequence[FloatArray], control: bool) -> list[Scored]:
+    """The predictions (N, P) of each seed, by what is made of them."""
+    found = []
+    made = [treated(data, predicted) for predicted in seeds]
+    for what in made[0]:
+        of, _ = made[0][what]
+        each = [by_volume(squares(of, one[what][1], "test").T, of.parts).T for one in made]
+        order = np.argsort([one[-1].mean() for one in each])
+        _, predicted = made[order[len(order) // 2]][what]
+        off = (predicted - of.targets)[of.split["test"]]
+        found.append(Scored(name + what, of.shape[-1], control, np.stack(each, 1), off))
+    return found
+
+
+def numbers_of(one: Scored, whole: Scored, of_mean: FloatArray, names: Sequence[str]) -> Any:
+    """A row of the record: errors over those of the mean (P + 1, 1, V) and of whole volumes."""
+
+    def over(below: FloatArray) -> dict[str, Any]:
+        pairs = zip(names, one.errors, below, strict=True)
+        return {name: asdict(ratio_interval(above, under)) for name, above, under in pairs}
+
+    by_seed = one.errors.mean(2) / of_mean.mean(2)
+    residuals = np.percentile(one.residuals, SHARES, axis=0).T
+    return {
+        "name": one.name,
+        "width": one.width,
+        "control": one.control,
+        "seeds": one.errors.shape[1],
+        "ratio": over(of_mean),
+        "ratio_by_seed": dict(zip(names, by_seed.tolist(), strict=True)),
+        "to_reference": dict.fromkeys(names) if one is whole else over(whole.errors),
+        "residuals": dict(zip(names[:-1], residuals.tolist(), strict=True)),
+    }
+
+
+def trained(
+    recipe: Recipe, folder: Path, one: Configuration, seeds: Sequence[int]
+) -> tuple[list[FloatArray], FloatArray, dict[str, Any]]:
+    """What network, for each seed at its best rate, and ridge say of all samples; the facts."""
+    data, count = one.data, len(one.data.split["train"])
+    ridge, chosen = ridge_of(data, count, folder)
+    least = squares(data, ridge, "validation")[:-1].mean(1)
+
+    def said(rate: float, seed: int) -> FloatArray:
+        return outputs_of(data, recipe, count, seed, replace(one.how, rate=rate), folder)
+
+    def error(rate: float) -> float:
+        found = squares(data, said(rate, seeds[0]), "validation")[:-1].mean(1)
+        print(f"{one.name}, rate {rate:.2g}:", *(found / least).round(3), flush=True)
+        return float(np.mean(found / least))
+
+    rates = rated(error)
+    rate = min(rates, key=rates.__getitem__)
+    facts = {
+        "name": one.name,
+        "samples": count,
+        "features": data.features.shape[1],
+        "batch": one.how.batch,
+        "steps": one.how.steps,
+        "rates": [{"rate": rate, "validation": found} for rate, found in rates.items()],
+        "rate": rate,
+        "inside": min(rates) < rate < max(rates),
+        "ridge": dict(zip(data.names, chosen, strict=True)),
+    }
+    return [said(rate, seed) for seed in seeds], ridge, facts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--kept", type=Path, required=True)
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 16])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_intermixed_args()
+    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+    networks: list[Scored] = []
+    ridges: list[Scored] = []
+    about: list[dict[str, Any]] = []
+    record: dict[str, Any] = {}
+    for one in configurations(recipe, options.kept, options.widths):
+        said, ridge, facts = trained(recipe, options.kept, one, options.seeds)
+        about.append(facts)
+        networks += scored(one.name, one.data, said, control=False)
+        if one.ridge:
+            ridges += scored(f"ridge, {one.name}", one.data, [ridge], control=True)
+        if not record:
+            data = one.data
+            middle = data.targets[data.split["train"]].mean(0)
+            of_mean = squares(data, np.broadcast_to(middle, data.targets.shape), "test")[:, None]
+            record = {
+                "machine": machine(),
+                "command": " ".join(["python", *sys.argv]),
+                "parameters": data.names,
+                "reference": one.name,
+                "splits": {which: len(chosen) for which, chosen in data.split.items()},
+                "training": asdict(AS_SHIPPED),
+                "shares": SHARES,
+            }
+    names = [*record["parameters"], "mean"]
+    rows = [numbers_of(one, kind[0], of_mean, names) for kind in (networks, ridges) for one in kind]
+    write_json(options.json, {**record, "configurations": about, "rows": rows})
+    for row in rows:
+        cells = (f"{one['value']:.3g}" for one in row["ratio"].values())
+        print(f"{row['name']:56}", *cells)
+
+
+if __name__ == "__main__":
+    main()
