@@ -14,7 +14,7 @@ batch norm. Configurations of the same training volumes:
 
 Each has its own rate, that with the least error of validation samples over the ridge's, with the
 first seed. The range of rates widens until the best one is inside. The linear layer of the head
-leaves out all cubes of a volume together, and chooses its strengths as for whole volumes.
+leaves out volumes with all of their cubes, an eighth of them at a time.
 
 Predictions of cubes count as such, averaged over their volume, and recalibrated by a line for each
 target, which the validation volumes give. The control is a ridge on the same statistics: moments
@@ -55,7 +55,7 @@ from hyperslab.train.builders import open_data
 from hyperslab.train.metrics import fit_calibration, ratio_interval
 from hyperslab.util.atomic_files import write_json
 
-RATES = (1e-3 / 3, 1e-3, 3e-3)
+RATES = (1e-3, 3e-3, 9e-3)
 """That every configuration tries; further ones are three times as large or as small."""
 
 MOST_RATES = 12
@@ -130,9 +130,9 @@ def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Itera
         name = str(data.shape[-1])
         yield Configuration(name, data, replace(how, batch=how.batch * parts))
         if width is not None:
+            yield Configuration(f"statistics of {name}, averaged", volumes_of(data), how)
             more = replace(how, steps=how.steps * parts)
             yield Configuration(f"{name}, equal samples", data, more, ridge=False)
-            yield Configuration(f"statistics of {name}, averaged", volumes_of(data), how)
 
 
 def rated(error: Callable[[float], float]) -> dict[float, float]:

@@ -177,6 +177,36 @@ def coverage(numbers: dict[str, Any]) -> list[str]:
     return lines
 
 
+def rates(numbers: dict[str, Any]) -> list[str]:
+    """How each configuration was trained, and the best of the rates that were tried."""
+    head = ["configuration", "training samples", "mini-batch", "steps", "rates tried", "best"]
+    lines = _head(head)
+    for one in numbers["configurations"]:
+        tried = [found["rate"] for found in one["rates"]]
+        span = f"{len(tried)}, {min(tried):.1e} to {max(tried):.1e}"
+        best = f"{one['rate']:.1e}" + ("" if one["inside"] else ", **at the end**")
+        facts = [f"{one[key]:,}" for key in ("samples", "batch", "steps")]
+        lines.append(_line([one["name"], *facts, span, best]))
+    return lines
+
+
+def parts(numbers: dict[str, Any], *others: str) -> list[str]:
+    """Errors of parts over those of whole volumes, by the same method.
+
+    ``others``: names of methods and files that `hyperslab report --json` wrote, in turns.
+    """
+    keys = ["mean", *numbers["parameters"]]
+    lines = _head(["error over that of whole universes", *keys])
+    found = [(row["name"], row["to_reference"]) for row in numbers["rows"]]
+    for method, file in zip(others[::2], others[1::2], strict=True):
+        rows = json.loads((RESULTS / file).read_text())["rows"]
+        found += [(f"{method}: {r['name']}", r["to_reference"]) for r in rows if not r["control"]]
+    for name, to_whole in found:
+        if to_whole["mean"] is not None:
+            lines.append(_line([name, *(_cell(to_whole[k]["value"], to_whole[k]) for k in keys)]))
+    return lines
+
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
@@ -187,6 +217,8 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     "goals": goals,
     "levers": levers,
     "coverage": coverage,
+    "rates": rates,
+    "parts": parts,
 }
 
 
@@ -291,6 +323,96 @@ def draw_coverage(record: Path, image: Path) -> None:
     figure.savefig(image, dpi=150)
 
 
+DRAWN_PARTS = {
+    "network, one sub-volume": ("", "", "C0", "-", "o"),
+    "network, averaged and recalibrated": ("", ", averaged and recalibrated", "C0", "--", "s"),
+    "network, statistics averaged": ("statistics of ", ", averaged", "C2", "-.", "^"),
+    "ridge, one sub-volume": ("ridge, ", "", "C1", "-", "o"),
+    "ridge, averaged and recalibrated": ("ridge, ", ", averaged and recalibrated", "C1", "--", "s"),
+}
+"""Lines of a figure: before and behind the width in a row's name, colour, dashes and marker."""
+
+
+def draw_parts(record: Path, image: Path) -> None:
+    """Draw the errors of networks and ridge against the part of a universe that they see."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    numbers = json.loads(record.read_text())
+    rows = {row["name"]: row for row in numbers["rows"]}
+    widths = sorted({row["width"] for row in rows.values()})
+    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True).flat
+    for axes, key in zip(panels, numbers["parameters"], strict=True):
+        for place, (label, (before, behind, *style)) in enumerate(DRAWN_PARTS.items()):
+            method = "ridge, " if before == "ridge, " else ""
+            # all methods see the same where they see the whole
+            names = [f"{before}{width}{behind}" for width in widths[:-1]]
+            found = [rows[name]["ratio"][key] for name in (*names, f"{method}{widths[-1]}")]
+            values = [one["value"] for one in found]
+            below = [one["value"] - one["lower"] for one in found]
+            above = [one["upper"] - one["value"] for one in found]
+            # side by side, so that no interval hides another
+            beside = [(width / widths[-1]) ** 3 * 1.09 ** (place - 2) for width in widths]
+            colour, dashes, marker = style
+            axes.errorbar(
+                beside,
+                values,
+                (below, above),
+                label=label,
+                color=colour,
+                linestyle=dashes,
+                marker=marker,
+                markersize=4,
+                capsize=2,
+            )
+        axes.set_title(key)
+        axes.set_xscale("log", base=2)
+        shares = [(width / widths[-1]) ** 3 for width in widths]
+        axes.set_xticks(shares, ["1" if one == 1 else f"1/{1 / one:.0f}" for one in shares])
+        axes.minorticks_off()
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7, 8)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+    figure.supxlabel("share of a universe that is seen at once")
+    figure.supylabel("error over that of predicting the mean")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small"
+    )
+    figure.savefig(image, dpi=150)
+
+
+def draw_residuals(record: Path, image: Path) -> None:
+    """Draw the distributions of the residuals of all methods, a panel for each parameter."""
+    from matplotlib.figure import Figure
+
+    numbers = json.loads(record.read_text())
+    rows = [row for row in numbers["rows"] if "equal samples" not in row["name"]]
+    figure = Figure(figsize=(9.5, 8), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True).flat
+    for axes, key in zip(panels, numbers["parameters"], strict=True):
+        boxes = [
+            dict(zip(("whislo", "q1", "med", "q3", "whishi"), row["residuals"][key], strict=True))
+            for row in rows
+        ]
+        axes.bxp(
+            [{**box, "label": row["name"]} for box, row in zip(boxes, rows, strict=True)],
+            orientation="horizontal",
+            widths=0.6,
+            showfliers=False,
+            boxprops={"color": "C0"},
+            whiskerprops={"color": "C0"},
+            capprops={"color": "C0"},
+            medianprops={"color": "C1", "linewidth": 2},
+        )
+        axes.axvline(0, color="0.3", linewidth=0.8)
+        axes.set_title(key)
+    figure.axes[0].invert_yaxis()
+    figure.supxlabel("predicted - true, in units in which parameters range from -1 to 1")
+    figure.savefig(image, dpi=150)
+
+
 def _share(row: dict[str, Any], key: str) -> str:
     low, high = (100 * end for end in row[f"{key}_interval"])
     return f"{100 * row[key]:.0f} % ({low:.0f} to {high:.0f})"
@@ -318,6 +440,8 @@ if __name__ == "__main__":
         draw_windows(RESULTS / "receptive-field-32.json", IMAGES / "receptive-field.png")
         draw_learning(RESULTS / "science-head.json", IMAGES / "science-learning.png")
         draw_coverage(RESULTS / "science-head.json", IMAGES / "science-coverage.png")
+        draw_parts(RESULTS / "science-subvolumes.json", IMAGES / "science-subvolumes.png")
+        draw_residuals(RESULTS / "science-subvolumes.json", IMAGES / "science-residuals.png")
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)

@@ -187,6 +187,88 @@ def test_figures_of_heads_have_network_and_ridge(
         assert list(axes.lines[0].get_ydata()) == pytest.approx([-0.1, 0])
 
 
+def of_subvolumes() -> dict[str, Any]:
+    """As `benchmarks/subvolumes.py` records them."""
+    keys = ("Omega_m", "sigma_8", "n_s", "H_0")
+    made = ("", ", averaged", ", averaged and recalibrated")
+    networks = ["4", *(f"2{one}" for one in made), "2, equal samples"]
+    networks.append("statistics of 2, averaged")
+    ridges = ["ridge, 4", *(f"ridge, 2{one}" for one in made)]
+
+    def row(name: str, value: float, *, control: bool) -> dict[str, Any]:
+        found = dict.fromkeys((*keys, "mean"), interval(value))
+        whole = name in ("4", "ridge, 4")
+        return {
+            "name": name,
+            "width": 4 if "4" in name else 2,
+            "control": control,
+            "ratio": found,
+            "to_reference": dict.fromkeys(found) if whole else found,
+            "residuals": {key: [-2 * value, -value, 0.0, value, 2 * value] for key in keys},
+        }
+
+    facts = {"samples": 4096, "batch": 64, "steps": 2000}
+    tried = [{"rate": rate, "validation": 1.0} for rate in (3e-4, 1e-3, 3e-3)]
+    return {
+        "parameters": keys,
+        "configurations": [
+            {"name": "4", **facts, "rates": tried, "rate": 1e-3, "inside": True},
+            {"name": "2", **facts, "rates": tried, "rate": 3e-3, "inside": False},
+        ],
+        "rows": [
+            row(name, 0.1 * (1 + place), control=control)
+            for control, kind in ((False, networks), (True, ridges))
+            for place, name in enumerate(kind)
+        ],
+    }
+
+
+def test_parts_stand_beside_those_of_other_methods(science: ModuleType) -> None:
+    kept = json.loads((science.RESULTS / "science-figure9-batch-norm.json").read_text())
+    lines = science.parts(of_subvolumes(), "with batch norm", "science-figure9-batch-norm.json")
+    assert lines[2].startswith("| 2 | 0.2 (0.16 to 0.26) | 0.2 ")
+    assert [line.split(" | ")[0] for line in lines[6:9]] == [
+        "| statistics of 2, averaged",
+        "| ridge, 2",
+        "| ridge, 2, averaged",
+    ]
+    parts = [row["name"] for row in kept["rows"][1:] if not row["control"]]
+    assert [line.split(" | ")[0][2:] for line in lines[10:]] == [
+        f"with batch norm: {name}" for name in parts
+    ]
+    lines = science.rates(of_subvolumes())
+    assert lines[2:] == [
+        "| 4 | 4,096 | 64 | 2,000 | 3, 3.0e-04 to 3.0e-03 | 1.0e-03 |",
+        "| 2 | 4,096 | 64 | 2,000 | 3, 3.0e-04 to 3.0e-03 | 3.0e-03, **at the end** |",
+    ]
+
+
+def test_figures_of_parts_have_every_method(
+    science: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (drawn.append(a[0]), save(*a, **k)))
+    (tmp_path / "a.json").write_text(json.dumps(of_subvolumes()))
+    science.draw_parts(tmp_path / "a.json", tmp_path / "a.png")
+    science.draw_residuals(tmp_path / "a.json", tmp_path / "b.png")
+    parts, residuals = drawn
+    assert [axes.get_title() for axes in parts.axes] == ["Omega_m", "sigma_8", "n_s", "H_0"]
+    curves = {one.get_label(): one[0].get_ydata() for one in parts.axes[0].containers}
+    assert {name: pytest.approx(list(values)) for name, values in curves.items()} == {
+        "network, one sub-volume": [0.2, 0.1],
+        "network, averaged and recalibrated": [0.4, 0.1],
+        "network, statistics averaged": [0.6, 0.1],
+        "ridge, one sub-volume": [0.2, 0.1],
+        "ridge, averaged and recalibrated": [0.4, 0.1],
+    }
+    names = [label.get_text() for label in residuals.axes[0].get_yticklabels()]
+    assert "2, averaged" in names
+    assert "2, equal samples" not in names
+
+
 def test_the_records_in_the_repository_give_the_numbers(
     science: ModuleType, tmp_path: Path
 ) -> None:

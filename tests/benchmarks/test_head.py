@@ -12,7 +12,7 @@ import head
 import numpy as np
 import pytest
 import torch
-from head import LinearLayer, Training, Universes, products
+from head import FoldedLayer, LinearLayer, Training, Universes, products
 from regression_control import fit_ridge
 from sklearn.linear_model import Ridge
 
@@ -80,16 +80,39 @@ def test_a_linear_layer_is_a_ridge_and_leaves_each_sample_out() -> None:
 
 def test_parts_of_a_volume_are_left_out_together() -> None:
     random = np.random.default_rng(3)
-    y = np.repeat(random.normal(size=(10, 1)), 4, axis=0)
-    x = np.repeat(random.normal(size=(10, 5)), 4, axis=0) + 0.1 * random.normal(size=(40, 5))
-    layer = LinearLayer(x, y, together=4)
-    ((_, _, penalty),) = layer.chosen
-    scaled = (x - x.mean(0)) / x.std(0)
-    rest = np.arange(4, 40)
-    without = Ridge(alpha=40 * penalty).fit(scaled[rest], y[rest, 0])
-    np.testing.assert_allclose(layer.left_out[:4, 0], without.predict(scaled[:4]), rtol=1e-7)
-    alone = LinearLayer(x, y)  # the others of a volume give its targets, which are noise, away
-    assert np.mean((alone.left_out - y) ** 2) < 0.8 * np.mean((layer.left_out - y) ** 2)
+    y = np.repeat(random.normal(size=(48, 2)), 4, axis=0)
+    x = np.repeat(random.normal(size=(48, 9)), 4, axis=0) * np.arange(9)  # the first is constant
+    x += 0.1 * random.normal(size=x.shape) * np.arange(9)
+    x[:, 1] += y[:, 0]
+    layer = FoldedLayer(x, y, (1.0, 0.5), (4, 9), 4)
+    fold = np.arange(192) // 4 % 8
+    errors = {}
+    standard = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)
+    for count in (4, 9):
+        for power in (1.0, 0.5):
+            scaled = (
+                standard[:, :count] * np.where(x.std(0) > 0, x.std(0) ** (1 - power), 0)[:count]
+            )
+            scaled *= np.sqrt(9 / scaled.var(0).sum())  # the mean over all features
+            for penalty in head.PENALTIES:
+                found = np.empty_like(y)
+                for one in range(8):
+                    rest = fold != one
+                    model = Ridge(alpha=penalty * rest.sum(), fit_intercept=False)
+                    model.fit(scaled[rest], (y - y.mean(0))[rest])
+                    found[~rest] = model.predict(scaled[~rest]) + y.mean(0)
+                for target, error in enumerate(np.mean((found - y) ** 2, 0)):
+                    errors[target, count, power, float(penalty)] = error, found[:, target], scaled
+    for target, chosen in enumerate(layer.chosen):
+        best, left_out, scaled = errors[(target, *chosen)]
+        assert best <= min(one[0] for key, one in errors.items() if key[0] == target) * (1 + 1e-9)
+        np.testing.assert_allclose(layer.left_out[:, target], left_out, rtol=1e-6, atol=1e-9)
+        model = Ridge(alpha=192 * chosen[2]).fit(scaled, y[:, target])
+        np.testing.assert_allclose(layer(x)[:, target], model.predict(scaled), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(layer.seen[:, target], layer(x)[:, target], rtol=1e-9)
+    # parts of a volume give its second target away, which is noise
+    alone = LinearLayer(x, y).left_out
+    assert np.mean((alone - y)[:, 1] ** 2) < 0.9 * np.mean((layer.left_out - y)[:, 1] ** 2)
 
 
 def test_a_linear_layer_divides_by_the_power_that_leaves_out_best() -> None:
