@@ -9,7 +9,7 @@ batch norm. Configurations of the same training volumes:
 - whole volumes;
 - `W`: the cubes, each a sample with the targets of its volume. Mini-batches have as many voxels as
   those of whole volumes, so there are as many epochs and as many steps;
-- `W, equal samples`: mini-batches have as many samples, so there are as many epochs and more steps;
+- `W, equal samples`: mini-batches have as many samples, so there are more steps, but at most 16,000;
 - `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes.
 
 Each has its own rate, that with the least error of validation samples over the ridge's, with the
@@ -59,6 +59,9 @@ RATES = (1e-3, 3e-3, 9e-3)
 """That every configuration tries; further ones are three times as large or as small."""
 
 MOST_RATES = 12
+
+MOST_STEPS = 16_000
+"""Of mini-batches of equal samples: eighths have as many epochs with them as whole volumes."""
 
 SHARES = (2.5, 25, 50, 75, 97.5)
 """Percentiles of residuals, for a figure."""
@@ -131,7 +134,7 @@ def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Itera
         yield Configuration(name, data, replace(how, batch=how.batch * parts))
         if width is not None:
             yield Configuration(f"statistics of {name}, averaged", volumes_of(data), how)
-            more = replace(how, steps=how.steps * parts)
+            more = replace(how, steps=min(how.steps * parts, MOST_STEPS))
             yield Configuration(f"{name}, equal samples", data, more, ridge=False)
 
 
