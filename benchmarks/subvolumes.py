@@ -9,7 +9,7 @@ batch norm. Configurations of the same training volumes:
 - whole volumes;
 - `W`: the cubes, each a sample with the targets of its volume. Mini-batches have as many voxels as
   those of whole volumes, so there are as many epochs and as many steps;
-- `W, equal samples`: mini-batches have as many samples, so there are more steps, but at most 16,000;
+- `W, equal samples`: mini-batches have as many samples, so there are more steps: at most 16,000;
 - `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes.
 
 Each has its own rate, that with the least error of validation samples over the ridge's, with the
