@@ -10,7 +10,9 @@ batch norm. Configurations of the same training volumes:
 - `W`: the cubes, each a sample with the targets of its volume. Mini-batches have as many voxels as
   those of whole volumes, so there are as many epochs and as many steps;
 - `W, equal samples`: mini-batches have as many samples, so there are more steps: at most 16,000;
-- `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes.
+- `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes;
+- whole volumes without power of modes longer than W, which the cubes lack, too: of their statistics
+  only those are taken away, so that no edge is cut and no volume is lost.
 
 Each has its own rate, that with the least error of validation samples over the ridge's, with the
 first seed. The range of rates widens until the best one is inside. The linear layer of the head
@@ -25,6 +27,7 @@ one of the three and its strength for each target.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -114,6 +117,20 @@ def volumes_of(data: Universes) -> Universes:
     )
 
 
+def without_long_modes(data: Universes, width: int) -> Universes:
+    """The same volumes without the power and correlation of modes longer than ``width`` voxels.
+
+    Their columns are 0, so that the network is the same.
+    """
+    channels, *extents = data.shape
+    bins = OctaveBins(max(extents)).count
+    long = round(3 * math.log2(max(extents) / width))
+    spectra = 4 * channels + bins * np.arange(2 * len(pairs_of(channels)))
+    features = data.features.copy()
+    features[:, np.add.outer(spectra, np.arange(long)).ravel()] = 0
+    return replace(data, features=features, sets=sets_of(features, data.shape))
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """What is trained on what; ``ridge``: that on the same data is to be shown, too."""
@@ -126,16 +143,22 @@ class Configuration:
 
 def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Iterator[Configuration]:
     """The whole first, then those of each width."""
-    for width in (None, *widths):
+    whole = read_universes(recipe, folder, None)
+    name = str(whole.shape[-1])
+    counts = tuple(one.shape[1] for one in whole.sets.values())
+    how = replace(AS_SHIPPED, counts=counts)
+    yield Configuration(name, whole, how)
+    for width in widths:
+        short = without_long_modes(whole, width)
+        yield Configuration(f"{name}, no modes longer than {width}", short, how)
+    for width in widths:
         data = read_universes(recipe, folder, width)
         counts = tuple(one.shape[1] for one in data.sets.values())
         how, parts = replace(AS_SHIPPED, counts=counts), data.parts
-        name = str(data.shape[-1])
-        yield Configuration(name, data, replace(how, batch=how.batch * parts))
-        if width is not None:
-            yield Configuration(f"statistics of {name}, averaged", volumes_of(data), how)
-            more = replace(how, steps=min(how.steps * parts, MOST_STEPS))
-            yield Configuration(f"{name}, equal samples", data, more, ridge=False)
+        yield Configuration(f"{width}", data, replace(how, batch=how.batch * parts))
+        yield Configuration(f"statistics of {width}, averaged", volumes_of(data), how)
+        more = replace(how, steps=min(how.steps * parts, MOST_STEPS))
+        yield Configuration(f"{width}, equal samples", data, more, ridge=False)
 
 
 def rated(error: Callable[[float], float]) -> dict[float, float]:

@@ -11,11 +11,13 @@ import head
 import numpy as np
 import pytest
 import subvolumes
+import torch
 from regression_control import fit_ridge
-from subvolumes import rated, read_universes, treated, volumes_of
+from subvolumes import rated, read_universes, treated, volumes_of, without_long_modes
 
 import hyperslab as hs
 from hyperslab.geometry import Box
+from hyperslab.models import summary_statistics as measures
 from hyperslab.recipe.load import load_recipe, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import open_data
@@ -100,6 +102,26 @@ def test_statistics_of_volumes_are_the_means_of_their_parts(recipe: Recipe, tmp_
     }
 
 
+def test_long_modes_are_taken_out_of_spectra_alone(recipe: Recipe, tmp_path: Path) -> None:
+    data = read_universes(recipe, tmp_path / "kept", None)
+    short = without_long_modes(data, 4)
+    with open_data(recipe, hs.Grid(), split="all") as opened:
+        counts = opened.source.read(0, Box.whole(opened.source.shape))
+    x = torch.log1p(torch.from_numpy(counts[None]).float())
+    gone = np.flatnonzero((short.features[0] == 0) & (data.features[0] != 0))
+    cross = [n for n, (i, j) in enumerate(measures.pairs_of(4)) if i != j]
+    expected = []
+    for field in (x, measures.contrast(x)):
+        spectra = measures.Modes.of(field, 8).spectra(measures.OctaveBins(8))
+        auto = measures.mean_and_steps(spectra[:, [n for n in range(10) if n not in cross]])
+        expected += [auto[0, :, :3].flatten(), spectra[0, cross, :3].flatten()]
+    # bins of a third of an octave that have no mode are 0 in both
+    found = torch.cat(expected).numpy()
+    np.testing.assert_allclose(data.features[0, gone], found[found != 0], rtol=1e-5, atol=1e-6)
+    rest = short.features != 0
+    assert np.array_equal(short.features[rest], data.features[rest])
+
+
 def test_the_command_goes_on_and_compares_with_the_whole(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,17 +135,24 @@ def test_the_command_goes_on_and_compares_with_the_whole(
     by_name = {one["name"]: one for one in record["configurations"]}
     assert {name: (one["batch"], one["steps"]) for name, one in by_name.items()} == {
         "8": (4, 40),
+        "8, no modes longer than 4": (4, 40),
         "4": (32, 40),
         "4, equal samples": (4, 320),
         "statistics of 4, averaged": (4, 40),
     }
     rows = {row["name"]: row for row in record["rows"]}
     made = ["", ", averaged", ", averaged and recalibrated"]
-    networks = ["8", *(f"4{one}" for one in made), "statistics of 4, averaged"]
+    short = "8, no modes longer than 4"
+    networks = ["8", short, *(f"4{one}" for one in made), "statistics of 4, averaged"]
     networks += [f"4, equal samples{one}" for one in made]
-    ridges = ["ridge, 8", *(f"ridge, 4{one}" for one in made), "ridge, statistics of 4, averaged"]
+    ridges = [
+        "ridge, 8",
+        f"ridge, {short}",
+        *(f"ridge, 4{one}" for one in made),
+        "ridge, statistics of 4, averaged",
+    ]
     assert list(rows) == networks + ridges
-    assert [row["seeds"] for row in rows.values()] == [2] * 8 + [1] * 5
+    assert [row["seeds"] for row in rows.values()] == [2] * 9 + [1] * 6
     assert rows["8"]["to_reference"]["mean"] is rows["ridge, 8"]["to_reference"]["mean"] is None
     whole = read_universes(recipe, tmp_path / "kept", None)
     ridge = fit_ridge(whole.sets, whole.targets, whole.split).predicted
