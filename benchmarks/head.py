@@ -232,7 +232,7 @@ FOLDS = 8
 
 
 class FoldedLayer(LinearLayer):
-    """A linear layer of many samples, ``parts`` of which follow each other and are of one volume.
+    """A linear layer of samples that are parts of volumes, whose numbers are ``volumes`` (n,).
 
     Each sample is predicted by seven eighths of the volumes, as its own volume's other parts would
     give its targets away; a volume that is left out alone has no closed form that is as fast. All
@@ -245,11 +245,11 @@ class FoldedLayer(LinearLayer):
         y: FloatArray,
         powers: Sequence[float],
         counts: Sequence[int],
-        parts: int,
+        volumes: NDArray[np.intp],
     ) -> None:
         middle, mean, spread = x.mean(0), y.mean(0), x.std(0)
         standard = (x - middle) / np.where(spread > 0, spread, 1)
-        fold = np.arange(len(x)) // parts % FOLDS
+        fold = volumes % FOLDS
         own = [(standard[fold == one], (y - mean)[fold == one]) for one in range(FOLDS)]
         grams = np.stack([numbers.T @ numbers for numbers, _ in own])
         covariances = np.stack([numbers.T @ off for numbers, off in own])
@@ -294,7 +294,7 @@ def line_of(
     targets = products(data.targets[train], degree)
     x = data.features[train]
     if data.parts > 1:
-        return FoldedLayer(x, targets, powers, counts, data.parts)
+        return FoldedLayer(x, targets, powers, counts, train // data.parts)
     return LinearLayer(x, targets, powers, counts)
 
 

@@ -1,15 +1,18 @@
 """What volume is worth to a network on statistics: whole universes against their sub-volumes.
 
-    python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--seeds S ...] --json OUT
+    python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--equal-samples W ...]
+                                    [--seeds S ...] --json OUT
 
 The network is that of `head.py`, and FOLDER keeps its statistics as there, of whole volumes and of
 all cubes of W voxels that they are cut into; stopped, the program goes on where it was. It has no
 batch norm. Configurations of the same training volumes:
 
 - whole volumes;
-- `W`: the cubes, each a sample with the targets of its volume. Mini-batches have as many voxels as
-  those of whole volumes, so there are as many epochs and as many steps;
-- `W, equal samples`: mini-batches have as many samples, so there are more steps: at most 16,000;
+- `W`: the cubes, each a sample with the targets of its volume; eight of each volume train, also if
+  there are more. Mini-batches have eight times as many samples as those of whole volumes, so there
+  are as many epochs and as many steps;
+- `W, equal samples`: mini-batches have as many samples, so there are eight times as many steps; by
+  default for each W;
 - `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes;
 - whole volumes without power of modes longer than W, which the cubes lack, too: of their statistics
   only those are taken away, so that no edge is cut and no volume is lost.
@@ -63,8 +66,8 @@ RATES = (1e-3, 3e-3, 9e-3)
 
 MOST_RATES = 12
 
-MOST_STEPS = 16_000
-"""Of mini-batches of equal samples: eighths have as many epochs with them as whole volumes."""
+OF_EACH = 8
+"""The most parts of a volume that train, evenly chosen; all of them are predicted."""
 
 SHARES = (2.5, 25, 50, 75, 97.5)
 """Percentiles of residuals, for a figure."""
@@ -78,7 +81,10 @@ def read_universes(recipe: Recipe, folder: Path, width: int | None) -> Universes
     parts = len(features) // len(source.names)
     listed = [source.target(volume) for volume in range(len(source.names))]
     split = {
-        which: np.add.outer(volumes * parts, np.arange(parts)).ravel()
+        which: np.add.outer(
+            volumes * parts,
+            np.arange(0, parts, max(1, parts // OF_EACH) if which == "train" else 1),
+        ).ravel()
         for which, volumes in split_of(source, recipe, recipe.data.seed).items()
     }
     shape = (source.shape[0], *([width] * 3 if width else source.shape[1:]))
@@ -107,12 +113,13 @@ def by_volume(values: FloatArray, parts: int) -> FloatArray:
 def volumes_of(data: Universes) -> Universes:
     """The volumes of which ``data`` has parts; their features are the means of those."""
     features = by_volume(data.features, data.parts)
+    volumes = {which: chosen // data.parts for which, chosen in data.split.items()}
     return replace(
         data,
         targets=data.targets[:: data.parts],
         features=features,
         sets=sets_of(features, data.shape),
-        split={which: chosen[:: data.parts] // data.parts for which, chosen in data.split.items()},
+        split={which: all_[np.diff(all_, prepend=-1) != 0] for which, all_ in volumes.items()},
         parts=1,
     )
 
@@ -141,7 +148,9 @@ class Configuration:
     ridge: bool = True
 
 
-def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Iterator[Configuration]:
+def configurations(
+    recipe: Recipe, folder: Path, widths: Sequence[int], equal_samples: Sequence[int]
+) -> Iterator[Configuration]:
     """The whole first, then those of each width."""
     whole = read_universes(recipe, folder, None)
     name = str(whole.shape[-1])
@@ -154,11 +163,12 @@ def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Itera
     for width in widths:
         data = read_universes(recipe, folder, width)
         counts = tuple(one.shape[1] for one in data.sets.values())
-        how, parts = replace(AS_SHIPPED, counts=counts), data.parts
-        yield Configuration(f"{width}", data, replace(how, batch=how.batch * parts))
+        how, many = replace(AS_SHIPPED, counts=counts), min(data.parts, OF_EACH)
+        yield Configuration(f"{width}", data, replace(how, batch=how.batch * many))
         yield Configuration(f"statistics of {width}, averaged", volumes_of(data), how)
-        more = replace(how, steps=min(how.steps * parts, MOST_STEPS))
-        yield Configuration(f"{width}, equal samples", data, more, ridge=False)
+        if width in equal_samples:
+            more = replace(how, steps=how.steps * many)
+            yield Configuration(f"{width}, equal samples", data, more, ridge=False)
 
 
 def rated(error: Callable[[float], float]) -> dict[float, float]:
@@ -269,6 +279,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--kept", type=Path, required=True)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 16])
+    parser.add_argument("--equal-samples", type=int, nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_intermixed_args()
@@ -277,7 +288,9 @@ def main() -> None:
     ridges: list[Scored] = []
     about: list[dict[str, Any]] = []
     record: dict[str, Any] = {}
-    for one in configurations(recipe, options.kept, options.widths):
+    widths = options.widths
+    equal_samples = widths if options.equal_samples is None else options.equal_samples
+    for one in configurations(recipe, options.kept, widths, equal_samples):
         said, ridge, facts = trained(recipe, options.kept, one, options.seeds)
         about.append(facts)
         networks += scored(one.name, one.data, said, control=False)

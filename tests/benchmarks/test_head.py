@@ -84,7 +84,7 @@ def test_parts_of_a_volume_are_left_out_together() -> None:
     x = np.repeat(random.normal(size=(48, 9)), 4, axis=0) * np.arange(9)  # the first is constant
     x += 0.1 * random.normal(size=x.shape) * np.arange(9)
     x[:, 1] += y[:, 0]
-    layer = FoldedLayer(x, y, (1.0, 0.5), (4, 9), 4)
+    layer = FoldedLayer(x, y, (1.0, 0.5), (4, 9), np.arange(192) // 4)
     fold = np.arange(192) // 4 % 8
     errors = {}
     standard = (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1)

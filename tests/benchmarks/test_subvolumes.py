@@ -100,6 +100,12 @@ def test_statistics_of_volumes_are_the_means_of_their_parts(recipe: Recipe, tmp_
     assert {name: one.shape for name, one in whole.sets.items()} == {
         name: (20, one.shape[1]) for name, one in data.sets.items()
     }
+    # of 64 parts of a volume eight train, and all are averaged
+    smaller = read_universes(recipe, tmp_path / "kept", 2)
+    assert smaller.split["train"][:9].tolist() == [*range(0, 64, 8), 64]
+    assert len(smaller.split["test"]) == 5 * 64
+    assert volumes_of(smaller).split["train"].tolist() == list(range(10))
+    np.testing.assert_allclose(volumes_of(smaller).features[1], smaller.features[64:128].mean(0))
 
 
 def test_long_modes_are_taken_out_of_spectra_alone(recipe: Recipe, tmp_path: Path) -> None:
