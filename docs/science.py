@@ -372,7 +372,9 @@ def draw_parts(record: Path, image: Path) -> None:
         axes.set_xticks(shares, ["1" if one == 1 else f"1/{1 / one:.0f}" for one in shares])
         axes.minorticks_off()
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 7, 8)))
+        low, high = axes.get_ylim()
+        ticks = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
+        axes.yaxis.set_major_locator(LogLocator(subs=ticks))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
     figure.supxlabel("share of a universe that is seen at once")
@@ -384,12 +386,17 @@ def draw_parts(record: Path, image: Path) -> None:
 
 
 def draw_residuals(record: Path, image: Path) -> None:
-    """Draw the distributions of the residuals of all methods, a panel for each parameter."""
+    """Draw the distributions of residuals, a panel for each parameter; of the ridge its whole."""
     from matplotlib.figure import Figure
 
     numbers = json.loads(record.read_text())
-    rows = [row for row in numbers["rows"] if "equal samples" not in row["name"]]
-    figure = Figure(figsize=(9.5, 8), layout="constrained")
+    rows = [
+        row
+        for row in numbers["rows"]
+        if "equal samples" not in row["name"]
+        and (not row["control"] or row["to_reference"]["mean"] is None)
+    ]
+    figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     panels = figure.subplots(2, 2, sharey=True).flat
     for axes, key in zip(panels, numbers["parameters"], strict=True):
         boxes = [

@@ -267,6 +267,7 @@ def test_figures_of_parts_have_every_method(
     names = [label.get_text() for label in residuals.axes[0].get_yticklabels()]
     assert "2, averaged" in names
     assert "2, equal samples" not in names
+    assert names[-1] == "ridge, 4"
 
 
 def test_the_records_in_the_repository_give_the_numbers(
