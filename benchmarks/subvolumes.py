@@ -1,7 +1,6 @@
 """What volume is worth to a network on statistics: whole universes against their sub-volumes.
 
-    python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--equal-samples W ...]
-                                    [--seeds S ...] --json OUT
+    python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--seeds S ...] --json OUT
 
 The network is that of `head.py`, and FOLDER keeps its statistics as there, of whole volumes and of
 all cubes of W voxels that they are cut into; stopped, the program goes on where it was. It has no
@@ -11,8 +10,7 @@ batch norm. Configurations of the same training volumes:
 - `W`: the cubes, each a sample with the targets of its volume; eight of each volume train, also if
   there are more. Mini-batches have eight times as many samples as those of whole volumes, so there
   are as many epochs and as many steps;
-- `W, equal samples`: mini-batches have as many samples, so there are eight times as many steps; by
-  default for each W;
+- `W, equal samples`: mini-batches have as many samples, so there are eight times as many steps;
 - `statistics of W, averaged`: a volume's statistics are the mean of those of its cubes;
 - whole volumes without power of modes longer than W, which the cubes lack, too: of their statistics
   only those are taken away, so that no edge is cut and no volume is lost.
@@ -80,11 +78,9 @@ def read_universes(recipe: Recipe, folder: Path, width: int | None) -> Universes
         features = features_of(recipe, source, folder, width)
     parts = len(features) // len(source.names)
     listed = [source.target(volume) for volume in range(len(source.names))]
+    some = np.arange(0, parts, max(1, parts // OF_EACH))
     split = {
-        which: np.add.outer(
-            volumes * parts,
-            np.arange(0, parts, max(1, parts // OF_EACH) if which == "train" else 1),
-        ).ravel()
+        which: np.add.outer(volumes * parts, some if which == "train" else np.arange(parts)).ravel()
         for which, volumes in split_of(source, recipe, recipe.data.seed).items()
     }
     shape = (source.shape[0], *([width] * 3 if width else source.shape[1:]))
@@ -148,9 +144,7 @@ class Configuration:
     ridge: bool = True
 
 
-def configurations(
-    recipe: Recipe, folder: Path, widths: Sequence[int], equal_samples: Sequence[int]
-) -> Iterator[Configuration]:
+def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Iterator[Configuration]:
     """The whole first, then those of each width."""
     whole = read_universes(recipe, folder, None)
     name = str(whole.shape[-1])
@@ -166,9 +160,8 @@ def configurations(
         how, many = replace(AS_SHIPPED, counts=counts), min(data.parts, OF_EACH)
         yield Configuration(f"{width}", data, replace(how, batch=how.batch * many))
         yield Configuration(f"statistics of {width}, averaged", volumes_of(data), how)
-        if width in equal_samples:
-            more = replace(how, steps=how.steps * many)
-            yield Configuration(f"{width}, equal samples", data, more, ridge=False)
+        more = replace(how, steps=how.steps * many)
+        yield Configuration(f"{width}, equal samples", data, more, ridge=False)
 
 
 def rated(error: Callable[[float], float]) -> dict[float, float]:
@@ -279,7 +272,6 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--kept", type=Path, required=True)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 16])
-    parser.add_argument("--equal-samples", type=int, nargs="*")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_intermixed_args()
@@ -288,9 +280,7 @@ def main() -> None:
     ridges: list[Scored] = []
     about: list[dict[str, Any]] = []
     record: dict[str, Any] = {}
-    widths = options.widths
-    equal_samples = widths if options.equal_samples is None else options.equal_samples
-    for one in configurations(recipe, options.kept, widths, equal_samples):
+    for one in configurations(recipe, options.kept, options.widths):
         said, ridge, facts = trained(recipe, options.kept, one, options.seeds)
         about.append(facts)
         networks += scored(one.name, one.data, said, control=False)
