@@ -480,18 +480,12 @@ def bucketize(
 
 
 @register(torch.isin, family="elementwise")
-def isin(
-    elements: torch.Tensor,
-    test_elements: Any,
-    *,
-    assume_unique: bool = False,
-    invert: bool = False,
-) -> Sharded:
+def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
     """Runs block by block; the values that are looked for are an ordinary tensor or a number."""
-    if isinstance(test_elements, Sharded) or not isinstance(elements, Sharded):
+    sought = (*values, *options.values())
+    if not isinstance(elements, Sharded) or any(isinstance(value, Sharded) for value in sought):
         raise LayoutError("isin: the elements are cut, what is looked for is an ordinary tensor")
-    options = {"assume_unique": assume_unique, "invert": invert}
-    return elements.like(torch.isin(elements.block, test_elements, **options), fresh=True)
+    return elements.like(torch.isin(elements.block, *values, **options), fresh=True)
 
 
 @register(torch.trapezoid, torch.trapz, family="elementwise", dims=["dim"])

@@ -386,13 +386,14 @@ def triangle(operator: Operator, input: Sharded, diagonal: int = 0) -> Sharded:
 
 
 @register_each("atleast_1d", "atleast_2d", "atleast_3d", family="views")
-def at_least(operator: Operator, *tensors: Any) -> Any:
+def at_least(operator: Operator, *tensors: torch.Tensor) -> Any:
     """Adds dims of extent 1, where torch does, to tensors that have fewer."""
-    if len(tensors) == 1 and isinstance(tensors[0], Sharded):
-        shape = operator(torch.empty(tensors[0].shape, device="meta")).shape
-        return reshape_to(tensors[0], shape)
-    several = tensors[0] if len(tensors) == 1 else tensors
-    return tuple(at_least(operator, x) if isinstance(x, Sharded) else operator(x) for x in several)
+    if len(tensors) > 1:
+        return tuple(at_least(operator, x) for x in tensors)
+    (x,) = tensors
+    if not isinstance(x, Sharded):
+        return operator(x)
+    return reshape_to(x, operator(torch.empty(x.shape, device="meta")).shape)
 
 
 @register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)
