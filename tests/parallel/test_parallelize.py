@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -249,6 +250,14 @@ def refused_backward() -> None:
 
 def test_autograd_backward_outside_a_backward_pass() -> None:
     run_ranks(2, refused_backward)
+
+
+def test_a_scripted_part_is_one_clear_error() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to give it up
+        scripted = torch.jit.script(nn.ReLU())
+    with pytest.raises(hs.LayoutError, match=r"1 was made by torch\.jit\.script"):
+        hs.parallelize(nn.Sequential(nn.Conv3d(1, 1, 1), scripted), hs.Grid())
 
 
 def lazy() -> str:

@@ -24,6 +24,7 @@ import torch
 from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import BackwardHook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum
@@ -227,6 +228,111 @@ def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Functi
 
 
 before_functions(_derived_if_cut)
+
+
+class _Hooks:
+    """Lets users' hooks see serial gradients, cut like the tensors ``inputs`` or ``outputs``.
+
+    What they return is turned into blocks' gradients. All ranks run a hook together.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: list[Sharded | None] = []
+        self.outputs: list[Sharded | None] = []
+        self.grid: Grid | None = None
+
+    def know(self, values: Any) -> list[Sharded | None]:
+        """Remember the grid of cut tensors, and return how each is cut."""
+        tensors = values if isinstance(values, tuple) else (values,)
+        self.grid = next((v.grid for v in tensors if isinstance(v, Sharded)), self.grid)
+        return [_likeness(value) for value in tensors]
+
+    def serial(self, gradients: Sequence[Any], likes: Sequence[Sharded | None]) -> tuple[Any, ...]:
+        if self.grid is None:
+            return tuple(gradients)
+        pairs = zip(gradients, likes, strict=True)
+        what = "the gradient that a hook sees"
+        return tuple(None if g is None else _serial(x, g, self.grid, what) for g, x in pairs)
+
+    def run(
+        self, hook: Callable[..., Any], gradients: Sequence[Any], likes: Sequence[Sharded | None]
+    ) -> Any:
+        """Call ``hook`` with serial gradients; return blocks' gradients, or None if it does."""
+        if self.grid is None:
+            return hook(gradients)
+        # A pass that a rule began would ask no class.
+        with seeing_serial_gradients(), EnableTorchFunction():
+            found = hook(self.serial(gradients, likes))
+            if found is None or len(found) != len(likes):  # torch refuses that
+                return found
+            pairs = zip(found, likes, strict=True)
+            return tuple(g if x is None or g is None else block_gradient(g, x) for g, x in pairs)
+
+    def run_full(
+        self, hook: Callable[..., Any], module: object, before: Sequence[Any], after: Sequence[Any]
+    ) -> Any:
+        """Run the hook of a module's backward pass."""
+
+        def seeing_both(given: Sequence[Any]) -> Any:
+            return hook(module, given, self.serial(after, self.outputs))
+
+        return self.run(seeing_both, before, self.inputs)
+
+    def run_before(self, hook: Callable[..., Any], module: object, after: Sequence[Any]) -> Any:
+        """Run the hook before a module's backward pass."""
+        return self.run(functools.partial(hook, module), after, self.outputs)
+
+
+@register(torch.Tensor.register_hook, family="autograd", merged=True)
+def register_hook(self: Sharded, hook: Callable[[Any], Any]) -> Any:
+    """Shows the hook the serial gradient, cut like the tensor, which it may replace."""
+    self.check_on_path("register_hook")
+    hooks = _Hooks()
+    likes = hooks.know(self)
+
+    def around(given: Sequence[Any]) -> Any:
+        found = hook(*given)
+        return None if found is None else (found,)
+
+    def on_block(gradient: torch.Tensor) -> Any:
+        found = hooks.run(around, (gradient,), likes)
+        return None if found is None else found[0]
+
+    return torch.Tensor.register_hook(self, on_block)
+
+
+def _hooks_of_module(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what holds the hooks of one backward pass through a module."""
+
+    @functools.wraps(original)
+    def run(self: Any, module: object, full: Sequence[Any], before: Sequence[Any]) -> None:
+        hooks = self._hyperslab_hooks = _Hooks()
+        full = [functools.partial(hooks.run_full, hook) for hook in full]
+        before = [functools.partial(hooks.run_before, hook) for hook in before]
+        original(self, module, full, before)
+
+    return run
+
+
+def _knowing(side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a wrapper of what sets hooks on the inputs or the outputs of a module."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(self: Any, args: Any) -> Any:
+            hooks = getattr(self, "_hyperslab_hooks", None)
+            if hooks is not None:
+                setattr(hooks, side, hooks.know(args))
+            return original(self, args)
+
+        return run
+
+    return wrap
+
+
+wrap_while_cut(BackwardHook, "__init__", _hooks_of_module)
+wrap_while_cut(BackwardHook, "setup_input_hook", _knowing("inputs"))
+wrap_while_cut(BackwardHook, "setup_output_hook", _knowing("outputs"))
 
 
 @register(torch.autograd.backward, family="autograd")

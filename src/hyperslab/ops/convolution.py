@@ -38,7 +38,7 @@ from hyperslab.comm.exchange import (
     start,
     start_adjoint,
 )
-from hyperslab.errors import LayoutError, UnsupportedOp
+from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
@@ -85,7 +85,7 @@ from hyperslab.ops.slabs import (
     planes_of_slab,
 )
 from hyperslab.tensor import Sharded
-from hyperslab.util.torch_internals import BlockFunction
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,6 +588,8 @@ def convolve(
        the halo travels (`SlabConv`). Otherwise, or if the block is thin, fill a halo buffer and run
        one convolution of it (`BufferConv`).
     """
+    if input.is_complex():
+        return _convolve_parts(operator, input, weight, bias, stride, padding, dilation, groups)
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
@@ -601,11 +603,6 @@ def convolve(
         hashable(dilation),
         groups,
     )
-    if layout.spec is not None and input.is_complex():
-        raise UnsupportedOp(
-            f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
-            f"{input.grid}\n    convolve x.real and x.imag, or use hyperslab.gather(x, axes) before"
-        )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     share = None
@@ -641,6 +638,26 @@ def convolve(
     if share is not None:
         y = share.whole(y, f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def _convolve_parts(
+    operator: Operator,
+    input: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *options: object,
+) -> Sharded:
+    """Convolves complex numbers, by four convolutions of their real and imaginary parts."""
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        first, second = (None, None) if bias is None else (bias.real, bias.imag)
+
+        def convolve(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> Any:
+            return operator(x, w, b, *options)
+
+        real = convolve(input.real, weight.real, first) - convolve(input.imag, weight.imag)
+        imaginary = convolve(input.real, weight.imag, second) + convolve(input.imag, weight.real)
+        result: Any = torch.complex(real, imaginary)
+        return result  # type: ignore[no-any-return]
 
 
 def _convolve_whole(
@@ -731,7 +748,7 @@ def _slab_geometry(
     """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
     nbytes = x.policy.slab
     parts = _parts_for_cudnn(x, layout)
-    if (nbytes is None and not parts) or x.is_complex():
+    if nbytes is None and not parts:
         return None
     output = layout.output
     dtype = operand_type(x)
@@ -875,6 +892,9 @@ def convolve_transposed(
     4. If the policy has slabs and the result is wide, defer it: if it is joined with other
        channels, slabs compute the parts that they need.
     """
+    if input.is_complex():
+        options = (stride, padding, output_padding, groups, dilation)
+        return _convolve_parts(operator, input, weight, bias, *options)
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
     weight = whole_of(weight, f"the filters of {name}")
@@ -902,7 +922,7 @@ def convolve_transposed(
         return apply(*operands, spec, kernels, None)
 
     wide = is_wide(layout.output, block.dtype, x.policy.slab)
-    if wide and not x.is_complex() and (x.private or not block.is_inference()):
+    if wide and (x.private or not block.is_inference()):
         pending = DeferredUpsampling(
             source=x,
             tensors=(block, weight, bias),

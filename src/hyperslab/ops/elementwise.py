@@ -48,6 +48,7 @@ from hyperslab.tensor.deferred import wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -244,8 +245,8 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Converts to another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     if other is not None:
-        args = (other.device, other.dtype)
-        kwargs = {}
+        args = (other.device, other.dtype, *args[1:])
+        kwargs = {name: value for name, value in kwargs.items() if value is not other}
     if not isinstance(self, Sharded):
         return self.to(*args, **kwargs)
     return _alias_of(torch.Tensor.to, self, *args, **kwargs)
@@ -476,6 +477,33 @@ def bucketize(
     if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
         raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
     return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
+
+
+@register(torch.isin, family="elementwise")
+def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
+    """Runs block by block; the values that are looked for are an ordinary tensor or a number."""
+    sought = (*values, *options.values())
+    if not isinstance(elements, Sharded) or any(isinstance(value, Sharded) for value in sought):
+        raise LayoutError("isin: the elements are cut, what is looked for is an ordinary tensor")
+    return elements.like(torch.isin(elements.block, *values, **options), fresh=True)
+
+
+@register(torch.trapezoid, torch.trapz, family="elementwise", dims=["dim"])
+def trapezoid(
+    y: torch.Tensor, x: torch.Tensor | None = None, *, dx: float = 1, dim: int = -1
+) -> torch.Tensor:
+    """Runs along any dim, at equal distances or at the places ``x``."""
+    last = y.shape[dim] - 1
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        if last < 0:
+            return y.sum(dim)
+        if x is None:
+            return (y.sum(dim) - (y.select(dim, 0) + y.select(dim, -1)) * 0.5) * dx
+        if x.dim() == 1:
+            x = x.reshape([-1 if d == dim else 1 for d in range(y.dim())])
+        x = x.reshape([1] * (y.dim() - x.dim()) + list(x.shape))
+        widths = x.narrow(dim, 1, last) - x.narrow(dim, 0, last)
+        return (widths * (y.narrow(dim, 1, last) + y.narrow(dim, 0, last))).sum(dim) / 2
 
 
 CHECK_EVERY = 64

@@ -329,6 +329,14 @@ def tensordot(
     return contract("tensordot", (a, b), (left, right), output, run)
 
 
+@register_each("outer", family="linalg", merged=True)
+def outer(operator: Operator, input: torch.Tensor, vec2: torch.Tensor) -> torch.Tensor:
+    """Multiplies all pairs of elements; each vector keeps its cut where another axis cuts it."""
+    if (input.dim(), vec2.dim()) != (1, 1):
+        raise LayoutError(f"outer takes two vectors\n{describe([input, vec2])}")
+    return contract("outer", (input, vec2), (["row"], ["column"]), ["row", "column"], operator)
+
+
 @register(F.bilinear, family="linalg")
 def bilinear(
     input1: torch.Tensor,

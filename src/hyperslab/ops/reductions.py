@@ -230,7 +230,7 @@ def variance(
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     name = operator.__name__
-    group = group_over(x, dims)
+    group = group_over(x, dims) if x.numel() else None
     if group is None:
         found = operator(x.local, dims, correction=correction, keepdim=keepdim)
         blocks = found if isinstance(found, tuple) else (found,)

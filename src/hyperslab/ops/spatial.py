@@ -48,6 +48,7 @@ from hyperslab.ops.placement import (
     place_outputs,
     placement,
     read_cover,
+    with_whole,
 )
 from hyperslab.ops.pooling import adaptive_avg_pool
 from hyperslab.ops.views import exchanged, join, reshape_to
@@ -733,6 +734,8 @@ def interpolate_rule(
 ) -> Sharded:
     """Takes every mode, by size or by any factor, with either alignment of the corners."""
     input = batched_input(input, input.dim() - 2, "interpolate")
+    if input.dtype == torch.uint8 and not mode.startswith("nearest"):  # torch's own fixed point
+        input = with_whole(input, range(2, input.dim()), f"interpolate(mode={mode!r}) of uint8")
     options = (mode, align_corners, recompute_scale_factor, antialias)
     sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)
     if antialias and sizes[-1] == 1:

@@ -30,7 +30,7 @@ from hyperslab.ops.operands import (
     without_empty_shards,
 )
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
-from hyperslab.ops.placement import reads_nearly_all
+from hyperslab.ops.placement import reads_nearly_all, with_whole
 from hyperslab.ops.slab_inputs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
@@ -363,6 +363,37 @@ def diagonal(input: Sharded, offset: int = 0, dim1: int = 0, dim2: int = 1) -> S
     rest = [d for d in range(input.dim()) if d not in (dim1, dim2)]
     shape = (*(input.shape[d] for d in rest), block.shape[-1])
     return input.like(block, Partition(shape, (*(input.partition.cuts[d] for d in rest), None)))
+
+
+@register(torch.diag_embed, torch.Tensor.diag_embed, family="views")
+def diag_embed(input: Sharded, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Sharded:
+    """Makes the last dim, whole if it is cut, diagonals of two new dims; other cuts stay."""
+    input = with_whole(input, (input.dim() - 1,), "diag_embed")
+    block = torch.diag_embed(input.block, offset, dim1, dim2)
+    new = read_dims((dim1, dim2), block.dim(), "diag_embed")
+    partition = input.partition.without_dim(input.dim() - 1)
+    rest = iter(zip(partition.shape, partition.cuts, strict=True))
+    dims = [(extent, None) if d in new else next(rest) for d, extent in enumerate(block.shape)]
+    shape, cuts = zip(*dims, strict=True)
+    return input.like(block, Partition(shape, cuts), fresh=True)
+
+
+@register_each("tril", "triu", family="views")
+def triangle(operator: Operator, input: Sharded, diagonal: int = 0) -> Sharded:
+    """Runs block by block, at the place that the diagonal has in the block."""
+    rows, columns = input.box.lo[-2:] if input.dim() > 1 else (0, 0)
+    return input.like(operator(input.block, diagonal + rows - columns), fresh=True)
+
+
+@register_each("atleast_1d", "atleast_2d", "atleast_3d", family="views")
+def at_least(operator: Operator, *tensors: torch.Tensor) -> Any:
+    """Adds dims of extent 1, where torch does, to tensors that have fewer."""
+    if len(tensors) > 1:
+        return tuple(at_least(operator, x) for x in tensors)
+    (x,) = tensors
+    if not isinstance(x, Sharded):
+        return operator(x)
+    return reshape_to(x, operator(torch.empty(x.shape, device="meta")).shape)
 
 
 @register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)

@@ -79,6 +79,19 @@ def refuse_unmade_parameters(module: nn.Module) -> None:
         )
 
 
+def refuse_scripted_parts(module: nn.Module) -> None:
+    """
+    Raises:
+        LayoutError: the module or a part of it was made by `torch.jit`, which runs without rules.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise LayoutError(
+                f"{name or 'the module'} was made by torch.jit.script or torch.jit.trace, whose "
+                "operators ask for no rule\n    parallelize the module that it was made of"
+            )
+
+
 class ForwardBody(nn.Module):
     """Calls a module's own forward, for DistributedDataParallel to wrap."""
 

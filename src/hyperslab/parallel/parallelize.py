@@ -41,6 +41,7 @@ from hyperslab.parallel.guard import (
     ForwardBody,
     Guard,
     GuardedForward,
+    refuse_scripted_parts,
     refuse_sharded_parameters,
     refuse_unmade_parameters,
     replace_sync_batch_norm,
@@ -211,6 +212,7 @@ def parallelize(
     _check_choice(gradients, "gradients", get_args(Gradients))
     _check_rounding(gradients, grid)
     refuse_sharded_parameters(module)
+    refuse_scripted_parts(module)
     if grid.size > 1:
         refuse_unmade_parameters(module)
     if any(map(is_compiled, module.modules())):

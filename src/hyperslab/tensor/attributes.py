@@ -55,13 +55,6 @@ def _register_attributes() -> None:
 _register_attributes()
 
 
-@register(torch.Tensor.register_hook, family="attribute", merged=True)
-def register_hook(self: Sharded, hook: Callable[[torch.Tensor], Any]) -> Any:
-    """Asks or marks the block."""
-    self.check_on_path("register_hook")
-    return torch.Tensor.register_hook(self, hook)
-
-
 @register(torch.Tensor.retain_grad, family="attribute", merged=True)
 def retain_grad(self: Sharded) -> None:
     """Asks or marks the block."""

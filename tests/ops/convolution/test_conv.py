@@ -147,8 +147,6 @@ def refused(case: str) -> None:
         F.conv3d(torch.randn(2, 2, 6, 6, 6), hs.shard(weight, hs.Grid(depth=2)))
     elif case == "strided same":
         F.conv3d(x, weight, padding="same", stride=2)
-    elif case == "complex":
-        F.conv3d(torch.complex(x, x), torch.complex(weight, weight))
 
 
 @pytest.mark.parametrize(
@@ -166,11 +164,29 @@ def test_what_is_refused(case: str, message: str) -> None:
         run_ranks(2, refused, case)
 
 
-def test_complex_numbers_are_refused_where_space_is_cut() -> None:
-    with pytest.raises(
-        hs.UnsupportedOp, match=r"conv3d of complex numbers.*\n.* x\.real and x\.imag"
-    ):
-        run_ranks(2, refused, "complex")
+def of_complex_numbers(
+    x: Any, weight: torch.Tensor, bias: torch.Tensor, *, transposed: bool, groups: int
+) -> Any:
+    filters = torch.complex(weight, weight.flip(0))
+    convolve = F.conv_transpose3d if transposed else F.conv3d
+    offset = torch.complex(bias, -bias)
+    y = convolve(torch.complex(x, x * x), filters, offset, stride=2, padding=1, groups=groups)
+    return torch.view_as_real(y)
+
+
+def test_convolutions_of_complex_numbers() -> None:
+    for grid in ({"depth": 2}, {"height": 2}, {"data": 2}):
+        examples = [
+            Example(
+                grid,
+                (2, 4, 7, 6, 5),
+                ((4, 4 // groups, 3, 3, 3), (4,)),
+                {"transposed": transposed, "groups": groups},
+            )
+            for transposed in (False, True)
+            for groups in (1, 2)
+        ]
+        run_ranks(2, compare, of_complex_numbers, examples)
 
 
 def dynamic(x: Any, weight: torch.Tensor, *, transposed: bool, groups: int) -> Any:

@@ -14,7 +14,7 @@ from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, par
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-COVERS = {"elementwise": {"diff", "bucketize", "gradient"}}
+COVERS = {"elementwise": {"diff", "bucketize", "gradient", "isin", "trapezoid", "trapz"}}
 
 
 def differences(x: Any, *, dim: int, n: int, ends: str, seed: int) -> Any:
@@ -124,3 +124,26 @@ def refused_gradients() -> None:
 
 def test_refused_gradients() -> None:
     run_ranks(2, refused_gradients)
+
+
+def integral(y: Any, positions: torch.Tensor, *, dim: int, kind: str) -> Any:
+    if kind == "equal":
+        return torch.trapz(y, dx=0.3, dim=dim) * positions.sum()
+    if kind == "vector":
+        return torch.trapezoid(y, positions.cumsum(0), dim=dim)
+    if kind == "volume":
+        return torch.trapezoid(y * positions.sum(), torch.sin(y), dim=dim)
+    return torch.trapezoid(torch.isin(y.round(), torch.tensor([0.0, 1.0], dtype=y.dtype)) * y) * (
+        positions.sum()
+    )
+
+
+def test_integrals_by_trapezoids() -> None:
+    shape = (2, 3, 5, 4, 6)
+    for grid in ({"depth": 2, "width": 2}, {"data": 2, "height": 2}, {"depth": 4}):
+        examples = [
+            Example(grid, shape, ((shape[dim],),), {"dim": dim, "kind": kind})
+            for dim in (0, 2, -2, -1)
+            for kind in ("equal", "vector", "volume", "chosen")
+        ]
+        run_ranks(4, compare, integral, examples)

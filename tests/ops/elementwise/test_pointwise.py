@@ -382,3 +382,24 @@ def types() -> None:
 
 def test_types_by_their_names() -> None:
     run_ranks(2, types)
+
+
+def as_another_one() -> None:
+    full = torch.randn(2, 3, 6, 4, 4)
+    x = hs.shard(full, hs.Grid(depth=2))
+    like = torch.zeros(1)
+    copies = [
+        x.to(like, copy=True),
+        x.to(x, False, True),
+        x.to(tensor=like, copy=True, memory_format=torch.channels_last_3d),
+    ]
+    assert copies[2].is_contiguous(memory_format=torch.channels_last_3d)
+    for y in copies:
+        y.add_(1)
+        assert torch.equal(y.full(), full + 1)
+    assert torch.equal(x.full(), full)
+    assert x.to(like) is x
+
+
+def test_to_another_tensor_takes_its_options() -> None:
+    run_ranks(2, as_another_one)

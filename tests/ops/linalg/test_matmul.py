@@ -16,6 +16,7 @@ from tests.ranks import run_ranks
 
 COVERS = {
     "linalg": {
+        "outer",
         "matmul",
         "__matmul__",
         "__rmatmul__",
@@ -258,3 +259,14 @@ def refused(case: str) -> None:
 def test_what_is_refused(case: str, message: str) -> None:
     with pytest.raises(hs.LayoutError, match=message):
         run_ranks(2, refused, case)
+
+
+def outer(x: Any, weight: torch.Tensor) -> Any:
+    """Both cut along one axis, or one of them."""
+    rows, columns = x.mean((1, 2, 3, 4)), x.sum((0, 1, 3, 4))
+    return rows.outer(columns).sum() + torch.outer(columns, columns) * columns.outer(weight).sum()
+
+
+def test_outer_products() -> None:
+    for grid in ({"data": 2, "depth": 2}, {"depth": 4}, {"data": 2, "height": 2}):
+        run_ranks(4, compare, outer, [Example(grid, (2, 3, 5, 4, 4), ((7,),))])

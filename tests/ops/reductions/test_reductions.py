@@ -198,6 +198,9 @@ def edges() -> None:
     assert torch.allclose(x.std(2, False).full(), full.std(2, False))
     assert torch.allclose(x.var(2, True, True).full(), full.var(2, True, True))
     assert (x.std(0, correction=4).full() == torch.inf).all()
+    for nothing in torch.var_mean(x[:, :0], (0, 1, 2)):
+        assert torch.isnan(nothing).all()
+        assert nothing.shape == (4,)
     full[0, 0, 0, 0] = float("nan")
     x = hs.shard(full, grid)
     assert torch.allclose(x.nanmean((0, 2)), full.nanmean((0, 2)))

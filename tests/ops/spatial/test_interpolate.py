@@ -145,6 +145,26 @@ def test_other_types_are_copied(dtype: torch.dtype) -> None:
     assert run_ranks(3, labels, dtype) == [True] * 3
 
 
+def bytes_between(size: int) -> list[bool]:
+    """Torch computes in a fixed point, and cubic weights go beyond both ends of the type."""
+    x = torch.randint(0, 256, (2, 3, 8, 9), dtype=torch.uint8)
+    options: list[dict[str, Any]] = [
+        {"mode": mode, "align_corners": align}
+        for mode in ("bilinear", "bicubic")
+        for align in (False, True)
+    ]
+    cut = hs.shard(x, hs.Grid(height=2))
+    return [
+        torch.equal(F.interpolate(cut, size, **one).full(), F.interpolate(x, size, **one))
+        for one in options
+    ]
+
+
+@pytest.mark.parametrize("size", [5, 13])
+def test_images_of_bytes(size: int) -> None:
+    assert run_ranks(2, bytes_between, size) == [[True] * 4] * 2
+
+
 def half_precision(autocast: bool) -> float:
     x = torch.randn(2, 3, 7, 5, 6, dtype=torch.bfloat16)
     options: dict[str, Any] = {"scale_factor": 2, "mode": "trilinear", "align_corners": True}
