@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
 from hyperslab.geometry import Box, Cut, Partition
@@ -261,3 +263,26 @@ def own_rule() -> Any:
 
 def test_users_register_rules() -> None:
     assert run_ranks(2, own_rule) == [True, True]
+
+
+def test_operators_in_c_take_a_tensor_itself_unless_python_sees_it() -> None:
+    x = hs.shard(torch.randn(1, 2, 4, 4, 4), hs.Grid()).requires_grad_()
+    y = x * 2
+    with torch._C.DisableTorchFunctionSubclass():
+        assert y.grad_fn.next_functions[0][0].name() == "torch::autograd::AccumulateGrad"
+    seen: list[type] = []
+    hooks = (lambda t: (seen.append(type(t)), t)[1], lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        (F.relu(x * x) * x).sum().backward()
+    assert seen
+    assert {*seen} == {torch.Tensor}
+    watched: list[type] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            watched.extend(type(value) for value in args if isinstance(value, torch.Tensor))
+            return function(*args, **(kwargs or {}))
+
+    with Watch(), torch.no_grad():
+        F.relu(x + x)
+    assert {*watched} == {torch.Tensor}
