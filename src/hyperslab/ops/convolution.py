@@ -597,23 +597,22 @@ def convolve(
     """
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
-    weight = whole_of(weight, f"the filters of {name}")
-    bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(dilation),
-        groups,
-    )
+    if Sharded in (type(weight), type(bias)):
+        weight = whole_of(weight, f"the filters of {name}")
+        bias = whole_of(bias, f"the bias of {name}")
+    if list in (type(stride), type(padding), type(dilation)):
+        stride, padding, dilation = hashable(stride), hashable(padding), hashable(dilation)
+    grid = input.grid
+    partition = input.partition
+    layout = lay_out_conv(grid, partition, weight.shape, stride, padding, dilation, groups)
     if layout.spec is not None and input.is_complex():
         raise UnsupportedOp(
-            f"{name} of complex numbers has no rule where space is cut: {input.partition} on "
-            f"{input.grid}\n    convolve x.real and x.imag, or use hyperslab.gather(x, axes) before"
+            f"{name} of complex numbers has no rule where space is cut: {partition} on "
+            f"{grid}\n    convolve x.real and x.imag, or use hyperslab.gather(x, axes) before"
         )
-    x = input.redistribute(layout.input, f"the gather before {name}")
+    x = input
+    if layout.input is not partition:
+        x = input.redistribute(layout.input, f"the gather before {name}")
     policy = x.policy
     kernels = policy.kernels
     if policy.slab is None and waits_for_host(x, layout.largest):

@@ -45,7 +45,7 @@ from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.attributes import lies_as_whole
-from hyperslab.tensor.deferred import wrap_while_cut
+from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -206,6 +206,7 @@ def _applied_to_alike(
     like: Sharded | None = None
     reordered = False
     blocks: list[object] = []
+    as_they_are = written_in_c and not python_looks()
     for value in args:
         kind = type(value)
         if isinstance(value, Sharded):
@@ -214,7 +215,7 @@ def _applied_to_alike(
             elif value._partition is not like._partition:
                 return None
             reordered = reordered or value.reordered
-            blocks.append(value.native if written_in_c else value.block)
+            blocks.append(value if as_they_are and value.is_its_block else value.block)
         elif kind is float or kind is int or kind is bool:
             blocks.append(value)
         else:

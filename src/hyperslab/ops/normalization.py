@@ -87,7 +87,8 @@ def batch_norm(
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
             return
-        mean, var, *_ = moments[:, 0].unbind()
+        wide = torch.promote_types(running_mean.dtype, torch.float32)
+        mean, var, *_ = moments.flatten(1).to(wide).unbind()
         unbiased = var * (over.count / (over.count - 1))
         data = x.grid.group(("data",)) if replica else None
         if data is not None:  # on every rank alike: to the replicas' mean

@@ -250,6 +250,11 @@ def recording(graph: bool) -> AbstractContextManager[object]:
     return _AS_IT_IS if graph == torch.is_grad_enabled() else torch.set_grad_enabled(graph)
 
 
+def python_looks() -> bool:
+    """Tell whether something in Python sees what operators in C take, or what they keep."""
+    return dispatch_modes_active() > 0 or saved_tensor_hooks(True) is not None
+
+
 class Deferred(Protocol):
     """Computes a block that is put off."""
 
@@ -303,14 +308,8 @@ class DeferredTensor(torch.Tensor):
 
     @property
     def is_its_block(self) -> bool:
-        """Tell whether this tensor is in memory what its block is, and nothing in Python looks."""
-        return (
-            self.pending is None
-            and self._own is None
-            and self._base_of_copy is None
-            and not dispatch_modes_active()
-            and saved_tensor_hooks(True) is None
-        )
+        """Tell whether this tensor has the memory and the history of its block."""
+        return self.pending is None and self._own is None and self._base_of_copy is None
 
     def force(self) -> None:
         """Compute what is deferred here, and what has this tensor for its source."""

@@ -30,6 +30,7 @@ from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.tensor.deferred import (
     Deferred,
     DeferredTensor,
+    python_looks,
     sees_serial_gradients,
     watch_functions,
 )
@@ -214,7 +215,7 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: as ``local``.
         """
-        return self if self.is_its_block else self.block
+        return self if self.is_its_block and not python_looks() else self.block
 
     @property
     def partition(self) -> Partition:
