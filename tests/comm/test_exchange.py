@@ -254,10 +254,12 @@ def test_flat_messages_of_a_process_group(extents: dict[str, int]) -> None:
 def again_and_again() -> None:
     """What an exchange of small boxes gave stays as it is while the same plan runs again."""
     grid = hs.Grid(depth=2)
-    partition = grid.partition((1, 2, 6, 4))
-    cover = Cover(partition.cover.axes, (((0, 1),), ((0, 2),), ((-1, 4), (2, 7)), ((0, 4),)))
+    shape = (1, 2, 6, 4, 3)
+    partition = grid.partition(shape)
+    wanted = (((0, 1),), ((0, 2),), ((-1, 4), (2, 7)), ((0, 4),), ((0, 3),))
+    cover = Cover(partition.cover.axes, wanted)
     plan = plan_exchange(partition, cover, grid)
-    blocks = [whole((1, 2, 6, 4), seed)[partition.box(grid.coords).slices()] for seed in (1, 2)]
+    blocks = [whole(shape, seed)[partition.box(grid.coords).slices()] for seed in (1, 2)]
     fills = (0.0, -7.0, 0.0)
     results = []
     for block, fill in zip((*blocks, blocks[0]), fills, strict=True):

@@ -8,6 +8,7 @@ not a function of its own, so that the indirection costs nothing.
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 import operator
 import pickle
@@ -343,14 +344,18 @@ def begin_messages(
     return [group._end_coalescing(device)] if at_once else works
 
 
-_AT_ONCE = dist.AllreduceOptions()
-_AT_ONCE.asyncOp = False
+@functools.cache
+def _waited_for() -> dist.AllreduceOptions:
+    """Return what ``dist.all_reduce`` says of a sum that is waited for at once."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return options
 
 
 def sum_in_group(group: dist.ProcessGroup, x: torch.Tensor) -> None:
     """Sum a tensor in place, as ``dist.all_reduce`` does, which asks more than that takes."""
     real = torch.view_as_real(x) if x.is_complex() else x
-    work = group.allreduce([real], _AT_ONCE)
+    work = group.allreduce([real], _waited_for())
     if work is not None:
         work.wait()
 
