@@ -329,7 +329,7 @@ def chain_backward_sums(
 
 
 POINTERS = struct.Struct("@8q")
-"""Where the tensors of a ``chain`` in ``chain.h`` begin; 0 for those that there are not."""
+"""Packs where the tensors of a ``chain`` in ``chain.h`` begin; 0 for those that there are not."""
 
 EPILOGUE_NUMBERS = struct.Struct("@14qd")
 """The numbers of ``chain`` in ``chain.h``, but for those of the part and of all parts."""
