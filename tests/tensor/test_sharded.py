@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
 from hyperslab.geometry import Box, Cut, Partition
+from hyperslab.tensor.dispatch import Rule, average_gradient, check_operands
 from tests.ranks import run_ranks
 
 GRIDS = [
@@ -286,3 +288,39 @@ def test_operators_in_c_take_a_tensor_itself_unless_python_sees_it() -> None:
     with Watch(), torch.no_grad():
         F.relu(x + x)
     assert {*watched} == {torch.Tensor}
+
+
+def keeps_averages() -> tuple[list[float], list[float]]:
+    """Gradients of a parameter that is given to a parallelised network, before and after a warning.
+
+    The warning is that of another network, which is not parallelised.
+    """
+    grid = hs.Grid(depth=2)
+    scale = torch.nn.Parameter(torch.ones(1, 1, 1, 1, 1))
+    x = hs.shard(torch.arange(24.0).view(1, 1, 6, 2, 2), grid)
+    found = []
+    average_gradient(scale, grid)
+    for _ in range(2):
+        scale.grad = None
+        (x * scale).mean().backward()
+        assert scale.grad is not None
+        found.append(scale.grad.flatten().tolist())
+        other = torch.nn.Conv3d(1, 1, 1)
+        other(x).mean().backward()
+    return found[0], found[1]
+
+
+def test_a_warning_ends_no_average() -> None:
+    for before, after in run_ranks(2, keeps_averages):
+        assert before == after == [pytest.approx(11.5)]
+
+
+def test_tensors_beside_numbers_are_operands() -> None:
+    x = hs.shard(torch.randn(2, 2, 4, 4, 4), hs.Grid())
+    seen: list[object] = []
+    rule = Rule(lambda: None, "test", "")
+    with mock.patch.object(hs.Sharded, "force", lambda self: seen.append(self)):
+        x.readers = (lambda: None,)  # type: ignore[assignment]
+        assert check_operands([(0, x)], rule, hs.Sharded) is x
+        assert check_operands([(1, 2)], rule, hs.Sharded) is None
+    assert len(seen) == 1

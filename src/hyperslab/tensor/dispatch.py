@@ -317,7 +317,7 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            if value and type(value[0]) is not int:  # no tensor is among sizes and dims
+            if {*map(type, value)} != {int}:  # sizes, dims
                 first = check_operands(value, rule, cut, first)
         elif kind is cut:
             if not rule.lazy and (value.pending is not None or value.readers):
@@ -342,7 +342,10 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
 class WatchedGradients(WeakTensorKeyDictionary):
     """Holds the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
 
-    warned = False  # which is done once: from then on no parameter needs a hook
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: set[int] = set()  # the hooks that warn
+        self.warned = False  # from then on no parameter needs a hook for that
 
 
 @per_grid
@@ -367,7 +370,8 @@ def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
         watched = watched_gradients(grid)
         if not watched.warned and operand not in watched and not inside_ddp():
             hook = partial(_warn_of_part, weakref.ref(grid))
-            watched[operand] = operand.register_post_accumulate_grad_hook(hook)
+            watched[operand] = handle = operand.register_post_accumulate_grad_hook(hook)
+            watched.warnings.add(handle.id)
 
 
 def average_gradient(x: torch.Tensor, grid: Grid) -> None:
@@ -403,8 +407,10 @@ def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None
         return
     watched = watched_gradients(grid)
     watched.warned = True
-    for tensor in [tensor for tensor in watched if isinstance(tensor, Parameter)]:
-        watched.pop(tensor).remove()
+    for tensor, handle in list(watched.items()):
+        if handle.id in watched.warnings:
+            del watched[tensor]
+            handle.remove()
     log_once(
         grid,
         "a module that is not parallelised is trained on cut tensors: each rank has only its part "
