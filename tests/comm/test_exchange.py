@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -247,6 +249,45 @@ def without_shared_memory(extents: dict[str, int]) -> bool:
 @pytest.mark.parametrize("extents", [{"depth": 4}, {"depth": 2, "height": 2}], ids=str)
 def test_flat_messages_of_a_process_group(extents: dict[str, int]) -> None:
     assert all(run_ranks(4, without_shared_memory, extents))
+
+
+def again_and_again() -> None:
+    """What an exchange of small boxes gave stays as it is while the same plan runs again."""
+    grid = hs.Grid(depth=2)
+    shape = (1, 2, 6, 4, 3)
+    partition = grid.partition(shape)
+    wanted = (((0, 1),), ((0, 2),), ((-1, 4), (2, 7)), ((0, 4),), ((0, 3),))
+    cover = Cover(partition.cover.axes, wanted)
+    plan = plan_exchange(partition, cover, grid)
+    blocks = [whole(shape, seed)[partition.box(grid.coords).slices()] for seed in (1, 2)]
+    fills = (0.0, -7.0, 0.0)
+    results = []
+    for block, fill in zip((*blocks, blocks[0]), fills, strict=True):
+        y = fetch(block, plan, fill=fill, what="a test")
+        results.append((y, y.clone(), fill))
+    for y, then, fill in results:
+        assert torch.equal(y, then)
+        edge = y[:, :, 0] if grid.rank == 0 else y[:, :, -1]
+        assert bool((edge == fill).all())
+    assert torch.equal(results[0][0], results[2][0])
+    assert not torch.equal(results[0][0], results[1][0])
+    (gathers,) = plan.gathers.values()
+    kept = len(gathers.meetings)
+    assert kept == len({*fills})
+    with torch.inference_mode():
+        assert torch.equal(fetch(blocks[0], plan, what="a test"), results[0][0])
+    with ThreadPoolExecutor(1) as another:
+        found = another.submit(fetch, blocks[0], plan, what="a test").result()
+    assert torch.equal(found, results[0][0])
+    assert len(gathers.meetings) == kept + 1  # threads share no memory
+    with mock.patch.object(exchange, "is_capturing", return_value=True):
+        assert torch.equal(fetch(blocks[0], plan, what="a test"), results[0][0])
+        fetch(blocks[0], plan, fill=3.0, what="a test")
+    assert len(gathers.meetings) == kept + 1  # nor does a graph
+
+
+def test_memory_of_an_exchange_is_used_again() -> None:
+    run_ranks(2, again_and_again)
 
 
 DTYPES = [torch.int16, torch.uint16, torch.uint32, torch.complex64, torch.bool, torch.bfloat16]

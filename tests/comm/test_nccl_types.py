@@ -40,7 +40,12 @@ def as_nccl() -> Iterator[None]:
             raise TypeError(f"Input tensor data type is not supported for NCCL: {x.dtype}")
 
     reduce, broadcast = dist.all_reduce, dist.broadcast
-    begin = communicator.begin_messages
+    begin, add = communicator.begin_messages, communicator.sum_in_group
+
+    def sum_in_group(group: Any, x: torch.Tensor) -> None:
+        check(x, sums=True)
+        assert x.dtype != torch.bool
+        add(group, x)
 
     def all_reduce(x: torch.Tensor, op: Any = dist.ReduceOp.SUM, **more: Any) -> Any:
         check(x, sums=op == dist.ReduceOp.SUM)
@@ -63,6 +68,7 @@ def as_nccl() -> Iterator[None]:
         stack.enter_context(mock.patch.object(dist, "all_reduce", all_reduce))
         stack.enter_context(mock.patch.object(dist, "broadcast", checked_broadcast))
         stack.enter_context(mock.patch.object(communicator, "begin_messages", messages))
+        stack.enter_context(mock.patch.object(communicator, "sum_in_group", sum_in_group))
         yield
 
 

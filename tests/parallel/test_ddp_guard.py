@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hyperslab as hs
+from hyperslab.util.torch_internals import accumulation_hooks
 from tests.ranks import run_ranks
 
 
@@ -143,7 +144,10 @@ def warned(way: Callable[..., None]) -> list[str]:
     logging.getLogger("hyperslab").addHandler(handler)
     try:
         grid = hs.Grid(depth=2)
-        way(network(), hs.shard(torch.ones(1, 1, 6, 4, 4), grid), grid)
+        model = network()
+        way(model, hs.shard(torch.ones(1, 1, 6, 4, 4), grid), grid)
+        if way is train_bare:  # once is enough
+            assert not any(map(accumulation_hooks, model.parameters()))
     finally:
         logging.getLogger("hyperslab").removeHandler(handler)
     return [record.getMessage() for record in records if "not parallelised" in record.getMessage()]

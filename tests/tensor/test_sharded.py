@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
 from hyperslab.geometry import Box, Cut, Partition
+from hyperslab.tensor.dispatch import Rule, average_gradient, check_operands
 from tests.ranks import run_ranks
 
 GRIDS = [
@@ -261,3 +265,62 @@ def own_rule() -> Any:
 
 def test_users_register_rules() -> None:
     assert run_ranks(2, own_rule) == [True, True]
+
+
+def test_operators_in_c_take_a_tensor_itself_unless_python_sees_it() -> None:
+    x = hs.shard(torch.randn(1, 2, 4, 4, 4), hs.Grid()).requires_grad_()
+    y = x * 2
+    with torch._C.DisableTorchFunctionSubclass():
+        assert y.grad_fn.next_functions[0][0].name() == "torch::autograd::AccumulateGrad"
+    seen: list[type] = []
+    hooks = (lambda t: (seen.append(type(t)), t)[1], lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        (F.relu(x * x) * x).sum().backward()
+    assert seen
+    assert {*seen} == {torch.Tensor}
+    watched: list[type] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            watched.extend(type(value) for value in args if isinstance(value, torch.Tensor))
+            return function(*args, **(kwargs or {}))
+
+    with Watch(), torch.no_grad():
+        F.relu(x + x)
+    assert {*watched} == {torch.Tensor}
+
+
+def keeps_averages() -> tuple[list[float], list[float]]:
+    """Gradients of a parameter that is given to a parallelised network, before and after a warning.
+
+    The warning is that of another network, which is not parallelised.
+    """
+    grid = hs.Grid(depth=2)
+    scale = torch.nn.Parameter(torch.ones(1, 1, 1, 1, 1))
+    x = hs.shard(torch.arange(24.0).view(1, 1, 6, 2, 2), grid)
+    found = []
+    average_gradient(scale, grid)
+    for _ in range(2):
+        scale.grad = None
+        (x * scale).mean().backward()
+        assert scale.grad is not None
+        found.append(scale.grad.flatten().tolist())
+        other = torch.nn.Conv3d(1, 1, 1)
+        other(x).mean().backward()
+    return found[0], found[1]
+
+
+def test_a_warning_ends_no_average() -> None:
+    for before, after in run_ranks(2, keeps_averages):
+        assert before == after == [pytest.approx(11.5)]
+
+
+def test_tensors_beside_numbers_are_operands() -> None:
+    x = hs.shard(torch.randn(2, 2, 4, 4, 4), hs.Grid())
+    seen: list[object] = []
+    rule = Rule(lambda: None, "test", "")
+    with mock.patch.object(hs.Sharded, "force", lambda self: seen.append(self)):
+        x.readers = (lambda: None,)  # type: ignore[assignment]
+        assert check_operands([(0, x)], rule, hs.Sharded) is x
+        assert check_operands([(1, 2)], rule, hs.Sharded) is None
+    assert len(seen) == 1

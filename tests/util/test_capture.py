@@ -18,6 +18,7 @@ import hyperslab as hs
 from hyperslab.comm.bootstrap import world
 from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.comm.communicator import ThroughHost
+from hyperslab.ops.operands import device_constant
 from hyperslab.util.capture import is_capturing
 from tests.ranks import run_ranks
 
@@ -64,6 +65,23 @@ def test_a_seed_is_not_drawn_once_for_all_replays(name: str) -> None:
         RANDOM[name](x)
     assert torch.equal(torch.get_rng_state(), before)
     RANDOM[name](x)  # and nothing is left of the capture
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [([1.5, -2.0], None), ([True, False], None), ([3], torch.int32), ([], None)],
+    ids=str,
+)
+def test_no_replay_copies_a_constant_from_the_host(
+    values: list[float], dtype: torch.dtype | None
+) -> None:
+    eager = device_constant(values, torch.device("cpu"), dtype)
+    made: list[torch.Tensor] = []
+    with pretended_capture(), mock.patch.object(torch.Tensor, "to", made.append):
+        captured = device_constant(values, torch.device("cpu"), dtype)
+    assert not made
+    assert captured.dtype == eager.dtype
+    assert torch.equal(captured, eager)
 
 
 def test_what_draws_nothing_is_captured() -> None:

@@ -41,7 +41,12 @@ from hyperslab.comm.bootstrap import (
 from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError, UnsupportedOp
 from hyperslab.util.capture import refuse_capture
-from hyperslab.util.torch_internals import Addressed, begin_messages, set_time_limit
+from hyperslab.util.torch_internals import (
+    Addressed,
+    begin_messages,
+    set_time_limit,
+    sum_in_group,
+)
 
 PeerTensor = tuple[int, torch.Tensor]
 """Pairs a rank with what it is sent, or with the buffer for what it sends."""
@@ -111,32 +116,43 @@ class PackedMessages:
 
     def pieces(self, flat: torch.Tensor) -> list[PeerTensor]:
         """Return the messages apart, in shapes: in shared memory channels may come last."""
-        pieces = zip(self.parts, flat.split(self.sizes), strict=True)
+        pieces = zip(self.parts, flat.split_with_sizes(self.sizes), strict=True)
         return [(rank, piece.view(shape)) for (rank, shape), piece in pieces]
 
     def addressed(self, flat: torch.Tensor) -> list[Addressed]:
         """Return the messages apart, as a process group takes them."""
-        return list(zip(flat.split(self.sizes), ranks_in_torch(self.ranks), strict=True))
+        return list(zip(flat.split_with_sizes(self.sizes), ranks_in_torch(self.ranks), strict=True))
 
 
-def exchange_packed(
-    communicator: Communicator,
-    leaving: torch.Tensor,
-    sends: PackedMessages,
-    receives: PackedMessages,
-    what: str,
-) -> torch.Tensor:
-    """Send flat messages, of a type that NCCL has, and return those that arrive.
+class PackedExchange:
+    """Exchanges parts of two flat tensors, ``leaving`` and ``arriving``, again and again.
 
-    Raises:
-        CommError: a peer died or did not answer within the time limit.
+    The tensors are of a type that NCCL has.
     """
-    arriving = leaving.new_empty(sum(receives.sizes))
-    if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(leaving):
-        communicator.exchange_flat(leaving, sends, arriving, receives, what)
-    else:
-        communicator.exchange(sends.pieces(leaving), receives.pieces(arriving), what).wait()
-    return arriving
+
+    def __init__(
+        self,
+        leaving: torch.Tensor,
+        sends: PackedMessages,
+        arriving: torch.Tensor,
+        receives: PackedMessages,
+    ) -> None:
+        self._leaving = leaving
+        self._peers = [*receives.ranks, *sends.ranks]
+        self._sends = sends.pieces(leaving)
+        self._receives = receives.pieces(arriving)
+        self._messages = receives.addressed(arriving), sends.addressed(leaving)
+
+    def run(self, communicator: Communicator, what: str) -> None:
+        """Send what leaves, and wait for what arrives.
+
+        Raises:
+            CommError: a peer died or did not answer within the time limit.
+        """
+        if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(self._leaving):
+            communicator.exchange_flat(*self._messages, self._peers, what)
+        else:
+            communicator.exchange(self._sends, self._receives, what).wait()
 
 
 class GroupCommunicator:
@@ -146,7 +162,9 @@ class GroupCommunicator:
         self._group = GroupReference(group)
         self.ranks = ranks_of(group)
         on_device = device_of_rank(group).type == "cuda"
-        self._through_host = on_device and "nccl" not in backend_of(group)
+        backend = backend_of(group)
+        self._shares = "gloo" in backend  # memory between ranks of one machine, if they can
+        self._through_host = on_device and "nccl" not in backend
         self._noted = on_device and not self._through_host
 
     @property
@@ -170,22 +188,21 @@ class GroupCommunicator:
 
     def sends_alone(self, x: torch.Tensor) -> bool:
         """Tell if the process group sends all messages of a tensor, out of the memory it is in."""
-        return self._noted if x.device.type == "cuda" else shared_channels() is None
+        if x.device.type == "cuda":
+            return self._noted
+        return not self._shares or shared_channels() is None
 
     def exchange_flat(
         self,
-        leaving: torch.Tensor,
-        sends: PackedMessages,
-        arriving: torch.Tensor,
-        receives: PackedMessages,
+        receives: Sequence[Addressed],
+        sends: Sequence[Addressed],
+        peers: Sequence[int],
         what: str,
     ) -> None:
         """Exchange parts of flat tensors, which need no look at each of them."""
         if self._noted:
             _BEGUN.append((time.time_ns(), what))
-        peers = [*receives.ranks, *sends.ranks]
-        messages = receives.addressed(arriving), sends.addressed(leaving)
-        _wait_for(_begin(self._group(what), *messages, peers, what), peers, what)
+        _wait_for(_begin(self._group(what), receives, sends, peers, what), peers, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         wide = _SUMMED_AS.get(x.dtype)
@@ -196,15 +213,17 @@ class GroupCommunicator:
                 f"{what}: ranks cannot add up {x.dtype}, of shape {tuple(x.shape)}\n"
                 "    convert it to a type that holds the sum: x.to(torch.int64), x.float()"
             )
-        shared = shared_channels() if x.device.type == "cpu" else None
+        shared = shared_channels() if self._shares and x.device.type == "cpu" else None
         if shared is not None:
             shared.all_reduce(x, self.ranks, what)
             return x
         if self._noted:
             _BEGUN.append((time.time_ns(), what))
         group = self._group(what)
-        with keeping_contact(what, self.ranks):
-            dist.all_reduce(x, group=group)
+        try:
+            sum_in_group(group, x)
+        except RuntimeError as error:
+            raise lost_contact(own_rank(), self.ranks, what, error) from error
         return x
 
 

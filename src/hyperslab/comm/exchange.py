@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,15 +25,16 @@ import torch
 from hyperslab.comm.communicator import (
     Arriving,
     Communicator,
+    PackedExchange,
     PackedMessages,
     PeerTensor,
-    exchange_packed,
 )
 from hyperslab.comm.grid import Grid, per_grid
 from hyperslab.geometry import Box, Cover, Partition, TransferPlan, plan_transfers
 from hyperslab.kernels.conv_problem import no_view
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.kernels.registry import triton_runs
+from hyperslab.util.capture import is_capturing
 from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import dispatch_modes_active
 
@@ -379,7 +381,7 @@ def bring(
     anything. Elements travel as in `start`.
     """
     if _is_few(x, plan, box):
-        return join_halo(x, receive_halo(x, plan, box, what), plan, box, fill)
+        return _gathers_of(x, plan, box).bring(x, plan, what, fill)
     pending = start(x, plan, what)
     out = new_box(box, plan.brought, x, fill)
     copy_overlap(out, box, x, plan.own)
@@ -398,7 +400,7 @@ def receive_halo(x: torch.Tensor, plan: ExchangePlan, box: Box, what: str) -> li
     if not _is_few(x, plan, box):
         return start(x, plan, what).wait()
     gathers = _gathers_of(x, plan, box)
-    return [gathers.exchange(gathers.flat(x), plan, what)]
+    return [gathers.receive(x, plan, what)]
 
 
 def are_packed(halo: Sequence[torch.Tensor], plan: ExchangePlan) -> bool:
@@ -464,11 +466,51 @@ def _is_few(x: torch.Tensor, plan: ExchangePlan, box: Box) -> bool:
 def _gathers_of(x: torch.Tensor, plan: ExchangePlan, box: Box) -> Gathers:
     """Return the indices for small boxes, made once for each order of memory."""
     last = memory_format_of(x) is not torch.contiguous_format
-    key = (box, last, x.device)
+    key = (None if box is plan.wanted else box, last, x.device)
     found = plan.gathers.get(key)
     if found is None:
         found = plan.gathers[key] = Gathers.of(plan, box, last, x.device)
     return found
+
+
+class Meeting:
+    """Keeps memory in which the elements of small boxes meet, and its parts that are messages.
+
+    First the elements of a box, then all that arrives, then one of filling. Whoever writes to it
+    has read what was there before: it belongs to one thread and to one stream.
+    """
+
+    def __init__(
+        self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
+    ) -> None:
+        sizes = [flat.numel(), sum(receives.sizes), 1]
+        with torch.inference_mode(False):
+            self.all = flat.new_full((sum(sizes),), fill)
+            self.own, self.arrived, _ = self.all.split(sizes)
+            self.leaving = flat.new_empty(sum(sends.sizes))
+        self._exchange = PackedExchange(self.leaving, sends, self.arrived, receives)
+
+    def exchange(
+        self, flat: torch.Tensor, sent: torch.Tensor, plan: ExchangePlan, what: str
+    ) -> None:
+        """Send the elements ``sent`` of a box, and have others' in `arrived`."""
+        if plan.communicator is None or plan.local:
+            return
+        torch.index_select(flat, 0, sent, out=self.leaving)
+        self._exchange.run(plan.communicator, what)
+
+    def joined_with(
+        self,
+        flat: torch.Tensor,
+        sent: torch.Tensor,
+        plan: ExchangePlan,
+        what: str,
+        places: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what lies at some ``places`` once everything is there."""
+        self.exchange(flat, sent, plan, what)
+        self.own.copy_(flat)
+        return self.all.index_select(0, places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -494,6 +536,7 @@ class Gathers:
     home: torch.Tensor
     sends: PackedMessages
     receives: PackedMessages
+    meetings: dict[object, Meeting] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: ExchangePlan, box: Box, last: bool, device: torch.device) -> Gathers:
@@ -534,10 +577,16 @@ class Gathers:
                 receives,
             )
 
-    def exchange(self, own: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        assert plan.communicator is not None
-        leaving = own.index_select(0, self.sent)
-        return exchange_packed(plan.communicator, leaving, self.sends, self.receives, what)
+    def bring(self, x: torch.Tensor, plan: ExchangePlan, what: str, fill: float) -> torch.Tensor:
+        own = self.flat(x)
+        meeting = self._meeting(own, self.sends, self.receives, fill)
+        return self._shaped(meeting.joined_with(own, self.sent, plan, what, self.brought), self.box)
+
+    def receive(self, x: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
+        own = self.flat(x)
+        meeting = self._meeting(own, self.sends, self.receives, 0.0)
+        meeting.exchange(own, self.sent, plan, what)
+        return meeting.arrived.clone()
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
         own = self.flat(x)
@@ -545,21 +594,30 @@ class Gathers:
         return self._shaped(joined.index_select(0, self.brought), self.box)
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        assert plan.communicator is not None
         whole = self.flat(gradient)
-        leaving = whole.index_select(0, self.returned)
+        meeting = self._meeting(whole, self.receives, self.sends, 0.0)
         what = f"the adjoint of {what}"
-        arrived = exchange_packed(plan.communicator, leaving, self.receives, self.sends, what)
-        joined = torch.cat((whole, arrived, filling(0.0, whole.dtype, whole.device)))
-        found = joined.index_select(0, self.home)
+        found = meeting.joined_with(whole, self.returned, plan, what, self.home)
         size = math.prod(self.own)
         if found.numel() > size:
             found = found.view(-1, size).sum(0)
         return self._shaped(found, self.own)
 
+    def _meeting(
+        self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
+    ) -> Meeting:
+        if is_capturing():  # a graph's memory is its own, and is not filled before it is replayed
+            return Meeting(flat, sends, receives, fill)
+        stream = torch.cuda.current_stream(flat.device).cuda_stream if flat.is_cuda else 0
+        key = (sends is self.sends, flat.dtype, fill, stream, threading.get_ident())
+        found = self.meetings.get(key)
+        if found is None:
+            found = self.meetings[key] = Meeting(flat, sends, receives, fill)
+        return found
+
     def flat(self, x: torch.Tensor) -> torch.Tensor:
         """Return the elements in the order of memory that the indices are for."""
-        return _in_memory(x, self.last)
+        return (x.movedim(1, -1) if self.last else x).flatten()
 
     def _shaped(self, flat: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         y = flat.view(shape)
@@ -594,35 +652,37 @@ def _numbered(messages: PackedMessages, first: int) -> list[torch.Tensor]:
     return [piece for _, piece in messages.pieces(places)]
 
 
-def fetch(x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, what: str) -> torch.Tensor:
+def fetch(
+    x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, box: Box | None = None, what: str
+) -> torch.Tensor:
     """Return the wanted box of a cut tensor, differentiable; ``x`` is the own box.
 
-    Elements outside the volume are ``fill`` and have no gradient. Where the plan needs no
-    message and stays inside the own box the result is a view.
+    Or another ``box`` around it or within it. Elements outside the volume are ``fill`` and have no
+    gradient. Where the plan needs no message and stays inside the own box the result is a view.
 
     Distribution scheme, forward: 1. send what others want of the own box, 2. copy what is kept,
     3. receive the rest. Backward: 1. send received pieces' gradients home, 2. copy the kept part's
     gradient, 3. add what came home.
     """
-    if plan.in_place:
+    if plan.in_place and box in (None, plan.wanted):
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
-    there, back = _maps(plan, what)
+    there, back = _maps(plan, box or plan.wanted, what)
     return LinearMap.apply(x, partial(there, fill=fill) if fill else there, back, there)
 
 
 def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch.Tensor:
     """Apply the adjoint of `fetch`, differentiable; ``gradient`` is that of the wanted box."""
-    there, back = _maps(plan, what)
+    there, back = _maps(plan, plan.wanted, what)
     return LinearMap.apply(gradient, back, there)
 
 
-def _maps(plan: ExchangePlan, what: str) -> tuple[Callable[..., torch.Tensor], ...]:
-    """Return the map from the own box to the wanted one, and its adjoint."""
+def _maps(plan: ExchangePlan, box: Box, what: str) -> tuple[Callable[..., torch.Tensor], ...]:
+    """Return the map from the own box to another one, and its adjoint."""
 
     def there(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        return no_view(bring(x, plan, plan.wanted, what, fill))
+        return no_view(bring(x, plan, box, what, fill))
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
-        return no_view(send_home(gradient, plan, plan.wanted, what))
+        return no_view(send_home(gradient, plan, box, what))
 
     return there, back

@@ -497,9 +497,9 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
     Raises:
         MemoryError: it found none.
     """
-    parts = parts_for(size)
-    functions = library()
-    if parts == 1 or functions is None:
+    parts = 1 if size < 2 * WORTH_A_THREAD else parts_for(size)
+    functions = None if parts == 1 else library()
+    if functions is None:
         failed = function(arguments + WHOLE_WORK)
     else:
         # All threads are asked for: OpenMP ends those that a smaller team has no use for.
@@ -539,12 +539,14 @@ def address(x: torch.Tensor | None) -> int:
 
 def addresses(*tensors: torch.Tensor | None) -> bytes:
     """Packs the addresses of the tensors' first elements for C."""
-    return integers(*map(address, tensors))
+    return _INTEGERS[len(tensors)].pack(*[0 if x is None else x.data_ptr() for x in tensors])
 
 
 def as_dense_float32(numbers: torch.Tensor | None) -> torch.Tensor | None:
     """Returns the numbers in float32 and contiguous: themselves where they are."""
-    return numbers if numbers is None else numbers.float().contiguous()
+    if numbers is None or (numbers.dtype == torch.float32 and numbers.is_contiguous()):
+        return numbers
+    return numbers.float().contiguous()
 
 
 def three(extents: Sequence[int], missing: int = 1) -> Sizes:

@@ -328,6 +328,24 @@ class LocalConv(BlockFunction):
         return *found, None, None, None
 
 
+def convolve_by_torch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    options: ConvOptions,
+    padding: Sequence[int],
+    kernels: Kernels,
+) -> torch.Tensor:
+    """Convolves by torch's own operator with its own graph, plain or transposed."""
+    x, padding = for_aten(x, weight, options, padding, kernels)
+    weight = as_one_channel(weight)
+    if options.output_padding is not None:
+        return aten_convolution(x, weight, bias, options, padding)
+    # The function that users call takes complex numbers, too.
+    convolve = CONVOLUTIONS[len(padding)]
+    return convolve(x, weight, bias, options.stride, padding, options.dilation, options.groups)
+
+
 def differentiable_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -347,11 +365,7 @@ def differentiable_conv(
         x = F.pad(x, margins)
         source = None
     if not computes_last(x, weight, kernels):
-        x, padding = for_aten(x, weight, options, padding, kernels)
-        # The function that users call takes complex numbers, too.
-        convolve = CONVOLUTIONS[len(padding)]
-        how = (options.stride, padding, options.dilation, options.groups)
-        return convolve(x, as_one_channel(weight), bias, *how)
+        return convolve_by_torch(x, weight, bias, options, padding, kernels)
     x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 

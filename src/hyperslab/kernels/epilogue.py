@@ -41,12 +41,9 @@ from hyperslab.kernels.compile import (
     TYPE_CODES,
     Library,
     Sizes,
-    address,
-    addresses,
     as_dense_float32,
     blocks_in,
     call,
-    integers,
     parts_for,
     three,
 )
@@ -331,6 +328,9 @@ def chain_backward_sums(
     return sums if norm.shape[1] == len(x) else sums.sum(1, keepdim=True)
 
 
+POINTERS = struct.Struct("@8q")
+"""Packs where the tensors of a ``chain`` in ``chain.h`` begin; 0 for those that there are not."""
+
 EPILOGUE_NUMBERS = struct.Struct("@14qd")
 """The numbers of ``chain`` in ``chain.h``, but for those of the part and of all parts."""
 
@@ -444,10 +444,21 @@ def _plan(
     through: torch.Tensor | None = None,
 ) -> EpiloguePlan | None:
     """Plans the epilogue that these operands describe; see `epilogue_plan`."""
-    lies = (told.shape, told.stride())
-    channels = (shape_or_none(given.norm), shape_or_none(through))
-    pool = tuple(given.pool)
-    return epilogue_plan(shape, lies, types, pool, given.maximum, given.slope, *channels)
+    norm = given.norm
+    return epilogue_plan(
+        shape,
+        (told.shape, told.stride()),
+        types,
+        tuple(given.pool),
+        given.maximum,
+        given.slope,
+        None if norm is None else norm.shape,
+        None if through is None else through.shape,
+    )
+
+
+with torch.inference_mode(False):
+    NO_MARKS = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def compiled_chain_forward(
@@ -477,11 +488,14 @@ def _run_forward(
     norm = as_dense_float32(given.norm)
     bits = plan.bits if given.mark else 0
     winners = plan.winners if given.mark else 0
-    new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
-    marks = new(bits + winners, dtype=torch.uint8)
+    marks = NO_MARKS
+    if bits or winners:
+        new = torch.zeros if bits else torch.empty  # rows that share a byte add their bits to it
+        marks = new(bits + winners, dtype=torch.uint8)
     first = marks.data_ptr()
-    marked = (first if bits else 0, first + bits if winners else 0)
-    pointers = integers(x.data_ptr(), 0, y.data_ptr(), *marked, address(norm), 0, 0)
+    last = first + bits if winners else 0
+    scales = 0 if norm is None else norm.data_ptr()
+    pointers = POINTERS.pack(x.data_ptr(), 0, y.data_ptr(), bits and first, last, scales, 0, 0)
     call(functions.chain_forward, pointers + plan.numbers, plan.size)
     return marks
 
@@ -500,9 +514,17 @@ def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor
     norm = as_dense_float32(norm)
     through = as_dense_float32(through)
     dx = torch.empty_strided(shape, plan.strides, dtype=given.dtype)
-    marked = (marks.data_ptr() if plan.bits else 0, marks.data_ptr() + plan.bits)
-    channels = (address(norm), address(through))
-    pointers = integers(address(x), g.data_ptr(), dx.data_ptr(), *marked, *channels, 0)
+    first = marks.data_ptr()
+    pointers = POINTERS.pack(
+        0 if x is None else x.data_ptr(),
+        g.data_ptr(),
+        dx.data_ptr(),
+        first if plan.bits else 0,
+        first + plan.bits,
+        0 if norm is None else norm.data_ptr(),
+        0 if through is None else through.data_ptr(),
+        0,
+    )
     call(functions.chain_backward, pointers + plan.numbers, plan.size)
     return dx
 
@@ -564,7 +586,16 @@ def _compiled_sums(
     parts = parts_for(size)
     sums = torch.zeros(shape if parts == 1 else (parts, *shape), dtype=torch.float64)
     norm = as_dense_float32(norm)
-    pointers = addresses(x, g, None, None, marks, norm, None, sums)
+    pointers = POINTERS.pack(
+        x.data_ptr(),
+        0 if g is None else g.data_ptr(),
+        0,
+        0,
+        0 if marks is None else marks.data_ptr(),
+        0 if norm is None else norm.data_ptr(),
+        0,
+        sums.data_ptr(),
+    )
     call(functions.chain_sums, pointers + numbers, size)
     return sums if parts == 1 else sums.sum(0)
 

@@ -101,7 +101,7 @@ class KernelOperator:
         return self.reference.__name__
 
     @cached_property
-    def operands(self) -> Callable[..., Operands]:
+    def operands(self) -> Any:
         """Names the arguments of a call."""
         return namedtuple(self.name, signature(self.reference).parameters)
 
@@ -147,9 +147,10 @@ class KernelOperator:
         if (
             self.cpu is not None
             and functions is not None
-            and _forced.get().get(self.name) != "reference"
+            and not (_forced.get() and self._is_forced())
         ):
-            result = self.cpu(functions, self.operands(*arguments))
+            # What the class makes them by looks at them in Python.
+            result = self.cpu(functions, tuple.__new__(self.operands, arguments))
             if result is not NotImplemented:
                 return result
         return self.reference(*arguments)
@@ -159,10 +160,14 @@ class KernelOperator:
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
         known = {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}
-        if not known or not triton_runs() or _forced.get().get(self.name) == "reference":
+        if not known or not triton_runs() or self._is_forced():
             return self.reference(block, *rest)
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)
+
+    def _is_forced(self) -> bool:
+        """Says if `force` asks for the reference."""
+        return _forced.get().get(self.name) == "reference"
 
     def triton(self, *arguments: Any) -> Any:
         """Runs the Triton version."""

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.comm.communicator import completing
 from hyperslab.comm.exchange import (
+    FEW_ELEMENTS,
     add_returned,
-    are_packed,
     copy_overlap,
     fetch,
     gaps_in,
@@ -50,6 +50,7 @@ from hyperslab.kernels.conv import (
     conv_backward,
     conv_forward,
     conv_input,
+    convolve_by_torch,
     differentiable_conv,
 )
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
@@ -142,9 +143,7 @@ class BufferConv(BlockFunction):
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
         in_padded = padded is not None and padded.buffer is not None
-        # A GPU would wait for the host, which joins small boxes in more time than they are worth.
-        small = registry.device_kind(x) == "cuda" and are_packed(halos, plan)
-        ctx.has_buffer = source is None and (in_padded or small)
+        ctx.has_buffer = source is None and in_padded
         halos = [buffer] if ctx.has_buffer else halos
         ctx.save_for_backward(weight, *kept.tensors, *halos)
         ctx.kept = len(kept.tensors)
@@ -220,6 +219,14 @@ def _fill_buffer(
     for t, piece in zip(plan.receives, halo, strict=True):
         copy_overlap(buffer, box, piece, t.box)
     return buffer
+
+
+def waits_for_host(x: torch.Tensor, largest: int) -> bool:
+    """Tell if a GPU convolves the ``largest`` block in less time than the host prepares; for all.
+
+    All ranks decide alike: another graph would let them send in another order.
+    """
+    return largest <= FEW_ELEMENTS and registry.device_kind(x) == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +530,7 @@ def lay_out_conv(
     output = output_partition(x, shape[0], extents, cuts)
     shared = tuple(min(w.before, w.after) for w in windows)
     margins = _margins(windows)
-    largest = max(math.prod(largest_block(part)) for part in (x, output))
+    largest = _largest(x, output)
     if not any(cuts):
         return ConvLayout(x, output, options, shared, margins, largest, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
@@ -592,19 +599,21 @@ def convolve(
         return _convolve_parts(operator, input, weight, bias, stride, padding, dilation, groups)
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
-    weight = whole_of(weight, f"the filters of {name}")
-    bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(dilation),
-        groups,
-    )
-    x = input.redistribute(layout.input, f"the gather before {name}")
-    kernels = x.policy.kernels
+    if Sharded in (type(weight), type(bias)):
+        weight = whole_of(weight, f"the filters of {name}")
+        bias = whole_of(bias, f"the bias of {name}")
+    if list in (type(stride), type(padding), type(dilation)):
+        stride, padding, dilation = hashable(stride), hashable(padding), hashable(dilation)
+    grid = input.grid
+    partition = input.partition
+    layout = lay_out_conv(grid, partition, weight.shape, stride, padding, dilation, groups)
+    x = input
+    if layout.input is not partition:
+        x = input.redistribute(layout.input, f"the gather before {name}")
+    policy = x.policy
+    kernels = policy.kernels
+    if policy.slab is None and waits_for_host(x, layout.largest):
+        return _convolve_at_once(x, weight, bias, layout)
     share = None
     if layout.spec is None and groups == 1:
         share = filter_share(x, weight, layout.output, 1)
@@ -658,6 +667,34 @@ def _convolve_parts(
         imaginary = convolve(input.real, weight.imag, second) + convolve(input.imag, weight.real)
         result: Any = torch.complex(real, imaginary)
         return result  # type: ignore[no-any-return]
+
+
+def _convolve_at_once(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, layout: ConvLayout
+) -> Sharded:
+    """Convolves a block that a GPU would wait for, with as little as possible done by the host.
+
+    By torch's own operator, whose gradient is not written in Python. It keeps the block with its
+    halo for the backward pass: to join them again takes the host longer.
+    """
+    given = x.dtype
+    dtype = operand_type(x)
+    block, _ = conv_operand(x, dtype)  # too small to be computed twice
+    policy = x.policy
+    kept = dtype if weight.dtype == given else operand_type(weight)
+    weight = shard_parameter(weight, kept, policy.homes)
+    if bias is not None:
+        bias = bias.to(dtype if bias.dtype == given else operand_type(bias))
+    last = serial_is_last(x, block, weight, layout.options)
+    how = (layout.options, layout.padding)
+    block = block.to(dtype)
+    if layout.spec is not None:
+        how = (layout.options, layout.spec.padding)
+        block = fetch(block, layout.spec.plan, what=layout.spec.name)
+    elif layout.margins:
+        block = F.pad(block, layout.margins)
+    y = convolve_by_torch(block, weight, bias, *how, policy.kernels)
+    return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
 def _convolve_whole(
@@ -807,6 +844,8 @@ def serial_is_last(
 
     It does where an operand is that, but for small volumes, of which it makes columns.
     """
+    if weight.is_contiguous() and block.is_contiguous():
+        return False
     formats = {memory_format_of(weight)}
     if not x.reordered:
         formats.add(memory_format_of(block))
@@ -818,10 +857,11 @@ def serial_is_last(
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeLayout:
-    """Holds one rank's geometry of a transposed convolution."""
+    """Holds one rank's geometry of a transposed convolution; ``largest`` as in `ConvLayout`."""
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
+    largest: int
     spec: ConvSpec
     windows: tuple[TransposedWindow, ...]
 
@@ -865,7 +905,11 @@ def lay_out_conv_transpose(
         ),
         padding=tuple(crop.padding for crop in crops),
     )
-    return ConvTransposeLayout(x, output, spec, windows)
+    return ConvTransposeLayout(x, output, _largest(x, output), spec, windows)
+
+
+def _largest(*partitions: Partition) -> int:
+    return max(math.prod(largest_block(part)) for part in partitions)
 
 
 @register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
@@ -918,8 +962,11 @@ def convolve_transposed(
     block = conv_input(x.block.to(operand_type(x)), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
 
-    def run(*operands: torch.Tensor | None) -> torch.Tensor:
-        return apply(*operands, spec, kernels, None)
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not spec.local and waits_for_host(x, layout.largest):
+            whole = fetch(x, spec.plan, box=spec.box, what=spec.name)
+            return convolve_by_torch(whole, weight, bias, spec.options, spec.padding, kernels)
+        return apply(x, weight, bias, spec, kernels, None)
 
     wide = is_wide(layout.output, block.dtype, x.policy.slab)
     if wide and (x.private or not block.is_inference()):

@@ -16,6 +16,7 @@ import inspect
 import itertools
 import math
 import sys
+import types
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ from hyperslab.ops.placement import check_unbatched, with_whole
 from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.attributes import lies_as_whole
-from hyperslab.tensor.deferred import wrap_while_cut
+from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
@@ -174,13 +175,14 @@ def _pointwise_rule(function: Operator) -> Operator:
     random = function in RANDOM_IN_TRAINING
     aliases = function.__name__ in MAY_ALIAS
     quick = not random and not _is_in_place(function)
+    written_in_c = not isinstance(function, types.FunctionType)
 
     def rule(*args: Any, **kwargs: Any) -> Sharded:
         """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
         if aliases:
             return _alias_of(function, *args, **kwargs)
         if quick and not kwargs and len(args) <= last:
-            found = _applied_to_alike(function, args)
+            found = _applied_to_alike(function, args, written_in_c)
             if found is not None:
                 return found
         if random and kwargs.get("training", len(args) > 3 and args[3]):
@@ -195,7 +197,9 @@ def _pointwise_rule(function: Operator) -> Operator:
     return rule
 
 
-def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | None:
+def _applied_to_alike(
+    function: Operator, args: Sequence[object], written_in_c: bool
+) -> Sharded | None:
     """Run an operator on numbers and tensors that are cut alike, nearly always; None for others.
 
     As `apply_pointwise` would, which asks more of its operands than that takes.
@@ -203,6 +207,7 @@ def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | N
     like: Sharded | None = None
     reordered = False
     blocks: list[object] = []
+    as_they_are = written_in_c and not python_looks()
     for value in args:
         kind = type(value)
         if isinstance(value, Sharded):
@@ -211,7 +216,7 @@ def _applied_to_alike(function: Operator, args: Sequence[object]) -> Sharded | N
             elif value._partition is not like._partition:
                 return None
             reordered = reordered or value.reordered
-            blocks.append(value.block)
+            blocks.append(value if as_they_are and value.is_its_block else value.block)
         elif kind is float or kind is int or kind is bool:
             blocks.append(value)
         else:
@@ -350,7 +355,7 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
                 return epilogue_result(chain.linked(slope=slope), x, x.partition)
     x.force()
     if not options["inplace"]:
-        return x.like(operator(x.block, **options), fresh=True)
+        return x.like(operator(x.native, **options), fresh=True)
     if x.replaceable:
         check_writable(x, operator.__name__)
         x.replace_storage(operator(x.block, **{**options, "inplace": False}))

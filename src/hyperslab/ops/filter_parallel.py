@@ -93,10 +93,11 @@ def shard_parameter(
 
     Differentiable. The gradient is zero in the rows of other ranks.
     """
-    begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
     plain = rows is None and dtype == parameter.dtype
-    plain = plain and (homes is None or parameter.numel() < MADE_AT_HOME)
-    plain = plain or (homes is None and parameter.device.type != "cpu")
+    if plain and (homes is None or parameter.numel() < MADE_AT_HOME):
+        return parameter
+    begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
+    plain = homes is None and parameter.device.type != "cpu"
     if plain or not parameter.is_leaf or not parameter.requires_grad:
         return (parameter if rows is None else parameter[begin:end]).to(dtype)
     return _ShardParameter.apply(parameter, begin, end, dtype, rows, homes)

@@ -337,6 +337,7 @@ class EpilogueFunction(BlockFunction):
         ctx.format = memory_format_of(x)
         ctx.shape = x.shape
         ctx.dtype = x.dtype
+        ctx.unmarked = None if marked else marks  # nothing
         ctx.save_for_backward(None if links.statistics is None else x, marks if marked else None)
         return y
 
@@ -355,7 +356,7 @@ def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor |
     statistics = links.statistics
     x, marks = ctx.saved_tensors
     g = in_format(gradient, ctx.format)
-    marks = g.new_empty(0, dtype=torch.uint8) if marks is None else marks
+    marks = ctx.unmarked if marks is None else marks
     options = (links.slope, links.pool, links.maximum)
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     norm = through = dweight = dbias = dx = None
@@ -422,40 +423,35 @@ class FusedEpilogue:
     ) -> FusedEpilogue:
         """Appends operators to those that are deferred, which have none of this kind yet."""
         old = self.links
-        links = EpilogueOps(
+        self.links = EpilogueOps(
             dtype or old.dtype,
             statistics or old.statistics,
             old.slope if slope == 1 else slope,
             pool or old.pool,
             maximum or old.maximum,
         )
-        return self._with(links, self.padded, self.parents)
+        return self
 
     def made_in(self, padded: HaloPaddedBuffer | None) -> FusedEpilogue:
-        return self._with(self.links, padded, self.parents)
+        self.padded = padded
+        return self
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
         """Continues the epilogue of ``x`` for the next tensor."""
-        return self._with(self.links, None, (*self.parents, (weakref.ref(x), self.links)))
-
-    def _with(
-        self,
-        links: EpilogueOps,
-        padded: HaloPaddedBuffer | None,
-        parents: tuple[tuple[weakref.ref[Sharded], EpilogueOps], ...],
-    ) -> FusedEpilogue:
+        parents = (*self.parents, (weakref.ref(x), self.links))
         return type(self)(
-            self.source, self.block, self.version, links, self.with_graph, padded, parents
+            self.source, self.block, self.version, self.links, self.with_graph, None, parents
         )
 
     @property
     def sources(self) -> list[Sharded]:
         """Lists the tensors it is computed from: the source, or a parent that is still held."""
-        return [self.source, *(parent for parent, _ in self._alive())]
+        if not self.parents:
+            return [self.source]
+        return [self.source, *[parent for parent, _ in self._alive()]]
 
     def _alive(self) -> list[tuple[Sharded, EpilogueOps]]:
-        found = ((ref(), links) for ref, links in self.parents)
-        return [(parent, links) for parent, links in found if parent is not None]
+        return [(parent, links) for ref, links in self.parents if (parent := ref()) is not None]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -498,7 +494,7 @@ class FusedEpilogue:
         """
         self.check_unchanged()
         links = self.links if dtype is None else self.links.rounded(dtype)
-        for parent, done in reversed(self._alive()):
+        for parent, done in reversed(self._alive() if self.parents else ()):
             # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
             rest = links.after(done)
             with recording(self.with_graph):
@@ -611,7 +607,8 @@ def conv_operand(
         block = chain.made_in(padded).value(dtype)
         x.mark_as_bypassed("an operator under autocast took in another type")
     else:
-        x.extend(chain.made_in(padded))
+        if padded is not chain.padded:
+            x.extend(chain.made_in(padded))
         block = x.block
     if not chain.recomputable:
         return block, None
@@ -637,7 +634,7 @@ def statistics_of(x: Any, over: Population, affine: Affine, eps: float) -> Stati
                 f"a normalisation of {channels} channels has a parameter {tuple(parameter.shape)}"
             )
     pool = over.pool or 1
-    with torch.no_grad():
+    with recording(graph=False):
         groups = 0 if over.pool is None else channels // pool
         sums = channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:

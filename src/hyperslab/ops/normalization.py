@@ -87,7 +87,8 @@ def batch_norm(
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
             return
-        mean, var, *_ = moments[:, 0].unbind()
+        wide = torch.promote_types(running_mean.dtype, torch.float32)
+        mean, var, *_ = moments.flatten(1).to(wide).unbind()
         unbiased = var * (over.count / (over.count - 1))
         data = x.grid.group(("data",)) if replica else None
         if data is not None:  # on every rank alike: to the replicas' mean
@@ -134,8 +135,9 @@ def _by_torch(
     """Applies torch's own batch norm to a block that has all that its statistics are made of."""
     block = x.block
     kept = memory_format_of(block)
-    statistics = (running_mean, running_var)
-    y = F.batch_norm(dense(block, kept), *statistics, weight, bias, training, momentum, eps)
+    how = (training, momentum, eps, torch.backends.cudnn.enabled)
+    # Not F's, which judges by the block's samples: some ranks would raise and others not.
+    y = torch.batch_norm(dense(block, kept), weight, bias, running_mean, running_var, *how)
     return x.like(with_gradient_in(y, kept), fresh=training)
 
 
@@ -230,13 +232,14 @@ def _left_to_torch(x: Sharded, count: int) -> bool:
 
 def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
     """Returns an input whose channels are whole; refuses cut parameters."""
-    if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
+    if not isinstance(x, Sharded) or Sharded in map(type, parameters):
         raise LayoutError(
             f"{name}: the input is cut, weight, bias and running statistics are ordinary tensors"
         )
-    if x.dim() < 2:
+    cuts = x.partition.cuts
+    if len(cuts) < 2:
         raise LayoutError(f"{name} needs a batch and a channel dim, got {x.partition}")
-    return with_whole(x, (1,), name)
+    return x if cuts[1] is None else with_whole(x, (1,), name)
 
 
 def _normalised(

@@ -16,6 +16,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe, gather_first
+from hyperslab.util.capture import is_capturing
 from hyperslab.util.torch_internals import count_storage_users, count_tensor_users, is_view
 
 
@@ -25,8 +26,13 @@ def device_constant(
     """Makes a small tensor whose copy to a GPU waits for nothing that is queued there.
 
     `torch.tensor` with a device waits until all is done that the device was given before, and so
-    does CUDA where the copy is not from page-locked memory.
+    does CUDA where the copy is not from page-locked memory. In a CUDA graph kernels write it: each
+    replay would copy from memory that is somebody else's by then.
     """
+    if is_capturing():
+        kind = torch.tensor(values, dtype=dtype, device="cpu").dtype
+        numbers = [torch.full((1,), value, dtype=kind, device=device) for value in values]
+        return torch.cat([torch.empty(0, dtype=kind, device=device), *numbers])
     host = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 

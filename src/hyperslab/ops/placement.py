@@ -30,13 +30,14 @@ def batched_input(x: object, n: int, name: str) -> Sharded:
     """
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
-    if x.dim() != n + 2:
+    cuts = x.partition.cuts
+    if len(cuts) != n + 2:
         image = "give a network of images x.squeeze(2) of volumes of depth 1"
-        remedy = "use x.unsqueeze(0) before cutting it" if x.dim() < n + 2 else image
+        remedy = "use x.unsqueeze(0) before cutting it" if len(cuts) < n + 2 else image
         raise LayoutError(
             f"{name} needs a batched input of {n + 2} dims, got {x.partition}\n    {remedy}"
         )
-    return x if x.partition.cuts[1] is None else with_whole(x, (1,), name)
+    return x if cuts[1] is None else with_whole(x, (1,), name)
 
 
 def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
@@ -205,7 +206,9 @@ def with_batch(run: Operator) -> Operator:
 
     @functools.wraps(run)
     def rule(operator: Operator, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(input, Sharded) or input.dim() != spatial_dims(operator) + 1:
+        if not isinstance(input, Sharded):
+            return run(operator, input, *args, **kwargs)
+        if len(input.partition.cuts) != spatial_dims(operator) + 1:
             return run(operator, input, *args, **kwargs)
         check_unbatched(input, operator.__name__)
         result = run(operator, batch_of_one(input), *args, **kwargs)

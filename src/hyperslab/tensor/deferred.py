@@ -64,7 +64,9 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
+    dispatch_modes_active,
     function_transforms,
+    saved_tensor_hooks,
     storage_address,
     swap_tensor_impl,
     version_of,
@@ -248,6 +250,11 @@ def recording(graph: bool) -> AbstractContextManager[object]:
     return _AS_IT_IS if graph == torch.is_grad_enabled() else torch.set_grad_enabled(graph)
 
 
+def python_looks() -> bool:
+    """Tell whether something in Python sees what operators in C take, or what they keep."""
+    return dispatch_modes_active() > 0 or saved_tensor_hooks(True) is not None
+
+
 class Deferred(Protocol):
     """Computes a block that is put off."""
 
@@ -299,6 +306,11 @@ class DeferredTensor(torch.Tensor):
         with DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
+    @property
+    def is_its_block(self) -> bool:
+        """Tell whether this tensor has the memory and the history of its block."""
+        return self.pending is None and self._own is None and self._base_of_copy is None
+
     def force(self) -> None:
         """Compute what is deferred here, and what has this tensor for its source."""
         self.force_readers()
@@ -322,29 +334,28 @@ class DeferredTensor(torch.Tensor):
         pending = self.pending
         recomputable = pending.recomputable
         value = pending.value()
+        version = version_of(value) if recomputable else 0
         self.pending = None
         self.replace_storage(value)
         if self._copied is not None:
             self._copied.watch(self._block)
             self.share()
         if recomputable:
-            self._computed = (pending, version_of(value))
+            self._computed = (pending, version)
 
     def replace_storage(self, value: torch.Tensor) -> None:
         """Take another block from now on: what an operator in place makes of it.
 
-        For a `private` tensor. Torch would note the change in a view of this tensor, and copy the
-        whole gradient for it, twice.
+        For a `private` tensor; nobody else holds the object ``value``. Torch would note the change
+        in a view of this tensor, and copy the whole gradient for it, twice.
         """
         # Who looks first may do so under no_grad, and who writes next may not.
         self._own = None
         self._computed = None
-        graph = value.requires_grad or torch.is_grad_enabled()
-        with DisableTorchFunctionSubclass(), recording(graph):
-            try:
-                swap_tensor_impl(self, value.as_subclass(type(self)))
-            except RuntimeError:  # torch's profiler knows the old one
-                self._own = value
+        try:
+            swap_tensor_impl(self, value)  # ``value`` has the old one from now on
+        except RuntimeError:  # torch's profiler knows it, or who keeps the value for a gradient
+            self._own = value
 
     def check_on_path(self, what: str) -> None:
         """Refuse to watch gradients that do not come through here.
@@ -432,7 +443,7 @@ class DeferredTensor(torch.Tensor):
     def put_off(self, pending: Deferred) -> None:
         """Compute this tensor's block later; it has no memory until then."""
         for source in pending.sources:
-            alive = tuple(reader for reader in source.readers if reader() is not None)
+            alive = [reader for reader in source.readers if reader() is not None]
             source.readers = (*alive, weakref.ref(self))
         self.pending = pending
         self.private = True

@@ -317,7 +317,8 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            first = check_operands(value, rule, cut, first)
+            if {*map(type, value)} != {int}:  # sizes, dims
+                first = check_operands(value, rule, cut, first)
         elif kind is cut:
             if not rule.lazy and (value.pending is not None or value.readers):
                 value.force()
@@ -331,22 +332,33 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
             x: Any = first
             if x is None:
                 x = next((v for v in values if type(v) is cut), None)
-            if x is not None and x._grid.size > 1 and torch.is_grad_enabled():
+            if x is None or x._grid.size == 1 or not torch.is_grad_enabled():
+                continue
+            if kind is not Parameter or x._policy.homes is None:
                 _watch_gradient(value, x)
     return first
 
 
+class WatchedGradients(WeakTensorKeyDictionary):
+    """Holds the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: set[int] = set()  # the hooks that warn
+        self.warned = False  # from then on no parameter needs a hook for that
+
+
 @per_grid
-def watched_gradients(_grid: Grid) -> WeakTensorKeyDictionary:
-    """Return the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
-    return WeakTensorKeyDictionary()
+def watched_gradients(_grid: Grid) -> WatchedGradients:
+    """Return those of a grid."""
+    return WatchedGradients()
 
 
 def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
     """Have an ordinary operand's gradient averaged, or have a warning logged that nothing does.
 
-    The latter for parameters. The policy of the cut tensor ``x`` beside one has ``homes`` if it
-    entered a parallelised module. While that one's forward runs, what is computed of parameters
+    The latter for parameters, unless the cut tensor ``x`` beside one entered a parallelised module:
+    its policy has ``homes`` then. While that one's forward runs, what is computed of parameters
     needs no average of its own, as theirs is taken.
     """
     grid = x._grid
@@ -354,11 +366,12 @@ def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
         scope = x._policy.scope
         if operand.is_leaf or scope is None or not scope.forward_runs:
             average_gradient(operand, grid)
-    elif x._policy.homes is None and not inside_ddp():
+    else:
         watched = watched_gradients(grid)
-        if operand not in watched:
+        if not watched.warned and operand not in watched and not inside_ddp():
             hook = partial(_warn_of_part, weakref.ref(grid))
-            watched[operand] = operand.register_post_accumulate_grad_hook(hook)
+            watched[operand] = handle = operand.register_post_accumulate_grad_hook(hook)
+            watched.warnings.add(handle.id)
 
 
 def average_gradient(x: torch.Tensor, grid: Grid) -> None:
@@ -392,6 +405,12 @@ def _warn_of_part(reference: weakref.ref[Grid], parameter: torch.Tensor) -> None
     grid = reference()
     if grid is None:
         return
+    watched = watched_gradients(grid)
+    watched.warned = True
+    for tensor, handle in list(watched.items()):
+        if handle.id in watched.warnings:
+            del watched[tensor]
+            handle.remove()
     log_once(
         grid,
         "a module that is not parallelised is trained on cut tensors: each rank has only its part "

@@ -30,6 +30,7 @@ from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.tensor.deferred import (
     Deferred,
     DeferredTensor,
+    python_looks,
     sees_serial_gradients,
     watch_functions,
 )
@@ -111,6 +112,7 @@ class Sharded(DeferredTensor):
     """
 
     _partition: Partition
+    _block_shape: tuple[int, ...]  # of this rank
     _grid: Grid
     _policy: Policy
     _gradient: Sharded | None = None
@@ -125,18 +127,7 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: the block does not have the shape of this rank's box.
         """
-        partition, expected = _known(grid, partition)
-        with DisableTorchFunctionSubclass():
-            if tuple(local.shape) != expected:
-                raise LayoutError(
-                    f"rank {grid.rank} holds a block {tuple(local.shape)} but its box of "
-                    f"{partition} is {expected}"
-                )
-            x = local.as_subclass(Sharded)
-        x._partition = partition
-        x._grid = grid
-        x._policy = policy
-        return x
+        return _wrap(local, *_known(grid, partition), grid, policy)
 
     def like(
         self,
@@ -149,18 +140,23 @@ class Sharded(DeferredTensor):
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own.
 
         Args:
-            fresh: the rule has just made its memory, and nobody else sees it.
+            fresh: the rule has just made its memory, and nobody else sees it; nor does the rule,
+                for which ``local`` is no block any more.
             reordered: whether serial torch has it contiguous, if it lies channels last; by default
                 as this tensor.
         """
-        y = Sharded.from_local(local, partition or self._partition, self._grid, self._policy)
+        turned = self.reordered if reordered is None else reordered
+        turned = turned and memory_format_of(local) is not torch.contiguous_format
+        if partition is None or partition is self._partition:
+            y = _wrap(local, self._partition, self._block_shape, self._grid, self._policy, fresh)
+        else:
+            y = _wrap(local, *_known(self._grid, partition), self._grid, self._policy, fresh)
         if fresh:
             y.mark_as_private()
         else:
             self._pass_on_to(y)
             self.share()  # who holds the one may change the other
-        turned = self.reordered if reordered is None else reordered
-        if turned and memory_format_of(local) is not torch.contiguous_format:
+        if turned:
             y.mark_as_reordered()
         return y
 
@@ -172,8 +168,12 @@ class Sharded(DeferredTensor):
         ``reordered``: as `like` takes it.
         """
         with DisableTorchFunctionSubclass():
-            y = torch.empty(0, dtype=pending.dtype, device=self.device).as_subclass(Sharded)
-        y._partition = _known(self._grid, partition)[0]
+            y: Any = torch.empty(0, dtype=pending.dtype, device=self.device)
+        y.__class__ = Sharded
+        if partition is self._partition:
+            y._partition, y._block_shape = partition, self._block_shape
+        else:
+            y._partition, y._block_shape = _known(self._grid, partition)
         y._grid = self._grid
         y._policy = self._policy
         y.put_off(pending)
@@ -204,6 +204,18 @@ class Sharded(DeferredTensor):
         """
         self._check_base_of_copy()
         return self._block
+
+    @property
+    def native(self) -> torch.Tensor:
+        """Return ``block`` for an operator of torch's that is written in C and makes a new tensor.
+
+        That is this tensor itself, unless something written in Python sees it: an alias takes as
+        long as an operator on a few voxels.
+
+        Raises:
+            LayoutError: as ``local``.
+        """
+        return self if self.is_its_block and not python_looks() else self.block
 
     @property
     def partition(self) -> Partition:
@@ -261,6 +273,7 @@ class Sharded(DeferredTensor):
         """Take the block and the partition of another tensor."""
         self.replace_storage(other.block)
         self._partition = other._partition
+        self._block_shape = other._block_shape
         return self
 
     def take_place_of(self, ordinary: torch.Tensor) -> Sharded:
@@ -279,7 +292,7 @@ class Sharded(DeferredTensor):
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
-        return self._partition.ndim
+        return len(self._partition.shape)
 
     ndimension = dim
     ndim = property(dim)
@@ -384,6 +397,38 @@ class Sharded(DeferredTensor):
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
             check_operands(kwargs.values(), rule, Sharded, first)
             return rule.run(*args, **kwargs)
+
+
+def _wrap(
+    local: torch.Tensor,
+    partition: Partition,
+    expected: tuple[int, ...],
+    grid: Grid,
+    policy: Policy,
+    fresh: bool = False,
+) -> Sharded:
+    """Make a cut tensor of a block; a ``fresh`` one becomes it itself, without an alias.
+
+    ``partition`` and the ``expected`` shape are `_known`.
+    """
+    x: Any = local
+    if fresh and type(local) is torch.Tensor:
+        shape = local.shape
+        x.__class__ = Sharded
+    else:
+        with DisableTorchFunctionSubclass():
+            shape = local.shape
+            x = local.as_subclass(Sharded)
+    if shape != expected:
+        raise LayoutError(
+            f"rank {grid.rank} holds a block {tuple(shape)} but its box of {partition} is "
+            f"{expected}"
+        )
+    x._partition = partition
+    x._block_shape = expected
+    x._grid = grid
+    x._policy = policy
+    return x  # type: ignore[no-any-return]
 
 
 def _accumulated(old: Sharded | None, new: Sharded) -> Sharded:

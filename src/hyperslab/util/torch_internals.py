@@ -8,6 +8,7 @@ not a function of its own, so that the indirection costs nothing.
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib
 import operator
 import pickle
@@ -52,6 +53,12 @@ function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 
 profiler_runs: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Tells whether a profiler notes operators, by their names in the dispatcher."""
+
+saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+"""Returns what packs and unpacks the tensors that autograd keeps, None by default.
+
+Called with whether hooks count that were set while a function is traced.
+"""
 
 foreach_multiply_: Callable[..., None] = torch._foreach_mul_
 """Scales a list of tensors in place with one kernel on a GPU; no optimizer offers that alone."""
@@ -327,12 +334,30 @@ def begin_messages(
     if numbers is None:
         raise ValueError("the process group has ended")
     device = (receives or sends)[0][0].device
-    at_once = group._get_backend(device).supports_coalescing
+    # A group would ask torch's dispatcher for it at each message.
+    backend: Any = group._get_backend(device)
+    at_once = backend.supports_coalescing
     if at_once:
         group._start_coalescing(device)
-    works = [group.recv([tensor], numbers[rank], 0) for tensor, rank in receives]
-    works += [group.send([tensor], numbers[rank], 0) for tensor, rank in sends]
+    works = [backend.recv([tensor], numbers[rank], 0) for tensor, rank in receives]
+    works += [backend.send([tensor], numbers[rank], 0) for tensor, rank in sends]
     return [group._end_coalescing(device)] if at_once else works
+
+
+@functools.cache
+def _waited_for() -> dist.AllreduceOptions:
+    """Return what ``dist.all_reduce`` says of a sum that is waited for at once."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return options
+
+
+def sum_in_group(group: dist.ProcessGroup, x: torch.Tensor) -> None:
+    """Sum a tensor in place, as ``dist.all_reduce`` does, which asks more than that takes."""
+    real = torch.view_as_real(x) if x.is_complex() else x
+    work = group.allreduce([real], _waited_for())
+    if work is not None:
+        work.wait()
 
 
 def default_group() -> dist.ProcessGroup:

@@ -114,8 +114,9 @@ def joined_once() -> tuple[int, int, list[float]]:
     for kind in ("cpu", "cuda"):
         joined: list[object] = []
         with pytest.MonkeyPatch.context() as patch, choose_as_if_on(kind):
-            own = Gathers.join
-            patch.setattr(Gathers, "join", lambda *of: (joined.append(of), own(*of))[1])  # noqa: B023
+            for name in ("join", "bring"):
+                own = getattr(Gathers, name)
+                patch.setattr(Gathers, name, lambda *of, own=own: (joined.append(of), own(*of))[1])  # noqa: B023
             x = hs.shard(full, grid).requires_grad_()
             y = F.conv3d(x, weight, padding=1).square().sum()
             y.backward()
