@@ -177,6 +177,22 @@ def coverage(numbers: dict[str, Any]) -> list[str]:
     return lines
 
 
+def posterior(numbers: dict[str, Any], split: str = "test") -> list[str]:
+    """How often intervals of a flow's posteriors hold the true value, and a test of all ranks."""
+    lines = []
+    for name in ("ridge", "network"):
+        found = numbers["summaries"][name][split]
+        rows = {**found["parameters"], "together": found["joint"]}
+        if not lines:
+            lines = _head(["posterior from", "of true values", *rows])
+        for level in (68, 95):
+            cells = [_share(row, f"coverage_{level}") for row in rows.values()]
+            lines.append(_line([name, f"in intervals of {level} %", *cells]))
+        cells = [f"{row['ks_probability']:.2f}" for row in rows.values()]
+        lines.append(_line([name, "ranks as uneven by chance", *cells]))
+    return lines
+
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
@@ -187,6 +203,7 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     "goals": goals,
     "levers": levers,
     "coverage": coverage,
+    "posterior": posterior,
 }
 
 
@@ -267,12 +284,19 @@ def draw_learning(record: Path, image: Path) -> None:
 
 
 def draw_coverage(record: Path, image: Path) -> None:
-    """Draw how often intervals of every level hold the true value, for network and ridge."""
+    """Draw how often intervals of every level hold the true value, for network and ridge.
+
+    The record is that of `benchmarks/head.py` or of `benchmarks/posterior.py`.
+    """
     from matplotlib.figure import Figure
 
     numbers = json.loads(record.read_text())
-    found = numbers["coverage"]
-    levels = found["levels"]
+    if "summaries" in numbers:
+        found = {name: one["test"] for name, one in numbers["summaries"].items()}
+        levels = numbers["levels"]
+    else:
+        found = numbers["coverage"]
+        levels = found["levels"]
     tests = numbers["splits"]["test"]
     reach = [1.96 * (level * (1 - level) / tests) ** 0.5 for level in levels]
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -318,6 +342,7 @@ if __name__ == "__main__":
         draw_windows(RESULTS / "receptive-field-32.json", IMAGES / "receptive-field.png")
         draw_learning(RESULTS / "science-head.json", IMAGES / "science-learning.png")
         draw_coverage(RESULTS / "science-head.json", IMAGES / "science-coverage.png")
+        draw_coverage(RESULTS / "science-posterior.json", IMAGES / "science-posterior.png")
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)
