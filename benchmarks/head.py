@@ -1,6 +1,7 @@
 """What a network on statistics says beyond a ridge on them, from few universes to many.
 
     python benchmarks/head.py RECIPE --kept FOLDER [--sizes N ...] [--seeds S ...] [--levers]
+                              [--coverage] [--members M] [--plain P] [--moved FAR]
                               --json OUT [--run FOLDER]
 
 RECIPE has `model: {name: multiscale, channels: [], summary_statistics: true}`: the network's
@@ -19,9 +20,16 @@ How the head is trained:
    the linear one and the first of the dense network, and the line passes through its leaky ReLUs
    as the difference of two halves.
 
+With ``--members`` the curve is the mean of several, which is one dense network again; ``--plain``
+of them read the line of the targets alone. ``--moved`` moves training samples in each step to
+targets that far away: what the line says of a sample is the mean answer to its targets, a
+polynomial of them, and what is particular to the sample and stays as it is.
+
 The validation samples choose how long to train, and the ridge's statistics and strengths.
-``--levers`` changes one choice at a time, with the first seed. ``--run`` writes the network of
-all training samples and the first seed as a run, for `hyperslab evaluate RUN --checkpoint head`.
+``--levers`` changes one choice at a time, with the first seed. ``--coverage`` trains a network that
+predicts a covariance, too, and says how often its intervals and the ridge's hold the true value.
+``--run`` writes the network of all training samples and the first seed as a run, for `hyperslab
+evaluate RUN --checkpoint head`.
 """
 
 from __future__ import annotations
@@ -718,6 +726,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--levers", action="store_true")
+    parser.add_argument("--coverage", action="store_true")
     add_training(parser)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--run", type=Path)
@@ -748,8 +757,9 @@ def main() -> None:
         row = compared(data, said(largest, how, options.seeds[:1]), ridge, largest)
         record["levers"].append({"name": name, **row})
         show(row, name)
-    (gaussian,) = said(largest, replace(shipped, gaussian=True), options.seeds[:1])
-    record["coverage"] = coverages(data, ridge, gaussian)
+    if options.coverage:
+        (gaussian,) = said(largest, replace(shipped, gaussian=True), options.seeds[:1])
+        record["coverage"] = coverages(data, ridge, gaussian)
     write_json(options.json, record)
     if options.run is not None:
         net = trained(data, recipe, largest, options.seeds[0], shipped)

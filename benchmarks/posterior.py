@@ -62,14 +62,13 @@ def summaries(
 ) -> dict[str, FloatArray]:
     """What network and ridge say of all samples (N, P), none of which they were trained on."""
     train = data.split["train"]
-    found = {
-        "network": outputs_of(data, recipe, len(train), seed, how, folder),
-        "ridge": ridge_of(data, len(train), folder)[0],
-    }
+    ridge, chosen = ridge_of(data, len(train), folder)
+    found = {"network": outputs_of(data, recipe, len(train), seed, how, folder), "ridge": ridge}
+    sets = {name: data.sets[name] for name, _ in chosen}  # those that were best for all of them
     for fold in range(FOLDS):
         own = train[fold::FOLDS]
         rest = np.setdiff1d(train, own)
-        part = replace(data, split={**data.split, "train": rest})
+        part = replace(data, split={**data.split, "train": rest}, sets=sets)
         found["network"][own] = outputs_of(part, recipe, len(rest), seed, how, folder)[own]
         found["ridge"][own] = ridge_of(part, len(rest), folder)[0][own]
     return found
@@ -79,9 +78,9 @@ def summaries(
 class Fitting:
     """How a flow is trained."""
 
-    transforms: int = 3
+    transforms: int = 2
     hidden: tuple[int, ...] = (64, 64)
-    epochs: int = 40
+    epochs: int = 30
     batch: int = 128
     rate: float = 1e-3
     decay: float = 1e-4

@@ -217,7 +217,7 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     assert recipe.data.path is not None
     kept, run = tmp_path / "kept", tmp_path / "run"
     arguments = [str(recipe.data.path / "recipe.yaml"), "--kept", str(kept), "--sizes", "12"]
-    arguments += ["--seeds", "3", "--levers", "--json", str(tmp_path / "head.json")]
+    arguments += ["--seeds", "3", "--levers", "--coverage", "--json", str(tmp_path / "head.json")]
     monkeypatch.setattr(sys, "argv", ["head.py", *arguments, "--run", str(run)])
     head.main()
     record = json.loads((tmp_path / "head.json").read_text())

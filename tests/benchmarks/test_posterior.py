@@ -78,7 +78,9 @@ def test_samples_are_summarised_by_those_that_have_not_seen_them(
         return np.full((80, 2), float(len(splits)))
 
     monkeypatch.setattr(posterior, "outputs_of", constant)
-    monkeypatch.setattr(posterior, "ridge_of", lambda part, *_: (constant(part), []))
+    monkeypatch.setattr(
+        posterior, "ridge_of", lambda part, *_: (constant(part), [("network", 0.1)])
+    )
     found = posterior.summaries(data, None, 0, FEW, tmp_path)  # type: ignore[arg-type]
     everything = data.split["train"]
     for name in ("network", "ridge"):
