@@ -189,7 +189,7 @@ def posterior(numbers: dict[str, Any], split: str = "test") -> list[str]:
             cells = [_share(row, f"coverage_{level}") for row in rows.values()]
             lines.append(_line([name, f"in intervals of {level} %", *cells]))
         cells = [f"{row['ks_probability']:.2f}" for row in rows.values()]
-        lines.append(_line([name, "ranks as uneven by chance", *cells]))
+        lines.append(_line([name, "probability of ranks so uneven", *cells]))
     return lines
 
 

@@ -206,7 +206,7 @@ def test_posteriors_of_network_and_ridge_are_in_table_and_figure(
     lines = science.posterior(record)
     assert len(lines) == 2 + 2 * 3
     assert lines[2].startswith("| ridge | in intervals of 68 % | 70 % (60 to 75) |")
-    assert lines[7] == "| network | ranks as uneven by chance |" + " 0.25 |" * 5
+    assert lines[7] == "| network | probability of ranks so uneven |" + " 0.25 |" * 5
     assert "| 50 % (60 to 75) |" in science.posterior(record, "validation")[2]
     (tmp_path / "a.json").write_text(json.dumps(record))
     science.draw_coverage(tmp_path / "a.json", tmp_path / "a.png")
