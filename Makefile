@@ -17,7 +17,7 @@ install := $(bin)/python -m pip install --quiet --no-compile
 # A target names the extras of pyproject.toml that it needs; each has a stamp in the environment.
 torch := $(VENV)/.has-torch
 has = $(addprefix $(VENV)/.has-,$(1))
-tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning
+tested := dev docs gpu report tensorboard medical zarr mlperf wandb mlflow lightning posterior
 everything := lint $(tested)
 
 # The demonstration: small universes, two ranks that each hold half of every one.

@@ -1,6 +1,7 @@
 """What a network on statistics says beyond a ridge on them, from few universes to many.
 
     python benchmarks/head.py RECIPE --kept FOLDER [--sizes N ...] [--seeds S ...] [--levers]
+                              [--coverage] [--members M] [--plain P] [--moved FAR]
                               --json OUT [--run FOLDER]
 
 RECIPE has `model: {name: multiscale, channels: [], summary_statistics: true}`: the network's
@@ -19,9 +20,16 @@ How the head is trained:
    the linear one and the first of the dense network, and the line passes through its leaky ReLUs
    as the difference of two halves.
 
+With ``--members`` the curve is the mean of several, which is one dense network again; ``--plain``
+of them read the line of the targets alone. ``--moved`` moves training samples in each step to
+targets that far away: what the line says of a sample is the mean answer to its targets, a
+polynomial of them, and what is particular to the sample and stays as it is.
+
 The validation samples choose how long to train, and the ridge's statistics and strengths.
-``--levers`` changes one choice at a time, with the first seed. ``--run`` writes the network of
-all training samples and the first seed as a run, for `hyperslab evaluate RUN --checkpoint head`.
+``--levers`` changes one choice at a time, with the first seed. ``--coverage`` trains a network that
+predicts a covariance, too, and says how often its intervals and the ridge's hold the true value.
+``--run`` writes the network of all training samples and the first seed as a run, for `hyperslab
+evaluate RUN --checkpoint head`.
 """
 
 from __future__ import annotations
@@ -122,7 +130,16 @@ class Universes:
     def key(self) -> str:
         """Tells what was trained and chosen on these volumes from what was on others."""
         parts = (self.targets, self.features, self.split["train"], self.split["validation"])
-        return hashlib.sha256(b"".join(np.ascontiguousarray(part) for part in parts)).hexdigest()
+        return _digest(parts)
+
+    def learnt_from(self, count: int) -> str:
+        """Tells networks of the first ``count`` training samples from others, whatever the test."""
+        samples = np.concatenate([self.split["train"][:count], self.split["validation"]])
+        return _digest((self.targets[samples], self.features[samples]))
+
+
+def _digest(parts: Sequence[NDArray[Any]]) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part) for part in parts)).hexdigest()
 
 
 def universes_of(recipe: Recipe, folder: Path) -> Universes:
@@ -324,6 +341,9 @@ class Training:
     decay: float = 1.0
     dropout: float = 0.0
     average: float = 0.99  # of weights over steps
+    members: int = 1  # dense networks whose mean is the head's curve
+    plain: int = 0  # of them that see the targets' own lines alone, of samples moved anywhere
+    moved: float = 0.0  # how far training samples are moved in their targets, in every step
     validated: bool = True  # the weights with the least validation loss; otherwise the last
 
 
@@ -334,6 +354,45 @@ WARM = 0.05
 
 LOOKS = 40
 """How often the validation samples are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """How inputs (N, F) answer to targets (N, P) in the mean: a polynomial of them.
+
+    What a line says of a universe is the mean answer to its targets and what is particular to the
+    universe. The latter stays as it is when the universe is moved to targets nearby, and so few
+    universes stand for many. ``weight`` (M, F) is of products of up to ``degree`` targets; the
+    first P inputs are the line's own predictions, divided by ``width`` (P,).
+    """
+
+    weight: torch.Tensor
+    width: torch.Tensor
+    least: torch.Tensor
+    largest: torch.Tensor
+    degree: int
+
+    @classmethod
+    def of(cls, inputs: FloatArray, y: FloatArray, width: FloatArray, degree: int) -> Response:
+        terms = np.concatenate([np.ones((len(y), 1)), products(y, degree)], 1)
+        weight = np.linalg.lstsq(terms, inputs, rcond=None)[0][1:]
+        found = (torch.tensor(one).float() for one in (weight, width, y.min(0), y.max(0)))
+        return cls(*found, degree)
+
+    def moved(self, y: torch.Tensor, far: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Other targets, about ``far`` from y in the same box, and steps of inputs and line.
+
+        Walls of the box reflect; infinitely far is anywhere in it.
+        """
+        size = self.largest - self.least
+        if math.isinf(far):
+            goal = self.least + size * torch.rand_like(y)
+        else:
+            turn = (y + far * torch.randn_like(y) - self.least).remainder(2 * size)
+            goal = self.least + torch.minimum(turn, 2 * size - turn)
+        terms = [products(one.numpy(), self.degree) for one in (y, goal)]
+        step = torch.from_numpy(terms[1] - terms[0]) @ self.weight
+        return goal, step, step[:, : y.shape[1]] * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,16 +409,21 @@ class Problem:
     targets: torch.Tensor
     unit: torch.Tensor
     precision: torch.Tensor
+    response: Response | None = None
 
     @classmethod
-    def of(cls, *arrays: FloatArray) -> Problem:
-        return cls(*(torch.tensor(array, dtype=torch.float32) for array in arrays))
+    def of(cls, *arrays: FloatArray, response: Response | None = None) -> Problem:
+        found = (torch.tensor(array, dtype=torch.float32) for array in arrays)
+        return cls(*found, response=response)
 
-    def loss(self, module: nn.Module, chosen: torch.Tensor) -> torch.Tensor:
-        y = self.targets[chosen]
-        found = module(self.inputs[chosen])
+    def loss(self, module: nn.Module, chosen: torch.Tensor, moved: float = 0.0) -> torch.Tensor:
+        inputs, base, y = self.inputs[chosen], self.base[chosen], self.targets[chosen]
+        if moved and self.response is not None:
+            y, step, base_step = self.response.moved(y, moved)
+            inputs, base = inputs + step, base + base_step
+        found = module(inputs)
         count = y.shape[1]
-        mean = self.base[chosen] + self.scale * found[:, :count]
+        mean = base + self.scale * found[:, :count]
         if found.shape[1] == count:
             return ((mean - y) / self.unit).square().mean()
         own, rest = found[:, count : 2 * count] + self.precision, found[:, 2 * count :]
@@ -402,7 +466,7 @@ def fit(
         chosen, order = order[: how.batch], order[how.batch :]
         module.train()
         optimizer.zero_grad()
-        problem.loss(module, chosen).backward()
+        problem.loss(module, chosen, how.moved).backward()
         nn.utils.clip_grad_norm_(module.parameters(), 5.0)
         optimizer.step()
         schedule.step()
@@ -444,9 +508,19 @@ def train_head(
     off = np.sqrt(np.mean((base - y)[train] ** 2, axis=0))
     begins = precision_of(off)
     middle, width = z[train].mean(0), z[train].std(0)
-    curve = dense(z.shape[1], net.head, 2 * y.shape[1], how.dropout)
-    problem = Problem.of((z - middle) / width, base, off, y, off, begins)
-    fit(curve, problem, train, validation, how)
+    inputs = (z - middle) / width
+    curves = []
+    for member in range(how.members):
+        plain = member < how.plain
+        seen = inputs[:, : y.shape[1]] if plain else inputs
+        degree = min(how.degree, 2) if plain else how.degree
+        response = Response.of(seen[train], y[train], width[: y.shape[1]], degree)
+        problem = Problem.of(seen, base, off, y, off, begins, response=response)
+        curve = dense(seen.shape[1], net.head, 2 * y.shape[1], how.dropout, how.members)
+        own = replace(how, moved=math.inf, decay=how.decay / 10) if plain else how
+        fit(curve, problem, train, validation, own)
+        curves.append(curve)
+    curve = averaged(curves, z.shape[1])
     scale_outputs(curve[-1], off, none, begins)
     fold(
         net.head,
@@ -467,16 +541,51 @@ def precision_of(off: FloatArray) -> FloatArray:
     return 10 * np.arctanh(-np.log(off) / 10)
 
 
-def dense(inputs: int, head: nn.Sequential, passing: int, dropout: float) -> nn.Sequential:
-    """A head of ``inputs`` numbers that is narrower by those which pass; it predicts zero."""
+def dense(
+    inputs: int, head: nn.Sequential, passing: int, dropout: float, members: int = 1
+) -> nn.Sequential:
+    """One of several heads of ``inputs`` numbers, which share the width that is not passed through.
+
+    It predicts zero.
+
+    Raises:
+        DataError: they cannot share it evenly.
+    """
     made = copy.deepcopy(head)
-    wide = [made[0].out_features - passing, made[3].out_features - passing]
+    wide = [(made[place].out_features - passing) // members for place in (0, 3)]
+    if members * wide[0] != made[0].out_features - passing:
+        raise DataError(
+            f"{members} networks cannot share model.hidden={made[0].out_features} evenly, of which "
+            f"{passing} are the line's"
+        )
     made[0] = nn.Linear(inputs, wide[0])
     made[3] = nn.Linear(wide[0], wide[1])
     made[6] = nn.Linear(wide[1], head[6].out_features)
     nn.init.zeros_(made[6].weight)
     nn.init.zeros_(made[6].bias)
     made[2].p = made[5].p = dropout
+    return made
+
+
+def averaged(curves: Sequence[nn.Sequential], inputs: int) -> nn.Sequential:
+    """One network of ``inputs`` numbers: the mean of some that read all or the first of them."""
+    made = copy.deepcopy(curves[0])
+    first, second, third = ([one[place] for one in curves] for place in (0, 3, 6))
+    with torch.no_grad():
+        rows = [nn.functional.pad(one.weight, (0, inputs - one.in_features)) for one in first]
+        made[0] = linear(torch.cat(rows), torch.cat([one.bias for one in first]))
+        blocks = torch.block_diag(*(one.weight for one in second))
+        made[3] = linear(blocks, torch.cat([one.bias for one in second]))
+        share = 1 / len(curves)
+        mean = torch.stack([one.bias for one in third]).mean(0)
+        made[6] = linear(torch.cat([share * one.weight for one in third], 1), mean)
+    return made
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    """A linear layer of these weights (O, I)."""
+    made = nn.Linear(weight.shape[1], weight.shape[0])
+    made.weight, made.bias = nn.Parameter(weight), nn.Parameter(bias)
     return made
 
 
@@ -537,11 +646,14 @@ def trained(
     data: Universes, recipe: Recipe, count: int, seed: int, how: Training
 ) -> hs.models.MultiscaleNet:
     """The recipe's network, its head trained on the first ``count`` training samples."""
-    parameters = len(data.names)
-    outputs = gaussian_outputs(parameters) if how.gaussian else parameters
-    net = network(recipe, data.shape, outputs)
+    net = network(recipe, data.shape, outputs_for(data, how))
     train_head(net, data, count, seed, how)
     return net
+
+
+def outputs_for(data: Universes, how: Training) -> int:
+    """How many numbers a network predicts."""
+    return gaussian_outputs(len(data.names)) if how.gaussian else len(data.names)
 
 
 def said_of(net: hs.models.MultiscaleNet, features: FloatArray) -> FloatArray:
@@ -555,15 +667,20 @@ def said_of(net: hs.models.MultiscaleNet, features: FloatArray) -> FloatArray:
 def outputs_of(
     data: Universes, recipe: Recipe, count: int, seed: int, how: Training, folder: Path
 ) -> FloatArray:
-    """What a trained network says of all samples (N, O); the folder keeps it, too."""
-    about = json.dumps({**asdict(how), "count": count, "data": data.key}, sort_keys=True)
-    path = folder / f"head-{count}-{seed}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.npy"
+    """What a trained network says of all samples (N, O); the folder keeps its weights.
+
+    So volumes that are simulated later are seen by networks that were finished before.
+    """
+    about = json.dumps({**asdict(how), "count": count, "data": data.learnt_from(count)})
+    path = folder / f"head-{count}-{seed}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.npz"
+    net = network(recipe, data.shape, outputs_for(data, how))
     if not path.exists():
-        net = trained(data, recipe, count, seed, how)
+        train_head(net, data, count, seed, how)
         with created_aside(path) as file:
-            np.save(file, said_of(net, data.features))
-    outputs: FloatArray = np.load(path)
-    return outputs
+            np.savez(file, **{key: value.numpy() for key, value in net.state_dict().items()})
+    with np.load(path) as file:
+        net.load_state_dict({key: torch.from_numpy(file[key]) for key in file.files})
+    return said_of(net, data.features)
 
 
 def ridge_of(data: Universes, count: int, folder: Path) -> tuple[FloatArray, list[list[Any]]]:
@@ -669,6 +786,19 @@ LEVERS: Mapping[str, Training] = {
 """What is changed alone."""
 
 
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Options for what a head is made of beyond one dense network of the universes as they are."""
+    parser.add_argument("--members", type=int)
+    parser.add_argument("--plain", type=int)
+    parser.add_argument("--moved", type=float)
+
+
+def training_of(options: argparse.Namespace, how: Training) -> Training:
+    """The training ``how``, with the options that are given."""
+    given = {key: getattr(options, key) for key in ("members", "plain", "moved")}
+    return replace(how, **{key: value for key, value in given.items() if value is not None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", type=Path)
@@ -677,17 +807,20 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--levers", action="store_true")
+    parser.add_argument("--coverage", action="store_true")
+    add_training(parser)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--run", type=Path)
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+    shipped = training_of(options, AS_SHIPPED)
     data = universes_of(recipe, options.kept)
     largest = len(data.split["train"])
     record: dict[str, Any] = {
         "machine": machine(),
         "command": " ".join(["python", *sys.argv]),
         "splits": {which: len(chosen) for which, chosen in data.split.items()},
-        "training": asdict(AS_SHIPPED),
+        "training": asdict(shipped),
         "rows": [],
         "levers": [],
     }
@@ -697,7 +830,7 @@ def main() -> None:
 
     for count in sorted({*options.sizes, largest}):
         ridge, chosen = ridge_of(data, count, options.kept)
-        row = compared(data, said(count, AS_SHIPPED, options.seeds), ridge, count)
+        row = compared(data, said(count, shipped, options.seeds), ridge, count)
         row["chosen"] = dict(zip(data.names, chosen, strict=True))
         record["rows"].append(row)
         show(row, f"{count}")
@@ -705,11 +838,12 @@ def main() -> None:
         row = compared(data, said(largest, how, options.seeds[:1]), ridge, largest)
         record["levers"].append({"name": name, **row})
         show(row, name)
-    (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), options.seeds[:1])
-    record["coverage"] = coverages(data, ridge, gaussian)
+    if options.coverage:
+        (gaussian,) = said(largest, replace(shipped, gaussian=True), options.seeds[:1])
+        record["coverage"] = coverages(data, ridge, gaussian)
     write_json(options.json, record)
     if options.run is not None:
-        net = trained(data, recipe, largest, options.seeds[0], AS_SHIPPED)
+        net = trained(data, recipe, largest, options.seeds[0], shipped)
         hs.save(options.run / "checkpoints" / "head", net)
         save_recipe(recipe, options.run / "recipe.yaml")
 

@@ -207,6 +207,22 @@ def parts(numbers: dict[str, Any], *others: str) -> list[str]:
     return lines
 
 
+def posterior(numbers: dict[str, Any], split: str = "test") -> list[str]:
+    """How often intervals of a flow's posteriors hold the true value, and a test of all ranks."""
+    lines = []
+    for name in ("ridge", "network"):
+        found = numbers["summaries"][name][split]
+        rows = {**found["parameters"], "together": found["joint"]}
+        if not lines:
+            lines = _head(["posterior from", "of true values", *rows])
+        for level in (68, 95):
+            cells = [_share(row, f"coverage_{level}") for row in rows.values()]
+            lines.append(_line([name, f"in intervals of {level} %", *cells]))
+        cells = [f"{row['ks_probability']:.2f}" for row in rows.values()]
+        lines.append(_line([name, "probability of ranks so uneven", *cells]))
+    return lines
+
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
@@ -219,6 +235,7 @@ BLOCKS: dict[str, Callable[..., list[str]]] = {
     "coverage": coverage,
     "rates": rates,
     "parts": parts,
+    "posterior": posterior,
 }
 
 
@@ -299,12 +316,19 @@ def draw_learning(record: Path, image: Path) -> None:
 
 
 def draw_coverage(record: Path, image: Path) -> None:
-    """Draw how often intervals of every level hold the true value, for network and ridge."""
+    """Draw how often intervals of every level hold the true value, for network and ridge.
+
+    The record is that of `benchmarks/head.py` or of `benchmarks/posterior.py`.
+    """
     from matplotlib.figure import Figure
 
     numbers = json.loads(record.read_text())
-    found = numbers["coverage"]
-    levels = found["levels"]
+    if "summaries" in numbers:
+        found = {name: one["test"] for name, one in numbers["summaries"].items()}
+        levels = numbers["levels"]
+    else:
+        found = numbers["coverage"]
+        levels = found["levels"]
     tests = numbers["splits"]["test"]
     reach = [1.96 * (level * (1 - level) / tests) ** 0.5 for level in levels]
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -449,6 +473,7 @@ if __name__ == "__main__":
         draw_coverage(RESULTS / "science-head.json", IMAGES / "science-coverage.png")
         draw_parts(RESULTS / "science-subvolumes.json", IMAGES / "science-subvolumes.png")
         draw_residuals(RESULTS / "science-subvolumes.json", IMAGES / "science-residuals.png")
+        draw_coverage(RESULTS / "science-posterior.json", IMAGES / "science-posterior.png")
     for page in PAGES:
         text = page.read_text()
         new = filled(text, RESULTS)

@@ -53,7 +53,7 @@ def numbers(**ratios: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"), [("science.md", 12), ("sc18.md", 2), ("receptive-field.md", 2)]
+    ("name", "blocks"), [("science.md", 14), ("sc18.md", 2), ("receptive-field.md", 2)]
 )
 def test_a_page_is_what_its_files_say(science: ModuleType, name: str, blocks: int) -> None:
     assert name in [page.name for page in science.PAGES]
@@ -268,6 +268,33 @@ def test_figures_of_parts_have_every_method(
     assert "2, averaged" in names
     assert "2, equal samples" not in names
     assert names[-1] == "ridge, 4"
+
+
+def test_posteriors_of_network_and_ridge_are_in_table_and_figure(
+    science: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Any] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (drawn.append(a[0]), save(*a, **k)))
+    of = of_heads()["coverage"]["ridge"]
+    rows = (*of["parameters"].values(), of["joint"])
+    for one in rows:
+        one["ks_probability"] = 0.25
+    narrow = json.loads(json.dumps(of))
+    narrow["parameters"]["n_s"]["coverage_68"] = 0.5
+    said = {name: {"test": of, "validation": narrow} for name in ("network", "ridge")}
+    record = {"levels": [0.5, 0.9], "splits": {"test": 100}, "summaries": said}
+    lines = science.posterior(record)
+    assert len(lines) == 2 + 2 * 3
+    assert lines[2].startswith("| ridge | in intervals of 68 % | 70 % (60 to 75) |")
+    assert lines[7] == "| network | probability of ranks so uneven |" + " 0.25 |" * 5
+    assert "| 50 % (60 to 75) |" in science.posterior(record, "validation")[2]
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    science.draw_coverage(tmp_path / "a.json", tmp_path / "a.png")
+    assert [axes.get_title() for axes in drawn[0].axes] == ["network", "ridge"]
+    assert list(drawn[0].axes[1].lines[0].get_ydata()) == pytest.approx([-0.1, 0])
 
 
 def test_the_records_in_the_repository_give_the_numbers(

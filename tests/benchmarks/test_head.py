@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,58 @@ def test_a_head_learns_what_a_line_misses() -> None:
     assert errors[1] < 1.1 * of_ridge[1]
 
 
+def test_several_dense_networks_are_one_that_says_their_mean() -> None:
+    inputs = torch.randn(5, 7)
+    whole = shipped(curved(), 2).head
+    curves = [head.dense(width, whole, 4, 0.0, 4) for width in (7, 3, 7, 2)]
+    for curve in curves:
+        torch.nn.init.normal_(curve[6].weight)
+        torch.nn.init.normal_(curve[6].bias)
+    made = head.averaged(curves, 7)
+    assert made[0].out_features == 24 - 4
+    means = torch.stack([curve(inputs[:, : curve[0].in_features]) for curve in curves]).mean(0)
+    torch.testing.assert_close(made(inputs), means)
+    with pytest.raises(hs.DataError, match=r"cannot share model\.hidden=24 evenly, of which 4"):
+        head.dense(7, whole, 4, 0.0, 3)
+
+
+def test_universes_are_moved_within_the_box_as_their_inputs_answer() -> None:
+    random = np.random.default_rng(4)
+    y = random.uniform([-1, 2], [1, 5], (300, 2))
+    answer = products(y, 2) @ random.normal(size=(5, 6))
+    response = head.Response.of(answer, y, np.array([2.0, 3.0]), 2)
+    for far in (0.3, 100.0, math.inf):
+        goal, step, base_step = response.moved(torch.tensor(y).float(), far)
+        moved = goal.double().numpy()
+        assert np.all((moved >= y.min(0) - 1e-5) & (moved <= y.max(0) + 1e-5))
+        weight = response.weight.double().numpy()
+        np.testing.assert_allclose(
+            answer + step.numpy(),
+            answer + (products(moved, 2) - products(y, 2)) @ weight,
+            atol=1e-3,
+        )
+        np.testing.assert_allclose(
+            products(y, 2) @ weight,
+            answer - answer.mean(0) + (products(y, 2) @ weight).mean(0),
+            atol=1e-3,
+        )
+        np.testing.assert_allclose(base_step, step[:, :2] * torch.tensor([2.0, 3.0]), rtol=1e-6)
+        distance = np.abs(moved - y).mean()
+        assert distance < 0.4 if far == 0.3 else distance > 0.5
+
+
+def test_moved_universes_and_several_networks_learn_the_curve_better() -> None:
+    data = curved()
+    train, test = data.split["train"][:60], data.split["test"]
+    data = replace(data, split={**data.split, "train": train})
+    errors = []
+    for how in (FEW, replace(FEW, members=4, plain=2, moved=0.5, degree=2)):
+        net = shipped(data, 2)
+        head.train_head(net, data, len(train), 0, how)
+        errors.append(((said(net, data).numpy() - data.targets)[test] ** 2).mean())
+    assert errors[1] < errors[0]
+
+
 def test_a_gaussian_head_says_how_far_it_is_off() -> None:
     data = curved()
     net = shipped(data, 5)
@@ -201,7 +254,7 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     assert recipe.data.path is not None
     kept, run = tmp_path / "kept", tmp_path / "run"
     arguments = [str(recipe.data.path / "recipe.yaml"), "--kept", str(kept), "--sizes", "12"]
-    arguments += ["--seeds", "3", "--levers", "--json", str(tmp_path / "head.json")]
+    arguments += ["--seeds", "3", "--levers", "--coverage", "--json", str(tmp_path / "head.json")]
     monkeypatch.setattr(sys, "argv", ["head.py", *arguments, "--run", str(run)])
     head.main()
     record = json.loads((tmp_path / "head.json").read_text())
