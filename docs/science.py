@@ -422,7 +422,7 @@ def draw_residuals(record: Path, image: Path) -> None:
     ]
     figure = Figure(figsize=(9.5, 5.6), layout="constrained")
     panels = figure.subplots(2, 2, sharey=True).flat
-    for axes, key in zip(panels, numbers["parameters"], strict=True):
+    for place, (axes, key) in enumerate(zip(panels, numbers["parameters"], strict=True)):
         boxes = [
             dict(zip(("whislo", "q1", "med", "q3", "whishi"), row["residuals"][key], strict=True))
             for row in rows
@@ -431,6 +431,7 @@ def draw_residuals(record: Path, image: Path) -> None:
             [{**box, "label": row["name"]} for box, row in zip(boxes, rows, strict=True)],
             orientation="horizontal",
             widths=0.6,
+            manage_ticks=place == 0,  # all share them
             showfliers=False,
             boxprops={"color": "C0"},
             whiskerprops={"color": "C0"},
