@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
@@ -184,6 +185,29 @@ def test_checkpoints_that_share_parameters() -> None:
     run_ranks(2, shared_in_checkpoints, False)
     with pytest.raises(hs.LayoutError, match="share parameters need use_reentrant=False"):
         run_ranks(2, shared_in_checkpoints, True)
+
+
+def checkpointed(model: nn.Module, x: torch.Tensor) -> list[Gradients]:
+    """A checkpoint around the whole module, whose bias has its gradient before it is recomputed."""
+    checkpoint(model, x, use_reentrant=False).square().mean().backward()
+    return [of(model)]
+
+
+def around_all() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 6, 4, 3, dtype=torch.float64, requires_grad=True)
+    model = nn.Sequential(nn.Conv3d(2, 2, 3, padding=1), nn.GroupNorm(1, 2)).double()
+    (want,) = checkpointed(deepcopy(model), x)
+    grid = hs.Grid(depth=2)
+    (got,) = checkpointed(hs.parallelize(model, grid), hs.shard(x, grid))
+    for g, w in zip(got, want, strict=True):
+        assert g is not None
+        assert w is not None
+        assert torch.allclose(g, w, rtol=1e-10, atol=1e-12)
+
+
+def test_a_checkpoint_around_the_module() -> None:
+    run_ranks(2, around_all)
 
 
 class Lines(logging.Handler):

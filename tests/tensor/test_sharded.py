@@ -288,6 +288,15 @@ def test_operators_in_c_take_a_tensor_itself_unless_python_sees_it() -> None:
     with Watch(), torch.no_grad():
         F.relu(x + x)
     assert {*watched} == {torch.Tensor}
+    y = x * 2
+    loss = (y * y * y).sum()
+    y.mul_(0)  # another block takes the place of the one that was kept
+    x.grad = None
+    watched.clear()
+    with Watch():
+        loss.backward()
+    assert {*watched} == {torch.Tensor}
+    assert torch.allclose(x.grad.local, 6 * (x.local * 2).square())
 
 
 def keeps_averages() -> tuple[list[float], list[float]]:

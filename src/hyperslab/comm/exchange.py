@@ -480,15 +480,20 @@ class Meeting:
     has read what was there before: it belongs to one thread and to one stream.
     """
 
-    def __init__(
-        self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
-    ) -> None:
+    def __init__(self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages) -> None:
         sizes = [flat.numel(), sum(receives.sizes), 1]
         with torch.inference_mode(False):
-            self.all = flat.new_full((sum(sizes),), fill)
-            self.own, self.arrived, _ = self.all.split(sizes)
+            self.all = flat.new_zeros(sum(sizes))
+            self.own, self.arrived, self._filling = self.all.split(sizes)
             self.leaving = flat.new_empty(sum(sends.sizes))
+        self._fill = 0.0
         self._exchange = PackedExchange(self.leaving, sends, self.arrived, receives)
+
+    def fill_with(self, fill: float) -> None:
+        """Write the filling, unless it is there."""
+        if fill != self._fill:  # as not a number always is
+            self._filling.fill_(fill)
+            self._fill = fill
 
     def exchange(
         self, flat: torch.Tensor, sent: torch.Tensor, plan: ExchangePlan, what: str
@@ -607,12 +612,15 @@ class Gathers:
         self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
     ) -> Meeting:
         if is_capturing():  # a graph's memory is its own, and is not filled before it is replayed
-            return Meeting(flat, sends, receives, fill)
-        stream = torch.cuda.current_stream(flat.device).cuda_stream if flat.is_cuda else 0
-        key = (sends is self.sends, flat.dtype, fill, stream, threading.get_ident())
-        found = self.meetings.get(key)
-        if found is None:
-            found = self.meetings[key] = Meeting(flat, sends, receives, fill)
+            found = Meeting(flat, sends, receives)
+        else:
+            stream = torch.cuda.current_stream(flat.device).cuda_stream if flat.is_cuda else 0
+            key = (sends is self.sends, flat.dtype, stream, threading.get_ident())
+            kept = self.meetings.get(key)
+            if kept is None:
+                kept = self.meetings[key] = Meeting(flat, sends, receives)
+            found = kept
+        found.fill_with(fill)
         return found
 
     def flat(self, x: torch.Tensor) -> torch.Tensor:

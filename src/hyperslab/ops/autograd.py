@@ -41,8 +41,13 @@ from hyperslab.tensor.dispatch import refuse
 from hyperslab.util.torch_internals import (
     BACKWARD_PASSES,
     CHECKPOINTS,
+    DisableTorchFunctionSubclass,
     EnableTorchFunction,
+    TorchDispatchMode,
+    dispatch_modes_active,
     graph_task,
+    tree_map_only,
+    without_dispatch_modes,
 )
 
 Recut = Callable[[torch.Tensor], torch.Tensor]
@@ -439,6 +444,23 @@ def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) 
         _AVERAGED[parameter] = weakref.ref(grid)
 
 
+class _ShowingBlocks(TorchDispatchMode):
+    """Shows the blocks of cut tensors that autograd has kept to the modes of a backward pass.
+
+    Where no mode saw the forward pass an operator in C keeps the cut tensor itself (`native`).
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Sharded, _kept_block, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _kept_block(x: Sharded) -> torch.Tensor:
+    """Returns what was kept: the tensor may have another block by now."""
+    with DisableTorchFunctionSubclass(), without_dispatch_modes():
+        return x.as_subclass(torch.Tensor)
+
+
 def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap what runs a backward pass and returns the gradients of ``inputs``."""
 
@@ -452,7 +474,9 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        found = original(outputs, weights, retain_graph, create_graph, inputs, *args, **kwargs)
+        shown = _ShowingBlocks() if dispatch_modes_active() else contextlib.nullcontext()
+        with shown:
+            found = original(outputs, weights, retain_graph, create_graph, inputs, *args, **kwargs)
         if not found or graph_task() != -1:  # a rule's own pass within another one
             return found
         serial = []

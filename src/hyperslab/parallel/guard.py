@@ -196,6 +196,13 @@ class Guard:
             self.synchronised = self.averaging.synchronised
             self.averaging.begin()
 
+    def gradients_arrive(self) -> bool:
+        """Tell whether a checkpoint calls the module again amid the pass that is being averaged.
+
+        What has been collected counts, and would be forgotten if this began another forward pass.
+        """
+        return self._pass == graph_task()
+
     def _check_parameters(self) -> dict[int, torch.dtype]:
         """Return the parameters that are trained now, with their types."""
         now = _trainable(self.module)
@@ -307,7 +314,8 @@ class GuardedForward(functools.partial[Any]):
                     replace_sync_batch_norm(guard.module)
                 if torch.is_grad_enabled():
                     _refuse_capture_of_training(guard.module)
-                    guard.begin(args, kwargs)
+                    if not guard.gradients_arrive():
+                        guard.begin(args, kwargs)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _force_outputs(forward(*args, **kwargs))
 

@@ -321,9 +321,10 @@ class DeferredTensor(torch.Tensor):
         """Compute what has this tensor for its source."""
         readers, self.readers = self.readers, ()
         for reader in readers:
-            pending = reader()
-            if pending is not None:
-                pending.force()
+            found = reader()
+            # One that has been computed reads no more; autograd may hold it for longer.
+            if found is not None and found.pending is not None:
+                found.force()
 
     def _compute(self) -> None:
         """Become what is pending; the object stays the same for all that refer to it."""

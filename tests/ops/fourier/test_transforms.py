@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 import hyperslab as hs
+from hyperslab.tensor import sharded
 from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
@@ -147,13 +148,13 @@ def memory() -> list[int]:
     grid = hs.Grid(depth=2, height=2)
     x = hs.shard(torch.randn(1, 4, 8, 8, 8), grid)
     found = []
-    make = hs.Sharded.from_local
+    wrap = sharded._wrap
 
     def noting(local: torch.Tensor, *rest: Any) -> Any:
         found.append(local.numel())
-        return make(local, *rest)
+        return wrap(local, *rest)
 
-    with patch.object(hs.Sharded, "from_local", staticmethod(noting)):
+    with patch.object(sharded, "_wrap", noting):
         y = torch.fft.rfftn(x, dim=(2, 3, 4))
     assert y.partition.axes == ("depth", "height")
     return found
