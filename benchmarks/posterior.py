@@ -49,6 +49,9 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.train.uncertainty import RankStatistics, levels_of
 from hyperslab.util.atomic_files import write_json
 
+# To import zuko ends the checks of torch's distributions for the whole process.
+torch.distributions.Distribution.set_default_validate_args(__debug__)
+
 FOLDS = 4
 SAMPLES = 1000
 """Of each posterior."""
