@@ -222,6 +222,7 @@ def test_universes_are_moved_within_the_box_as_their_inputs_answer() -> None:
         assert distance < 0.4 if far == 0.3 else distance > 0.5
 
 
+@pytest.mark.long
 def test_moved_universes_and_several_networks_learn_the_curve_better() -> None:
     data = curved()
     train, test = data.split["train"][:60], data.split["test"]

@@ -52,6 +52,7 @@ def test_a_flow_finds_a_posterior_that_a_box_cuts_off() -> None:
     assert np.all((levels >= 0) & (levels <= 1))
 
 
+@pytest.mark.long
 def test_ranks_of_a_right_posterior_are_even_and_of_a_narrow_one_are_not() -> None:
     train, validation, test = drawn(3000, 0), drawn(500, 1), drawn(400, 2)
     found = Posterior(*train, (-1, 1))

@@ -128,6 +128,7 @@ def test_long_modes_are_taken_out_of_spectra_alone(recipe: Recipe, tmp_path: Pat
     assert np.array_equal(short.features[rest], data.features[rest])
 
 
+@pytest.mark.long
 def test_the_command_goes_on_and_compares_with_the_whole(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
