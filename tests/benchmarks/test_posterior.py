@@ -82,7 +82,8 @@ def test_samples_are_summarised_by_those_that_have_not_seen_them(
     monkeypatch.setattr(
         posterior, "ridge_of", lambda part, *_: (constant(part), [("network", 0.1)])
     )
-    found = posterior.summaries(data, None, 0, FEW, tmp_path)  # type: ignore[arg-type]
+    recipe: Any = None  # what would read it is replaced
+    found = posterior.summaries(data, recipe, 0, FEW, tmp_path)
     everything = data.split["train"]
     for name in ("network", "ridge"):
         for sample in everything:

@@ -281,7 +281,9 @@ def test_operators_in_c_take_a_tensor_itself_unless_python_sees_it() -> None:
     watched: list[type] = []
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             watched.extend(type(value) for value in args if isinstance(value, torch.Tensor))
             return function(*args, **(kwargs or {}))
 
@@ -328,8 +330,10 @@ def test_tensors_beside_numbers_are_operands() -> None:
     x = hs.shard(torch.randn(2, 2, 4, 4, 4), hs.Grid())
     seen: list[object] = []
     rule = Rule(lambda: None, "test", "")
-    with mock.patch.object(hs.Sharded, "force", lambda self: seen.append(self)):
-        x.readers = (lambda: None,)  # type: ignore[assignment]
+    with (
+        mock.patch.object(hs.Sharded, "force", lambda self: seen.append(self)),
+        mock.patch.object(x, "readers", (lambda: None,)),
+    ):
         assert check_operands([(0, x)], rule, hs.Sharded) is x
         assert check_operands([(1, 2)], rule, hs.Sharded) is None
     assert len(seen) == 1

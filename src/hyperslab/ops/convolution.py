@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -665,8 +665,7 @@ def _convolve_parts(
 
         real = convolve(input.real, weight.real, first) - convolve(input.imag, weight.imag)
         imaginary = convolve(input.real, weight.imag, second) + convolve(input.imag, weight.real)
-        result: Any = torch.complex(real, imaginary)
-        return result  # type: ignore[no-any-return]
+        return cast(Sharded, torch.complex(real, imaginary))
 
 
 def _convolve_at_once(

@@ -428,7 +428,8 @@ def _wrap(
     x._block_shape = expected
     x._grid = grid
     x._policy = policy
-    return x  # type: ignore[no-any-return]
+    made: Sharded = x
+    return made
 
 
 def _accumulated(old: Sharded | None, new: Sharded) -> Sharded:
