@@ -70,8 +70,8 @@ def test_the_rows_cover_the_step(of_two: list[Profile]) -> None:
             for row in ("convolutions", "operators", "halos", "statistics", "gradients", "data"):
                 assert step.rows[row] > 0, row
             assert step.spans["halos under way"]
-        # A step of milliseconds may be interrupted between its rows, two hardly.
-        assert max(step.covered for step in profile.steps) > 0.95
+    # A step of milliseconds may be interrupted between its rows, but not all four.
+    assert max(step.covered for profile in of_two for step in profile.steps) > 0.8
 
 
 def test_rows_do_not_overlap(of_two: list[Profile]) -> None:
