@@ -1,16 +1,19 @@
 """The plan's model against measured steps: time, and memory of a rank.
 
     python benchmarks/model.py [--cases cosmoflow-64 unet3d-32 ...] [--ranks 1 2] [--steps 12]
-                               [--machine OUT.yaml] [--json OUT]
+                               [--json OUT]
 
 For each network, on one rank of two threads and on two ranks of one thread, cut along each axis, in
 processes of their own:
 
-1. the operators of the traced step are timed one by one (`hyperslab calibrate` does the same),
+1. sums and the operators of the traced step are timed, as `hyperslab calibrate` does: by the
+   processes of the step, because where a virtual machine's cores lie changes within minutes, and
+   with it the time of a sum by a factor of 2.5 (all else of a machine, by the first network),
 2. the step is measured, N times before and N times after its operators; the shorter of the two
    medians counts, as of an operator's two, and their distance says how well it repeats,
-3. the step is predicted from the machine file twice: with every operator measured; and as if the
-   network had never been calibrated at this width, from the shapes of all others,
+3. the step is predicted from that machine file twice: with every operator measured; and as if the
+   network had never been calibrated at this width, from the shapes of all others (a call that one
+   of them makes, too, such as that of the optimizer, counts as it was timed here),
 4. the three grids of two ranks take turns in one process group: is the plan's first the fastest?
 5. bytes that autograd saves are counted, and the rank's memory at its highest is read from the
    operating system, each beside the trace's.
@@ -25,7 +28,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +45,9 @@ from saved import counting
 import hyperslab as hs
 from hyperslab.planner.calibrate import calibrate
 from hyperslab.planner.cost import RankMemory, rank_memory, step_cost
-from hyperslab.planner.machine import Machine, load_machine, save_machine
+from hyperslab.planner.machine import Machine
 from hyperslab.planner.records import Trace
+from hyperslab.planner.timing import Clock, measure_sums
 from hyperslab.planner.trace import Workload, trace_step
 
 CASES = [
@@ -94,7 +98,7 @@ class Point:
         )
 
 
-def measure(point: Point, steps: int, machine: Machine | None, budget: float) -> dict[str, Any]:
+def measure(point: Point, steps: int, first: Machine | None, budget: float) -> dict[str, Any]:
     """One point on this rank: the machine with its operators, and the step."""
     torch.set_num_threads(2 if point.ranks == 1 else 1)
     grid = hs.Grid(**point.extents)
@@ -105,8 +109,11 @@ def measure(point: Point, steps: int, machine: Machine | None, budget: float) ->
     traces = [trace_step(point.workload(), point.extents, rank) for rank in range(grid.size)]
     operators = [operator for trace in traces for operator in trace.operators]
     with tempfile.TemporaryDirectory() as folder:
-        done = calibrate(grid, "benchmark", Path(folder), operators, machine, budget=budget)
-    found["machine"] = done.machine if grid.is_main else None
+        done = calibrate(grid, "benchmark", Path(folder), operators, first, budget=budget)
+    found["machine"] = done.machine
+    if grid.size > 1:
+        sums = measure_sums(Clock(grid, budget / 4), grid.size)
+        found["machine"] = done.machine.model_copy(update={"sums": sums})
     found["failed"] = done.failed
     again = _measure_step(point, grid, steps)  # machines drift: before and after the operators
     found["seconds"] += again["seconds"]
@@ -188,31 +195,27 @@ def predict(point: Point, traces: list[Trace], machine: Machine) -> dict[str, An
     }
 
 
-def without(machine: Machine, point: Point, traces: dict[Point, list[Trace]]) -> Machine:
-    """The machine file as if this network had never been calibrated at this width."""
-    mine, others = (
-        {
-            operator.call
-            for other, some in traces.items()
-            if (other.shapes == point.shapes) == same
-            for trace in some
-            for operator in trace.operators
-        }
-        for same in (True, False)
-    )
-    setting = machine.setting(point.ranks)
-    left = [entry for call, entry in setting.measured.items() if call not in mine - others]
-    return machine.with_setting(setting.model_copy(update={"operators": tuple(left)}))
+def of_other_shapes(point: Point, machines: Mapping[Point, Machine]) -> Machine:
+    """The point's machine as if this network had never been calibrated at this width."""
+    setting = machines[point].setting(point.ranks)
+    known = {
+        call: setting.measured.get(call, entry)
+        for other, machine in machines.items()
+        if other.ranks == point.ranks and other.shapes != point.shapes
+        for call, entry in machine.setting(point.ranks).measured.items()
+    }
+    operators = {"operators": tuple(known.values())}
+    return machines[point].with_setting(setting.model_copy(update=operators))
 
 
 def compare(
     point: Point,
     found: list[dict[str, Any]],
-    machine: Machine,
-    all_traces: dict[Point, list[Trace]],
+    traces: list[Trace],
+    machines: Mapping[Point, Machine],
 ) -> dict[str, Any]:
     """One line of the table."""
-    traces = all_traces[point]
+    machine = machines[point]
     seconds = found[0]["seconds"]
     half = len(seconds) // 2
     halves = [statistics.median(seconds[:half]), statistics.median(seconds[half:])]
@@ -225,21 +228,25 @@ def compare(
         "steps": seconds,
         "repeats": abs(halves[1] - halves[0]) / measured,
         "calibrated": predict(point, traces, machine),
-        "others": predict(point, traces, without(machine, point, all_traces)),
+        "others": predict(point, traces, of_other_shapes(point, machines)),
         "saved": [[rank["saved"], trace.saved] for rank, trace in zip(found, traces, strict=True)],
         "peak": [[rank["peak"], peak.total] for rank, peak in zip(found, peaks, strict=True)],
     }
 
 
-def ranking(name: str, machine: Machine, steps: int) -> dict[str, Any]:
+def ranking(name: str, machines: Mapping[Point, Machine], steps: int) -> dict[str, Any]:
     """Whether the fastest grid of two ranks is the one that the plan names first."""
+    points = [Point(name, 2, axis) for axis in AXES]
+    settings = [machines[point].setting(2) for point in points]
+    operators = tuple(entry for setting in settings for entry in setting.operators)
+    setting = settings[0].model_copy(update={"operators": operators})
+    machine = machines[points[0]].with_setting(setting)  # one, as a plan has
     turns = run_ranks(2, rank_grids, name, steps)[0]
     measured = {axis: statistics.median(times) for axis, times in turns.items()}
     predicted = {}
-    for axis in AXES:
-        point = Point(name, 2, axis)
+    for point in points:
         traces = [trace_step(point.workload(), point.extents, rank) for rank in range(2)]
-        predicted[axis] = predict(point, traces, machine)["seconds"]
+        predicted[point.axis] = predict(point, traces, machine)["seconds"]
     first = min(predicted, key=lambda axis: predicted[axis])
     behind = measured[first] / min(measured.values()) - 1
     return {"name": name, "measured": measured, "predicted": predicted, "behind": behind}
@@ -252,7 +259,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--budget", type=float, default=0.2, help="[s] for each operator")
     parser.add_argument("--minutes", type=float, default=60, help="begin no case after so many")
-    parser.add_argument("--machine", type=Path, help="keep the machine file; goes on from it")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
     options = parser.parse_args()
     where = this_machine()
@@ -263,33 +269,32 @@ def main() -> None:
         for ranks in options.ranks
         for axis in (AXES if ranks > 1 else AXES[:1])
     ]
-    known = options.machine is not None and options.machine.exists()
-    machine = load_machine(options.machine) if known else None
     found = {}
+    machines: dict[Point, Machine] = {}
     start = time.perf_counter()
     for point in points:
         began = time.perf_counter()
         if began - start > 60 * options.minutes:
             print(f"no time for {point.name} on {point.grid} and what follows")
             break
-        found[point] = run_ranks(
-            point.ranks, measure, point, options.steps, machine, options.budget
-        )
-        machine = found[point][0].pop("machine")
-        for rank in found[point][1:]:
-            rank.pop("machine")
-        if options.machine is not None:
-            save_machine(machine, options.machine)
+        first = next((m for other, m in machines.items() if other.ranks == point.ranks), None)
+        if first is not None:
+            bare = first.setting(point.ranks).model_copy(update={"operators": ()})
+            first = first.with_setting(bare)
+        found[point] = run_ranks(point.ranks, measure, point, options.steps, first, options.budget)
+        machines[point], *_ = [rank.pop("machine") for rank in found[point]]
         print(f"{point.name} on {point.grid}: {time.perf_counter() - began:.0f} s", flush=True)
-    traces = {
-        point: [trace_step(point.workload(), point.extents, rank) for rank in range(point.ranks)]
-        for point in found
-    }
-    rows = [compare(point, ranks, machine, traces) for point, ranks in found.items()]
+    rows = []
+    for point, ranks in found.items():
+        traces = [trace_step(point.workload(), point.extents, rank) for rank in range(point.ranks)]
+        rows.append(compare(point, ranks, traces, machines))
     print_table(rows)
-    ranked = []
-    if 2 in options.ranks and machine is not None:
-        ranked = [ranking(name, machine, 2 * options.steps) for name in options.cases]
+    ranked = [
+        ranking(name, machines, 2 * options.steps)
+        for name in options.cases
+        if all(Point(name, 2, axis) in machines for axis in AXES)
+    ]
+    if ranked:
         print_ranking(ranked)
     if options.json:
         what = {key: str(value) for key, value in vars(options).items() if key != "json"}
