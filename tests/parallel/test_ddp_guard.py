@@ -133,6 +133,17 @@ def parallelise_in_time(model: nn.Module, x: Any, grid: hs.Grid) -> None:
     train_bare(hs.parallelize(model, grid), x, grid)
 
 
+def train_a_head(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    """Behind a parallelised module."""
+    head = nn.Conv3d(1, 1, 1)
+    head(hs.parallelize(model, grid)(x)).square().mean().backward()
+
+
+def train_a_head_on_features(model: nn.Module, x: Any, grid: hs.Grid) -> None:
+    """Which are not cut, so that every rank has all of the head's gradient."""
+    nn.Linear(1, 1)(hs.parallelize(model, grid)(x).mean((2, 3, 4))).square().mean().backward()
+
+
 def train_in_ddp(model: nn.Module, x: Any, grid: hs.Grid) -> None:
     train_bare(DistributedDataParallel(model), x, grid)
 
@@ -155,7 +166,14 @@ def warned(way: Callable[..., None]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("way", "times"),
-    [(train_bare, 1), (only_forward, 0), (parallelise_in_time, 0), (train_in_ddp, 0)],
+    [
+        (train_bare, 1),
+        (train_a_head, 1),
+        (train_a_head_on_features, 0),
+        (only_forward, 0),
+        (parallelise_in_time, 0),
+        (train_in_ddp, 0),
+    ],
 )
 def test_training_without_parallelize_is_warned_of(way: Callable[..., None], times: int) -> None:
     first, second = run_ranks(2, warned, way)

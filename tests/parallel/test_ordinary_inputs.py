@@ -190,3 +190,48 @@ def averaged() -> None:
 
 def test_their_gradients_are_serial() -> None:
     run_ranks(2, averaged)
+
+
+class Coloured(nn.Module):
+    """Multiplies channels by a tensor that does not enter as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 2, 3, padding=1)
+        self.colour = torch.ones(2)
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(2):
+            x = self.conv(x) * self.colour.view(1, 2, 1, 1, 1)
+            x = x.sum(1, keepdim=True)
+        return x
+
+
+def asked_for(grid: hs.Grid | None) -> list[torch.Tensor | None]:
+    """Gradients on request, first and second, and those of what makes a network's constant."""
+    torch.manual_seed(0)
+    x: Any = volume(torch.float64).exp()
+    model, encoder = Coloured().double(), nn.Linear(3, 2).double()
+    colour = torch.rand(1, 2, 1, 1, 1, dtype=torch.float64, requires_grad=True)
+    weight = nn.Parameter(torch.rand(1, 2, 1, 1, 1, dtype=torch.float64))
+    if grid is not None:
+        x = hs.shard(x, grid)
+        hs.parallelize(model, grid)
+    (first,) = torch.autograd.grad((x * colour).pow(4).mean(), colour, create_graph=True)
+    (first * first).sum().backward()
+    double = colour * 2
+    both = torch.autograd.grad((x * double).pow(4).mean() + double.sum(), (colour, double))
+    of_parameter = torch.autograd.grad((x * weight).pow(4).mean(), weight)
+    model.colour = encoder(torch.arange(3.0).double())
+    model(x).square().mean().backward()
+    gradients = [p.grad for p in (*model.parameters(), *encoder.parameters())]
+    return [first.detach(), colour.grad, *both, *of_parameter, *gradients]
+
+
+def asked_of_ranks() -> None:
+    for found, wanted in zip(asked_for(hs.Grid(depth=2)), asked_for(None), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+
+
+def test_gradients_on_request_and_of_a_constant_are_serial() -> None:
+    run_ranks(2, asked_of_ranks)

@@ -108,6 +108,34 @@ def test_buffers_are_updated_once_and_found_as_they_were() -> None:
         assert torch.equal(one, other)
 
 
+class Residual(nn.Sequential):
+    """Adds its input to what its layers make of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_what_a_sequential_does_itself_and_layers_that_are_replaced_later(replaced: bool) -> None:
+    x = torch.randn(2, 3, 6, 5, 4, generator=torch.Generator().manual_seed(4)).double()
+    found = []
+    for again in (False, True):
+        torch.manual_seed(3)
+        inner = Residual(nn.Conv3d(4, 4, 3, padding=1), nn.Tanh())
+        parts = [nn.Conv3d(3, 4, 3, padding=1), nn.ReLU(), inner, nn.MaxPool3d(2), nn.Dropout(0.5)]
+        model = nn.Sequential(*parts, nn.Conv3d(4, 2, 1)).double()
+        if again:
+            assert recompute_stages(model) == 2
+        if replaced:
+            model[1], model[4] = nn.GELU(), nn.Identity()
+            model.append(nn.Sigmoid())
+        torch.manual_seed(7)
+        model(x).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def saved_bytes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
     kept: dict[int, int] = {}
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -25,7 +25,6 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum
 from hyperslab.ops.operands import block_of
@@ -37,7 +36,7 @@ from hyperslab.tensor.deferred import (
     sees_serial_gradients,
     wrap_while_cut,
 )
-from hyperslab.tensor.dispatch import refuse
+from hyperslab.tensor.dispatch import HAS_PARTS, refuse
 from hyperslab.util.torch_internals import (
     BACKWARD_PASSES,
     CHECKPOINTS,
@@ -430,10 +429,6 @@ def grad(
         return tuple(None if g is None else _serial(x, g, cut[0].grid, what) for x, g in pairs)
 
 
-_AVERAGED = WeakTensorKeyDictionary()
-"""Has the grid, weakly, of each parameter of which every rank gets a part of the gradient."""
-
-
 def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) -> None:
     """Let ``torch.autograd.grad`` of these parameters return the serial gradients.
 
@@ -441,7 +436,7 @@ def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) 
     the parameters.
     """
     for parameter in parameters:
-        _AVERAGED[parameter] = weakref.ref(grid)
+        HAS_PARTS[parameter] = weakref.ref(grid)
 
 
 class _ShowingBlocks(TorchDispatchMode):
@@ -482,9 +477,10 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         serial = []
         with torch.set_grad_enabled(create_graph):
             for tensor, gradient in zip(inputs, found, strict=True):
-                averaged = isinstance(tensor, torch.nn.Parameter) and _AVERAGED.get(tensor)
-                if averaged and gradient is not None:
-                    gradient = _serial(tensor, gradient, averaged(), "the gradient of a parameter")
+                known = HAS_PARTS.get(tensor) if isinstance(tensor, torch.Tensor) else None
+                grid = None if known is None else known()
+                if grid is not None and gradient is not None:
+                    gradient = _serial(tensor, gradient, grid, "the gradient that is asked for")
                 serial.append(gradient)
         return tuple(serial)
 

@@ -222,7 +222,7 @@ def parallelize(
             "with fullgraph=True too: graphs cannot hold messages between ranks",
             logging.WARNING,
         )
-    homes = GradientBuffers()
+    homes = GradientBuffers(module.parameters())
     policy = prepare(
         module,
         grid,
@@ -326,7 +326,8 @@ def prepare(
         recompute_stages(module)
     if memory == "offload":
         offload_activations(module, store or store_for(grid))
-    scope = ForwardScope() if grid.size > grid.data else None
+    owned = () if homes is None else homes.owned
+    scope = ForwardScope(owned) if grid.size > grid.data else None
     slab = None if memory == "none" else slabs.SLAB_BYTES
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes, slab=slab)
 

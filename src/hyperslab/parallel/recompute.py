@@ -27,19 +27,30 @@ Buffers = dict[tuple[nn.Module, str], torch.Tensor]
 def recompute_stages(module: nn.Module) -> int:
     """Let a network keep the inputs of its stages only; in place, returns how many it has.
 
-    A stage is an `nn.Sequential` that holds convolutions, or its part from one pooling to the
-    next, with the layers that work in place behind that pooling. In the backward pass each stage
-    runs forward again, through torch's own checkpointing, so that the gradients are the same
-    numbers; it draws the same random numbers, and buffers (running statistics) are updated once.
-    Names in the state dict do not change. Call it before `parallelize`.
+    A stage is an `nn.Sequential` that holds convolutions and has torch's own forward, or its part
+    from one pooling to the next, with the layers that work in place behind that pooling. In the
+    backward pass each stage runs forward again, through torch's own checkpointing, so that the
+    gradients are the same numbers; it draws the same random numbers, and buffers (running
+    statistics) are updated once. Names in the state dict do not change. Call it before
+    `parallelize`.
     """
     count = 0
     for part in module.modules():
-        if isinstance(part, nn.Sequential) and any(isinstance(m, _CONVOLUTIONS) for m in part):
-            stages = tuple(_stages(part))
-            part.forward = partial(_in_turn, stages)  # type: ignore[method-assign]
-            count += sum(isinstance(stage, _Stage) for stage in stages)
+        # A subclass may have a forward of its own, which adds its input to what the layers make.
+        own = getattr(part.forward, "__func__", None) is not nn.Sequential.forward
+        if isinstance(part, nn.Sequential) and not own and any(map(_is_convolution, part)):
+            part.forward = partial(_run_stages, part)  # type: ignore[method-assign]
+            count += sum(isinstance(stage, _Stage) for stage in _stages(part))
     return count
+
+
+def _is_convolution(layer: nn.Module) -> bool:
+    return isinstance(layer, _CONVOLUTIONS)
+
+
+def _run_stages(layers: nn.Sequential, input: Any) -> Any:
+    """Run the layers that are there now: they may be replaced between two steps."""
+    return _in_turn(_stages(layers), input)
 
 
 def _in_turn(parts: Iterable[Callable[[Any], Any]], x: Any) -> Any:

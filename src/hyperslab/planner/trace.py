@@ -297,7 +297,7 @@ class _Step:
             until=work.until,
             batch_norm=work.batch_norm,
             memory=work.memory,
-            homes=GradientBuffers(),
+            homes=GradientBuffers(self.model.parameters()),
             store=_RecordedStore(self.memory, self.grid.journal),
         )
         # Of a replica that is cut: as a parallelised module has it open while it runs.

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.util.torch_internals import inside_ddp
+from hyperslab.util.torch_internals import inside_ddp, version_of
 
 NUMPY_NAMES = {
     "axis": "dim",
@@ -334,16 +334,29 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
                 x = next((v for v in values if type(v) is cut), None)
             if x is None or x._grid.size == 1 or not torch.is_grad_enabled():
                 continue
-            if kind is not Parameter or x._policy.homes is None:
+            homes = x._policy.homes
+            if kind is not Parameter or homes is None or id(value) not in homes.owned:
                 _watch_gradient(value, x)
     return first
 
 
+HAS_PARTS = WeakTensorKeyDictionary()
+"""Has the grid, weakly, of each ordinary tensor of whose gradient every rank gets a part.
+
+That of a parameter is averaged by its parallelised module, that of another tensor by a hook. What
+``torch.autograd.grad`` hands to its caller they may not see: the wrapper of it asks here.
+"""
+
+
 class WatchedGradients(WeakTensorKeyDictionary):
-    """Holds the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove."""
+    """Holds the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove.
+
+    ``versions``: of tensors that are no leaves, when they got theirs.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.versions = WeakTensorKeyDictionary()
         self.warnings: set[int] = set()  # the hooks that warn
         self.warned = False  # from then on no parameter needs a hook for that
 
@@ -357,18 +370,19 @@ def watched_gradients(_grid: Grid) -> WatchedGradients:
 def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
     """Have an ordinary operand's gradient averaged, or have a warning logged that nothing does.
 
-    The latter for parameters, unless the cut tensor ``x`` beside one entered a parallelised module:
-    its policy has ``homes`` then. While that one's forward runs, what is computed of parameters
-    needs no average of its own, as theirs is taken.
+    The latter for parameters of no parallelised module, also beside what has come from one. While
+    the forward of one runs, what it computes of parameters needs no average of its own, as theirs
+    is taken.
     """
     grid = x._grid
     if not isinstance(operand, Parameter):
         scope = x._policy.scope
-        if operand.is_leaf or scope is None or not scope.forward_runs:
+        if scope is None or not scope.has_made(operand):
             average_gradient(operand, grid)
-    else:
+    elif x._partition.axes and ((known := HAS_PARTS.get(operand)) is None or known() is None):
+        HAS_PARTS[operand] = weakref.ref(grid)
         watched = watched_gradients(grid)
-        if not watched.warned and operand not in watched and not inside_ddp():
+        if not watched.warned and not inside_ddp():
             hook = partial(_warn_of_part, weakref.ref(grid))
             watched[operand] = handle = operand.register_post_accumulate_grad_hook(hook)
             watched.warnings.add(handle.id)
@@ -382,9 +396,13 @@ def average_gradient(x: torch.Tensor, grid: Grid) -> None:
     if grid.size == 1:
         return
     mean = partial(_mean, weakref.ref(grid))
+    watched = watched_gradients(grid)
+    HAS_PARTS[x] = weakref.ref(grid)
     if not x.is_leaf:
-        x.register_hook(mean)
-    elif x not in (watched := watched_gradients(grid)):
+        if watched.versions.get(x) != version_of(x):  # a change in place leaves a hook behind
+            watched.versions[x] = version_of(x)
+            x.register_hook(mean)
+    elif x not in watched:
         watched[x] = x.register_post_accumulate_grad_hook(partial(_average, mean))
 
 

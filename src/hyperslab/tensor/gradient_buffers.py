@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +38,12 @@ class GradientBuffers:
     A backward pass that makes the gradient of a parameter may write it into its buffer and return
     that, where a copy would follow. Nobody else may see a buffer before its gradient is there: not
     ``torch.autograd.grad``, no gradient that accumulates or that somebody kept.
+
+    ``owned``: the module's parameters, by id, with or without such memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
+        self.owned = frozenset(map(id, parameters))
         self._buffers: dict[int, _Buffer] = {}
         self._made: dict[int, _GradientInPlace] = {}
         self._shown: dict[int, weakref.ref[torch.Tensor]] = {}

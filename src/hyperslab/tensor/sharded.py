@@ -14,7 +14,7 @@ of a parameter's gradients, which DistributedDataParallel takes, is the serial g
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -39,6 +39,9 @@ from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     graph_task,
+    is_of_block,
+    next_node_number,
+    node_number,
     refusal_to_compile,
     transforms_active,
 )
@@ -47,20 +50,47 @@ from hyperslab.util.torch_internals import (
 class ForwardScope:
     """Is open while a module's forward runs, and in backward passes, which may repeat parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, owned: Collection[int] = ()) -> None:
+        """``owned``: the module's parameters, by id."""
+        self._owned = owned
         self._running = 0
-
-    @property
-    def forward_runs(self) -> bool:
-        return self._running > 0
+        self._first_node = 0  # of the forward's graph
+        self._known: set[int] = set()  # its nodes that nothing else leads to
 
     @property
     def is_open(self) -> bool:
-        return self.forward_runs or graph_task() != -1
+        return self._running > 0 or graph_task() != -1
+
+    def has_made(self, x: torch.Tensor) -> bool:
+        """Tell whether the forward that runs has computed ``x`` of the module's parameters alone.
+
+        Not of a tensor that it found in an attribute, say, or in an object that it was given.
+        """
+        if self._running == 0 or x.grad_fn is None:
+            return False
+        nodes = [x.grad_fn]
+        seen: list[int] = []
+        while nodes:
+            node = nodes.pop()
+            leaf = getattr(node, "variable", None)
+            number = node_number(node)
+            if leaf is not None:
+                if id(leaf) not in self._owned:
+                    return False
+            elif number < self._first_node:
+                return False
+            elif number not in self._known and not is_of_block(node):
+                nodes += [before for before, _ in node.next_functions if before is not None]
+                seen.append(number)
+        self._known.update(seen)
+        return True
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep the scope open, within a forward."""
+        if self._running == 0:
+            self._first_node = next_node_number()
+            self._known.clear()
         self._running += 1
         try:
             yield

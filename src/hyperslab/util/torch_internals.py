@@ -253,6 +253,15 @@ autograd_node: Callable[[], Any] = torch._C._current_autograd_node
 next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """Returns the number of a graph's next node: nodes between two of them belong to one layer."""
 
+node_number: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
+"""Returns the number that a node got when it was made."""
+
+
+def is_of_block(node: Node) -> bool:
+    """Tell whether a node is that of a `BlockFunction`: what comes before it are blocks."""
+    return issubclass(getattr(node, "_forward_cls", Node), BlockFunction)
+
+
 will_execute_node: Callable[[Node], bool] = torch._C._will_engine_execute_node
 """Tells whether this backward pass reaches a node, here one that accumulates into ``.grad``.
 
