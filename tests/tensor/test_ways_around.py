@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -186,9 +187,19 @@ def squares(x: torch.Tensor) -> torch.Tensor:
     return (x * x).sum()
 
 
+with warnings.catch_warnings(action="ignore"):  # torch deprecates it, networks still have it
+    scripted = torch.jit.script(squares)
+    traced = torch.jit.trace(squares, torch.ones(2))
+    activation = torch.jit.script(torch.nn.ReLU())
+
+
 @pytest.mark.parametrize(
     ("transform", "message"),
     [
+        (lambda x: scripted(x), r"torch\.jit \(script, trace\) cannot(?s:.*)PYTORCH_JIT=0"),
+        (lambda x: scripted(x=x), r"torch\.jit \(script, trace\) cannot"),
+        (lambda x: traced(x), r"torch\.jit \(script, trace\) cannot"),
+        (lambda x: activation(x), r"torch\.jit \(script, trace\) cannot"),
         (
             lambda x: torch.vmap(squares)(x),
             r"torch\.vmap .*(?s:.*)take dim 0 for.*(?s:.*)torch.stack\(\[f",
@@ -202,9 +213,21 @@ def squares(x: torch.Tensor) -> torch.Tensor:
             r"Tensor.mul: torch\.func and torch.vmap cannot transform a function that uses cut",
         ),
     ],
-    ids=["vmap", "vjp", "grad", "jacrev", "functionalize", "beside"],
+    ids=[
+        "scripted",
+        "by name",
+        "traced",
+        "module",
+        "vmap",
+        "vjp",
+        "grad",
+        "jacrev",
+        "functionalize",
+        "beside",
+    ],
 )
 def test_transforms_of_functions_are_refused(transform: Callable[[Any], Any], message: str) -> None:
     with pytest.raises((hs.UnsupportedOp, hs.LayoutError), match=message):
         transform(cut())
     assert torch.vmap(squares)(torch.ones(2, 3)).tolist() == [3, 3]
+    assert scripted(torch.ones(3)) == 3

@@ -727,9 +727,11 @@ def random_like(
     *,
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
+    generator: torch.Generator | None = None,
     **options: Any,
 ) -> Sharded:
     """Draws the same on every grid; without spatial dims it equals torch's own."""
+    _check_generator(generator, operator.__name__)
     check_random_state(input)
     uniform = operator is torch.rand_like
     kind = dtype or input.dtype

@@ -263,6 +263,8 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
         if isinstance(value, torch.Tensor) and value.dim():
             raise refused_subscript(self, index, "a mask takes one number")
+        if index.shape != self.shape:
+            raise IndexError(f"a mask {tuple(index.shape)} for {self.partition}: use masked_fill_")
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
         return
     found = parse_subscript(self, index)

@@ -43,8 +43,8 @@ applied, and a network, a loss or a backward pass may apply one to a cut tensor 
 `watch_functions` wraps ``apply`` when the first tensor of a grid is cut, and takes the wrapper off
 when the last such grid ends: a program that cuts nothing keeps torch's. `before_functions` says
 what happens before a function runs, and `seeing_serial_gradients` which gradients its backward
-sees. ``torch.vmap`` and ``torch.func.grad`` do not ask either, and would take a block for all of
-the tensor: what they begin with is wrapped as long, and refuses.
+sees. ``torch.vmap``, ``torch.func.grad`` and what ``torch.jit`` has made do not ask either, and
+would take a block for all of the tensor: what they begin with is wrapped as long, and refuses.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ from hyperslab.util.torch_internals import (
     saved_tensor_hooks,
     storage_address,
     swap_tensor_impl,
+    tree_leaves,
     version_of,
 )
 
@@ -185,13 +186,14 @@ def _refusing(does: str, remedy: str, original: Callable[..., Any]) -> Callable[
     """Wrap a function that would take the block of a cut tensor for all of it."""
 
     @functools.wraps(original)
-    def run(tensor: Any, *args: Any) -> Any:
-        if isinstance(tensor, DeferredTensor):
-            raise UnsupportedOp(
-                f"{does} cannot look at a cut tensor; nothing was computed\n    {tensor!r}\n"
-                f"    {remedy}, or use x.full()"
-            )
-        return original(tensor, *args)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, DeferredTensor):
+                raise UnsupportedOp(
+                    f"{does} cannot look at a cut tensor; nothing was computed\n    {value!r}\n"
+                    f"    {remedy}, or use x.full()"
+                )
+        return original(*args, **kwargs)
 
     return run
 

@@ -205,13 +205,15 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 
 def function_transforms() -> list[tuple[Any, str, str, str]]:
-    """List where ``torch.func`` takes a tensor in without asking its class.
+    """List where ``torch.func`` and ``torch.jit`` take a tensor in without asking its class.
 
     Each with the module and the name of the function that does it, what users call, and what they
     can do instead.
     """
     vmap: Any = importlib.import_module("torch._functorch.vmap")
     transforms: Any = importlib.import_module("torch._functorch.eager_transforms")
+    compiled = (torch._C.ScriptFunction, torch._C.ScriptMethod)
+    scripted = "call what it was made of (the environment variable PYTORCH_JIT=0 does)"
     return [
         (
             vmap,
@@ -232,6 +234,7 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
             "torch.func.functionalize",
             "call the function itself",
         ),
+        *((kind, "__call__", "torch.jit (script, trace)", scripted) for kind in compiled),
     ]
 
 

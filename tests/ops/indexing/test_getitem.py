@@ -216,6 +216,8 @@ def test_what_torch_refuses_too() -> None:
     x = hs.shard(torch.randn(2, 3), hs.Grid())
     with pytest.raises(IndexError, match="index 3 is out of bounds for dim 1 with size 3"):
         x[0, 3]
+    with pytest.raises(IndexError, match=r"a mask \(1, 3\) for 2 x 3"):
+        x[torch.ones(1, 3, dtype=torch.bool)] = 1.0
     with pytest.raises(ValueError, match="step must be greater than zero"):
         x[:, ::-1]
     with pytest.raises(ValueError, match="shape mismatch"):
