@@ -48,10 +48,12 @@ from hyperslab.util.torch_internals import (
 
 
 class ForwardScope:
-    """Is open while a module's forward runs, and in backward passes, which may repeat parts."""
+    """Is open while a module's forward runs, and in backward passes, which may repeat parts.
+
+    ``owned``: the module's parameters, by id.
+    """
 
     def __init__(self, owned: Collection[int] = ()) -> None:
-        """``owned``: the module's parameters, by id."""
         self._owned = owned
         self._running = 0
         self._first_node = 0  # of the forward's graph
