@@ -92,6 +92,8 @@ def plan_command(
     for file in filter(None, (json_path, figure)):
         if not file.absolute().parent.is_dir():
             raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
+        if file.is_dir():
+            raise RecipeError(f"cannot write the plan: {file} is a folder\n    give a file")
     check_machine(machine)
     if calibrate is not None:
         check_machine_file("--calibrate", calibrate)

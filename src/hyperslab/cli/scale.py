@@ -28,7 +28,7 @@ from hyperslab.studies.scaling.points import (
     own_points,
     points_or_refusals,
 )
-from hyperslab.util.atomic_files import check_links
+from hyperslab.util.atomic_files import check_links, check_output
 from hyperslab.util.optional_libraries import importing_figures
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def scale_command(
     if not (predict or config.data.is_here):
         raise not_here(config, "; or --predict")
     check_machine(machine)
+    if output is not None:
+        check_output(output, "--output")
     which = ScalingKind(kind)
     predictor_of = partial(_predictor, machine, config)
     points, refused = points_of(

@@ -17,6 +17,7 @@ from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
 from hyperslab.recipe.schema import OF_A_STEP, Recipe
 from hyperslab.studies.sweep.schema import check_variant, load_sweep
+from hyperslab.util.atomic_files import check_output
 from hyperslab.util.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def sweep_command(
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
     check_machine(machine)
+    check_output(wanted.output, "--output")
     for variant in wanted.variants:
         variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))
         if dry_run or not is_started():
