@@ -112,6 +112,14 @@ WRONG = {
     "train r.yaml output=r.yaml": "output r.yaml is not a folder\n    choose another --output",
     "train r.yaml output=r.yaml/x": "output r.yaml is not a folder\n    choose another --output",
     "train data.yaml data.path=arrays data.table=t.csv": "there is no t.csv, in arrays or from",
+    "predict done a --out r.yaml": "output r.yaml is not a folder\n    choose another --out\n",
+    "scale strong r.yaml --ranks 2 --output r.yaml": "output r.yaml is not a folder\n",
+    "sweep s.yaml --output r.yaml/x": "output r.yaml is not a folder\n    choose another --output",
+    "plan r.yaml --json empty": "cannot write the plan: empty is a folder\n    give a file",
+    "report run --json empty": "cannot write --json empty: it is a folder\n    give a file",
+    "report run done --output empty": "cannot write --output empty: it is a folder",
+    "train s.yaml": "s.yaml is a sweep, not a recipe\n    hyperslab sweep s.yaml",
+    "sweep r.yaml": "r.yaml is a recipe, not a sweep\n    hyperslab train r.yaml",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
     "train r.yaml output=done seed=1 --resume": "--resume: seed is 1 but the run in output done",
     "evaluate run": "run has no checkpoint 'best'; it has none: train it first",
@@ -164,6 +172,13 @@ WRONG = {
     "train r.yaml --machine nowhere": "there is no machine file nowhere",
     "train r.yaml --machine r.yaml": "r.yaml: 'settings' is missing, so it is not a machine file",
     "plan r.yaml --machine done": "cannot read the machine file done: Is a directory",
+    "plan r.yaml --machine m-cut.yaml": "the machine file m-cut.yaml is not valid YAML",
+    "plan r.yaml --machine m-key.yaml": "m-key.yaml: unknown key 'memori'",
+    "train r.yaml --machine m-number.yaml": "bad value -1.0 for 'settings.0.bandwidth'",
+    "sweep s.yaml --machine m-dtype.yaml": "'float33' is not a dtype: use float64, float32,",
+    "scale strong r.yaml --ranks 1 --machine m-call.yaml": "'1.5' is not a list of whole",
+    "plan r.yaml --calibrate m-device.yaml": "bad value 'gpu' for 'device': it should be 'cpu'",
+    "calibrate --out m-key.yaml": "m-key.yaml: 'memory' is missing",
     "sweep s.yaml --machine nowhere": "there is no machine file nowhere",
     "scale strong r.yaml --ranks 1 --machine nowhere": "there is no machine file nowhere",
     "scale strong r.yaml --ranks 0": "--ranks 0: give different numbers",
@@ -298,6 +313,22 @@ IN_FILES = {
 """Command lines that go wrong once files are opened."""
 
 
+MACHINE = """\
+name: here
+date: 2026-11-29
+versions: {}
+processor: none
+device: cpu
+ranks_per_node: 2
+ranks_per_socket: 2
+memory: 8000000000
+settings:
+- ranks: 1
+  flops: {float32: 1.0e+11}
+  bandwidth: 1.0e+10
+  operators:
+  - {call: 'aten.relu.default(f32[1,2])', seconds: 0.001}
+"""
 SHAPE = {"$tuple": [4, 16, 16, 16]}
 UNIVERSES = {
     "shape": SHAPE,
@@ -353,6 +384,12 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "seeds: [1]\n",
         "empty/readme.txt": "no data",
         "arrays/a.npy": "",
+        "m-cut.yaml": MACHINE[:-9],
+        "m-key.yaml": MACHINE.replace("memory", "memori"),
+        "m-number.yaml": MACHINE.replace("1.0e+10", "-1.0"),
+        "m-dtype.yaml": MACHINE.replace("float32", "float33"),
+        "m-call.yaml": MACHINE.replace("1,2", "1.5"),
+        "m-device.yaml": MACHINE.replace("cpu", "gpu"),
         "nets.py": "import torch\n\n\nclass Net(torch.nn.Module): ...\n",
     }
     for name, words in files.items():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
 
+from hyperslab.errors import RecipeError
 from hyperslab.util.atomic_files import (
     append_whole,
+    check_output,
     created_aside,
     json_lines,
     partial_path,
@@ -103,3 +106,14 @@ def test_one_process_holds_a_lock_once(tmp_path: Path) -> None:
         assert not try_lock(second.fileno())
     with (tmp_path / "lock").open("a") as third:
         assert try_lock(third.fileno())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = tmp_path / "a" / "b"
+    check_output(wanted, "--out")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda there, mode: there != tmp_path)  # root may do all
+    with pytest.raises(RecipeError, match="a/b cannot be written\n    choose another --out"):
+        check_output(wanted, "--out")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hyperslab.checkpoint import files
 from hyperslab.errors import CheckpointError, DataError, RecipeError
+from hyperslab.util.atomic_files import check_output
 
 log = logging.getLogger("hyperslab")
 
@@ -57,9 +58,7 @@ def check_unused(run: Path) -> None:
     Raises:
         RecipeError: there are checkpoints in it, one that is aside for a moment too; or it is none.
     """
-    there = next(path for path in (run, *run.parents) if os.path.lexists(path))
-    if not there.is_dir():
-        raise RecipeError(f"output {there} is not a folder\n    choose another --output")
+    check_output(run, "--output")
     if steps_in(folder_of(run)):
         raise RecipeError(
             f"output {run} holds a run already\n"

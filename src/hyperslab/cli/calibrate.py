@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import TrustOption
+from hyperslab.cli.options import TrustOption, check_machine_file
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import MachineError
 from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, launch
-from hyperslab.planner import check_machine_file
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP
 from hyperslab.recipe.trust import trust_of
@@ -176,10 +175,6 @@ def _check(
         trust = trust_of(recipe, trusted)
         load_recipe(recipe, overrides, trust=trust).check_targets_exist(*OF_A_STEP)
     check_machine_file("--out", out)
-    if out.is_file():
-        from hyperslab.planner.machine import load_machine
-
-        load_machine(out)
 
 
 def _summary(result: Calibration, ranks: int, out: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -11,7 +12,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from hyperslab.comm.launchers import adopt_launcher, read_variables
-from hyperslab.errors import RecipeError
+from hyperslab.errors import MachineError, RecipeError
 
 if TYPE_CHECKING:
     from hyperslab.train.samples import WindowPolicy
@@ -99,6 +100,41 @@ PartOption = Annotated[
 PluginOption = Annotated[
     list[str] | None, typer.Option(help="Module to import that registers formats; may be repeated.")
 ]
+
+
+def check_machine(name: str | None) -> None:
+    """Read the file of a machine that is named, so that what is wrong with it is said first.
+
+    Raises:
+        MachineError: as `load_machine`.
+    """
+    if name is None:
+        return
+    from hyperslab.planner.machine import read_machine, shipped_machines  # classes of pydantic's
+
+    if name not in shipped_machines():
+        read_machine(name)
+
+
+def check_machine_file(option: str, out: Path) -> None:
+    """Refuse a machine file that cannot be written, or is there and is none.
+
+    Raises:
+        MachineError: it is refused.
+    """
+    refusal = f"cannot write {option} {out}"
+    if out.is_dir():
+        raise MachineError(f"{refusal}: it is a folder\n    give a file")
+    try:
+        tempfile.TemporaryFile(dir=out.absolute().parent).close()
+    except OSError as error:
+        raise MachineError(
+            f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
+        ) from None
+    if out.is_file():
+        from hyperslab.planner.machine import read_machine
+
+        read_machine(out)
 
 
 Channels = Literal["first", "last"]

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import OverridesArgument, TrustOption, memory_size, volume_shape
+from hyperslab.cli.options import (
+    OverridesArgument,
+    TrustOption,
+    check_machine,
+    check_machine_file,
+    memory_size,
+    volume_shape,
+)
 from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, reason
 from hyperslab.launch.supervisor import cores_here, launch
-from hyperslab.planner import check_machine, check_machine_file
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, planned_device
 from hyperslab.recipe.trust import Trust, trust_of
@@ -79,7 +85,6 @@ def plan_command(
     extents = None if shape is None else volume_shape(shape)
     if calibrate is not None and machine is not None:
         raise typer.BadParameter("--calibrate and --machine both name a machine: give one")
-    check_machine(machine)
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
         raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
@@ -87,6 +92,9 @@ def plan_command(
     for file in filter(None, (json_path, figure)):
         if not file.absolute().parent.is_dir():
             raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
+        if file.is_dir():
+            raise RecipeError(f"cannot write the plan: {file} is a folder\n    give a file")
+    check_machine(machine)
     if calibrate is not None:
         check_machine_file("--calibrate", calibrate)
     if extents is not None:

@@ -20,6 +20,7 @@ from hyperslab.errors import printable
 from hyperslab.formats.files import lock_folder
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
+from hyperslab.util.atomic_files import check_output
 from hyperslab.util.logs import show_logs
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def predict_command(
         rank.check_ranks(recipe, ranks)
         if not rank.is_started():
             recipe.check_targets_exist("model")
+            check_output(out, "--out")
             path = find_checkpoint(run, checkpoint)
             verify_checksums(path)
             checkpoint = str(path)  # else what is said of damaged ones would be said again

@@ -58,6 +58,9 @@ def report_command(
             raise DataError(f"--control: there is no folder {folder}")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise DataError(f"cannot write --json {json_path}: No such file or directory")
+    for option, file in (("--json", json_path), ("--output", output)):
+        if file is not None and file.is_dir():
+            raise DataError(f"cannot write {option} {file}: it is a folder\n    give a file")
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     compares = compares or bool(controls) or output is not None or json_path is not None
     if compares:

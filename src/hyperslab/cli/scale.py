@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hyperslab.cli.options import OverridesArgument, TrustOption, rank_counts
+from hyperslab.cli.options import OverridesArgument, TrustOption, check_machine, rank_counts
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError
-from hyperslab.planner import check_machine
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe, planned_device
 from hyperslab.recipe.trust import trust_of
@@ -29,7 +28,7 @@ from hyperslab.studies.scaling.points import (
     own_points,
     points_or_refusals,
 )
-from hyperslab.util.atomic_files import check_links
+from hyperslab.util.atomic_files import check_links, check_output
 from hyperslab.util.optional_libraries import importing_figures
 
 if TYPE_CHECKING:
@@ -94,12 +93,14 @@ def scale_command(
         raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
     grids = [parse_grid(words) for words in grid or []]
     counts = rank_counts(ranks) if ranks or not grids else []
-    check_machine(machine)
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     config.check_targets_exist(*(OF_A_STEP if predict else ()))
     config.check_extents()
     if not (predict or config.data.is_here):
         raise not_here(config, "; or --predict")
+    check_machine(machine)
+    if output is not None:
+        check_output(output, "--output")
     which = ScalingKind(kind)
     predictor_of = partial(_predictor, machine, config)
     points, refused = points_of(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import TrustOption
+from hyperslab.cli.options import TrustOption, check_machine
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError, RecipeError, printable
-from hyperslab.planner import check_machine
 from hyperslab.recipe.schema import OF_A_STEP, Recipe
 from hyperslab.studies.sweep.schema import check_variant, load_sweep
+from hyperslab.util.atomic_files import check_output
 from hyperslab.util.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def sweep_command(
     torchrun groups of the job's ranks share the runs.
     """
     adopt_rank()
-    check_machine(machine)
     words = overrides or []
     if ranks is not None and not any(word.startswith("grid") for word in words):
         # They share the mini-batch; the user's own words come last, and so win.
@@ -72,6 +71,8 @@ def sweep_command(
         words = [*uncut, f"grid.data={ranks}", *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
+    check_machine(machine)
+    check_output(wanted.output, "--output")
     for variant in wanted.variants:
         variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))
         if dry_run or not is_started():

@@ -15,11 +15,10 @@ import typer
 from hyperslab.checkpoint import check_unused, folder_of, newest_intact, position_in
 from hyperslab.checkpoint.files import read_values
 from hyperslab.cli import rank
-from hyperslab.cli.options import OverridesArgument, TrustOption
+from hyperslab.cli.options import OverridesArgument, TrustOption, check_machine
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
-from hyperslab.planner import check_machine
 from hyperslab.recipe.compare import changed_keys
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
@@ -87,8 +86,6 @@ def train_command(
     choose = partial(_choose_grid, machine)
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
-        if rank.is_main_of_command():
-            check_machine(machine)
         asked = load_recipe(recipe, words, trust=trust_of(recipe, trust or (), begins=not resume))
         if output is not None:
             asked = asked.model_copy(update={"output": output})
@@ -97,6 +94,8 @@ def train_command(
             raise RecipeError("grid=auto needs to know how many ranks to start: give --ranks")
         if not asked.grid.auto:
             rank.check_ranks(asked, ranks)
+        if rank.is_main_of_command():
+            check_machine(machine)
         if not rank.is_started():
             asked.check_targets_exist()
             newest = newest_intact(folder_of(asked.output)) if resume else None

@@ -363,7 +363,7 @@ def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machin
         versions=current_versions(),
         processor=processor_name(),
         instructions=instruction_set(),
-        device=grid.device.type,
+        device="cuda" if grid.device.type == "cuda" else "cpu",
         ranks_per_node=together,
         ranks_per_socket=per_socket,
         memory=memory_of_rank(grid.device, together),

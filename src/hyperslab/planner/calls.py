@@ -2,6 +2,7 @@
 
 A call is written as text into a machine file and read back, equal after the round trip:
 
+>>> import torch
 >>> spec = TensorSpec((2, 3), (3, 1), torch.float32)
 >>> text = write_call(Call("aten.sum.dim_IntList", (spec, (1,), True)))
 >>> text
@@ -10,7 +11,8 @@ A call is written as text into a machine file and read back, equal after the rou
 True
 
 A tensor that is not contiguous has its strides behind its shape: ``f32[2,3](1,2)``. The text is
-a Python expression; nothing of it is evaluated.
+a Python expression; nothing of it is evaluated. `parse_call` takes it apart without torch, so that
+a bad file is known before torch is imported, and `read_call` makes what torch has.
 
 Times are interpolated between calls of one `call_kind`, by the distance of their features. A
 convolution's backward computes two gradients in one call, which can be timed apart.
@@ -24,114 +26,156 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-import torch
-
-from hyperslab.kernels.memory_format import strides_in
 from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
 
-_DTYPE_NAMES = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
+DTYPES = {
+    "float64": "f64",
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "bool",
+    "complex64": "c64",
+    "complex128": "c128",
 }
-_DTYPES = {short: dtype for dtype, short in _DTYPE_NAMES.items()}
+"""Names torch's dtypes in the text of a call."""
+
+_DTYPE_NAMES = {short: name for name, short in DTYPES.items()}
+_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+_CONSTANTS = {f"torch.{name}" for name in (*DTYPES, *_FORMATS, "strided")}
+_DEVICE = re.compile(r"(cpu|cuda|meta)(:(\d|[1-9]\d))?")
 DOTTED_NAME = re.compile(r"\w+(\.\w+)+")
 """Matches a dotted name, even with keywords of Python in it: ``aten.random_.from``."""
 
 _NUMBERS = {"inf": float("inf"), "nan": float("nan")}
-_TORCH_CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
 
 def write_call(call: Call) -> str:
     """Writes a call on one line.
 
     Raises:
-        ValueError: an argument is of a type that has no text.
+        ValueError: an argument is of a type, or a tensor of a dtype, that has no text.
     """
     options = [f"{name}={_write_argument(value)}" for name, value in call.options]
     return f"{call.name}({', '.join([*map(_write_argument, call.arguments), *options])})"
 
 
 def read_call(text: str) -> Call:
-    """Reads a call that `write_call` wrote.
+    """Reads a call that `write_call` wrote; raises as `parse_call`."""
+    parsed = parse_call(text)
+    options = tuple((name, _made(value)) for name, value in parsed.options)
+    return Call(parsed.name, tuple(map(_made, parsed.arguments)), options)
+
+
+def parse_call(text: str) -> Call:
+    """Parses a call without torch: a function makes each argument that only torch can make.
 
     Raises:
         ValueError: it is not the text of a call.
     """
     name, opening, rest = text.partition("(")
-    try:
-        node: ast.expr | None = ast.parse(f"call{opening}{rest}", mode="eval").body
-    except (SyntaxError, ValueError):
-        node = None
-    if not isinstance(node, ast.Call) or not DOTTED_NAME.fullmatch(name):
-        raise ValueError(f"{text!r} is not a call")
-    options = tuple((str(keyword.arg), _read_argument(keyword.value)) for keyword in node.keywords)
-    return Call(name, tuple(map(_read_argument, node.args)), options)
+    with suppress(SyntaxError, RecursionError, MemoryError):  # the last two if it is very deep
+        node = ast.parse(f"call{opening}{rest}", mode="eval").body
+        if isinstance(node, ast.Call) and DOTTED_NAME.fullmatch(name):
+            options = tuple((str(word.arg), _parse_argument(word.value)) for word in node.keywords)
+            return Call(name, tuple(map(_parse_argument, node.args)), options)
+    raise ValueError(f"{text!r} is not a call")
 
 
 def _write_argument(value: object) -> str:
+    import torch
+
+    from hyperslab.kernels.memory_format import strides_in
+
     if isinstance(value, TensorSpec):
+        dtype = DTYPES.get(str(value.dtype).removeprefix("torch."))
+        if dtype is None:
+            raise ValueError(f"a tensor of {value.dtype} has no text in a machine file")
         strides = ""
         if value.strides != strides_in(value.shape):
             strides = f"({','.join(map(str, value.strides))})"
-        return f"{_DTYPE_NAMES[value.dtype]}[{','.join(map(str, value.shape)) or '()'}]{strides}"
+        return f"{dtype}[{','.join(map(str, value.shape)) or '()'}]{strides}"
     if isinstance(value, tuple):
         inside = ", ".join(map(_write_argument, value))
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     if isinstance(value, torch.device):
         return f"device({str(value)!r})"
-    if value is None or isinstance(value, (bool, int, float, complex, str, *_TORCH_CONSTANTS)):
-        return repr(value) if not isinstance(value, _TORCH_CONSTANTS) else str(value)
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return repr(value)
+    if str(value) in _CONSTANTS:
+        return str(value)
     raise ValueError(f"a {type(value).__name__} has no text in a machine file")
 
 
-def _read_argument(node: ast.expr) -> object:
+def _parse_argument(node: ast.expr) -> object:
     match node:
         case ast.Constant():
             return node.value
         case ast.Tuple():
-            return tuple(map(_read_argument, node.elts))
+            return tuple(map(_parse_argument, node.elts))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            number = _read_argument(operand)
+            number = _parse_argument(operand)
             if isinstance(number, int | float | complex):
                 return -number
         case ast.Name(id=name) if name in _NUMBERS:
             return _NUMBERS[name]
-        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-            constant = getattr(torch, name, None)
-            if isinstance(constant, _TORCH_CONSTANTS):
-                return constant
-        case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPES:
-            shape = _read_numbers(node.slice)
-            return TensorSpec(shape, strides_in(shape), _DTYPES[name])
+        case ast.Attribute(value=ast.Name(id="torch"), attr=name) if f"torch.{name}" in _CONSTANTS:
+            return partial(_of_torch, name)
+        case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPE_NAMES:
+            return partial(_tensor, name, _parse_numbers(node.slice), None)
         case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(name))]):
-            return torch.device(name)
-        case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in _DTYPES:
+            if _DEVICE.fullmatch(name):
+                return partial(_of_torch, "device", name)
+        case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in _DTYPE_NAMES:
             assert isinstance(node.func, ast.Subscript)
-            strides = tuple(number for part in node.args for number in _read_numbers(part))
-            return TensorSpec(_read_numbers(node.func.slice), strides, _DTYPES[name])
+            shape = _parse_numbers(node.func.slice)
+            strides = tuple(number for part in node.args for number in _parse_numbers(part))
+            if len(strides) == len(shape):
+                return partial(_tensor, name, shape, strides)
         case ast.BinOp(op=ast.Add() | ast.Sub()):  # a complex number
             return ast.literal_eval(node)
     raise ValueError(f"{ast.unparse(node)!r} is not an argument of a call")
 
 
-def _read_numbers(node: ast.expr) -> tuple[int, ...]:
-    value = _read_argument(node)
+def _parse_numbers(node: ast.expr) -> tuple[int, ...]:
+    value = _parse_argument(node)
     numbers = value if isinstance(value, tuple) else (value,)
-    if not all(type(number) is int for number in numbers):
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"{ast.unparse(node)!r} is not a list of whole numbers")
     return numbers
+
+
+def _made(value: object) -> object:
+    """Has torch make what `parse_call` has left to it."""
+    if isinstance(value, tuple):
+        return tuple(map(_made, value))
+    return value() if isinstance(value, partial) else value
+
+
+def _of_torch(name: str, *arguments: str) -> Any:
+    import torch
+
+    found = getattr(torch, name)
+    return found(*arguments) if arguments else found
+
+
+def _tensor(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorSpec:
+    import torch
+
+    from hyperslab.kernels.memory_format import strides_in
+
+    if strides is None:
+        strides = strides_in(shape)
+    return TensorSpec(shape, strides, getattr(torch, _DTYPE_NAMES[dtype]))
 
 
 BOTH_GRADIENTS = "aten.convolution_backward.default"
@@ -153,7 +197,7 @@ def call_kind(call: Call) -> tuple[object, ...]:
     """
     words = [value for value in call.arguments if value is None or isinstance(value, (bool, str))]
     if call.name == BOTH_GRADIENTS:
-        words.append(str(call.arguments[-1]))
+        words.append(str(call.arguments[-1:]))
     return call.name, tuple(spec.dtype for spec in call.tensors()), tuple(map(str, words))
 
 

@@ -13,14 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date as Date
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
-import numpy as np
-import torch
 import yaml
-from numpy.typing import NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -36,10 +34,15 @@ from pydantic import (
 )
 
 from hyperslab.errors import MachineError
-from hyperslab.planner import calls, read_machine, shipped_machines
+from hyperslab.planner import calls
 from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
 from hyperslab.util.atomic_files import write_text
+from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
 from hyperslab.util.optional_libraries import current_versions
+
+if TYPE_CHECKING:  # files are read, and refused, before these are imported
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class MachineSection(BaseModel):
@@ -227,18 +230,20 @@ def published_rate(call: Call, rates: Sequence[PublishedRate]) -> float | None:
     form = math.log(max(min(x.shape[2:]), 1) / max(*x.shape[2:], 1))
     alike = [rate for rate in rates if rate.channels == channels]
     points = sorted((math.log(rate.thickness), math.log(rate.rate)) for rate in alike)
+    import numpy as np
+
     return math.exp(np.interp(form, *np.transpose(points)))
 
 
 def _valid_call(text: str) -> str:
-    calls.read_call(text)
+    calls.parse_call(text)
     return text
 
 
 def _known_dtypes(names: dict[str, float]) -> dict[str, float]:
     for name in names:
-        if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise ValueError(f"{name!r} is not a dtype of torch: write float32, bfloat16 ...")
+        if name not in calls.DTYPES:
+            raise ValueError(f"{name!r} is not a dtype: use {', '.join(calls.DTYPES)}")
     if "float32" not in names:
         raise ValueError("the peak of float32 is missing")
     return names
@@ -331,9 +336,9 @@ class Setting(MachineSection):
         return Estimate(least, "modelled")
 
     def _least(self, call: Call, flops: float, nbytes: float) -> float:
-        dtype = next((spec.dtype for spec in call.tensors()), torch.float32)
+        dtypes = (str(spec.dtype).removeprefix("torch.") for spec in call.tensors())
         # A file need not have the peak of each dtype; it has that of float32.
-        peak = self.flops.get(str(dtype).removeprefix("torch."), self.flops["float32"])
+        peak = self.flops.get(next(dtypes, "float32"), self.flops["float32"])
         return self.launch + max(flops / peak, nbytes / self.bandwidth)
 
 
@@ -368,7 +373,7 @@ class Machine(MachineSection):
     processor: str
     instructions: str = ""  # of the CPU, by which kernels are chosen; "": not known
     note: str = ""  # for the reader
-    device: str = "cpu"  # as torch calls it
+    device: Literal["cpu", "cuda"] = "cpu"  # as torch calls it
     ranks_per_node: PositiveInt
     ranks_per_socket: PositiveInt  # of a CPU socket, or of devices that are joined directly
     memory: PositiveInt  # [B] of each rank
@@ -474,6 +479,8 @@ class Machine(MachineSection):
         link = self.link(rank, peer, place)
         leaving = min(abs(peer - rank), self.ranks_per_node) if link == "network" else 0
         if leaving and place is not None:
+            import numpy as np
+
             node = place // self.ranks_per_node
             peers = np.flatnonzero(node == node[rank]) + peer - rank
             peers = peers[(peers >= 0) & (peers < len(place))]
@@ -560,6 +567,17 @@ def _spread(ranks: Sequence[int], per_node: int) -> tuple[int, int]:
 
 log = logging.getLogger("hyperslab")
 
+_SHIPPED = files("hyperslab.planner") / "machines"
+
+
+def shipped_machines() -> list[str]:
+    """Lists the names of the shipped machines."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in _SHIPPED.iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
 
 def load_machine(name_or_path: str | Path) -> Machine:
     """Loads a shipped machine (``laptop-2core``) or that of a YAML file.
@@ -570,8 +588,14 @@ def load_machine(name_or_path: str | Path) -> Machine:
         MachineError: there is no such file or name, or it is malformed; names the file and the
             key.
     """
-    where = str(name_or_path)
-    machine = _shipped(where) if where in shipped_machines() else _load(where)
+    machine = read_machine(name_or_path)
+    if machine.format != FORMAT:
+        log.warning(
+            "%s has format %s, this hyperslab reads format %d: its numbers may mean other things",
+            name_or_path,
+            machine.format,
+            FORMAT,
+        )
     here = current_versions()
     pairs = [
         f"{name} {was} (here {here[name]})"
@@ -580,29 +604,53 @@ def load_machine(name_or_path: str | Path) -> Machine:
     ]
     if pairs and machine.measured:
         words = "the machine file %s was measured with %s\n    measure again: hyperslab calibrate"
-        log.warning(words, where, ", ".join(pairs))
+        log.warning(words, name_or_path, ", ".join(pairs))
     return machine
 
 
-@cache
-def _shipped(name: str) -> Machine:
-    """Loads half a megabyte of measured calls once: it takes half a second."""
-    return _load(name)
+def read_machine(name_or_path: str | Path) -> Machine:
+    """Reads a machine as `load_machine` does, and warns of nothing.
+
+    It needs no torch, so a command reads the file of its ``--machine`` before it imports torch.
+    """
+    where = str(name_or_path)
+    return _parsed(where, _text_of(where))
 
 
-def _load(where: str) -> Machine:
-    values = read_machine(where)
-    if values.get("format", FORMAT) != FORMAT:
-        log.warning(
-            "%s has format %s, this hyperslab reads format %d: its numbers may mean other things",
-            where,
-            values["format"],
-            FORMAT,
-        )
+def _text_of(where: str) -> str:
+    try:
+        if where in shipped_machines():
+            return (_SHIPPED / f"{where}.yaml").read_text()
+        return read_text(Path(where), MOST_LONG_YAML_CHARACTERS)
+    except FileNotFoundError:
+        raise MachineError(
+            f"there is no machine file {where}\n    give the path of a file that `hyperslab "
+            f"calibrate` wrote, or a shipped machine: {', '.join(shipped_machines())}"
+        ) from None
+    except OSError as error:
+        raise MachineError(f"cannot read the machine file {where}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise MachineError(f"the machine file {where} is not valid YAML: {error}") from None
+
+
+@lru_cache(4)
+def _parsed(where: str, text: str) -> Machine:
+    """Parses half a megabyte of measured calls, which takes half a second, once."""
+    try:
+        values = parse_long_yaml(text)
+    except yaml.YAMLError as error:
+        raise MachineError(f"the machine file {where} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise MachineError(f"{where} holds no `key: value` lines, so it is not a machine file")
+    if "settings" not in values:
+        raise MachineError(f"{where}: 'settings' is missing, so it is not a machine file")
     try:
         return Machine.model_validate(values)
     except ValidationError as error:
-        raise MachineError("\n".join(_sentences(error, where))) from None
+        lines = _sentences(error, where)
+        if values.get("format", FORMAT) != FORMAT:
+            lines.append(f"    its format is not {FORMAT}, which this hyperslab reads")
+        raise MachineError("\n".join(lines)) from None
 
 
 def save_machine(machine: Machine, path: Path) -> None:
@@ -636,7 +684,7 @@ def _sentences(error: ValidationError, where: str) -> list[str]:
         elif not key:
             lines.append(f"{where}: {problem['msg'].removeprefix('Value error, ')}")
         else:
-            what = problem["msg"].removeprefix("Value error, ")
+            what = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
             lines.append(f"{where}: bad value {reprlib.repr(problem['input'])} for {key!r}: {what}")
     return lines
 

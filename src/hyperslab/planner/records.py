@@ -11,11 +11,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from hyperslab.train.profile import Stage
+
+if TYPE_CHECKING:
+    import torch
 
 Pass = Literal["forward", "backward-data", "backward-filter"]
 """Names FP, BD and BF of Oyama et al. 2020, section III-C."""

@@ -50,6 +50,9 @@ from hyperslab.recipe.trust import (
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import parse_yaml, read_text
 
+_MARKS = {"recipe": "data", "sweep": "variants"}
+"""Keys by which one kind of file is told from the other."""
+
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """Read the keys and values of a file, which errors call ``what`` (`RecipeError`)."""
@@ -63,6 +66,10 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         raise RecipeError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"{path} holds no `key: value` lines, so it is not a {what}")
+    found = [kind for kind, key in _MARKS.items() if key in values]
+    if found and what not in found:
+        command = "sweep" if found == ["sweep"] else "train"
+        raise RecipeError(f"{path} is a {found[0]}, not a {what}\n    hyperslab {command} {path}")
     return values
 
 

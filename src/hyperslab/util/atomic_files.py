@@ -177,6 +177,19 @@ def remove_scratch(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def check_output(folder: Path, option: str) -> None:
+    """Refuse a folder for results that cannot be made or written to; nothing is made.
+
+    Raises:
+        RecipeError: it says why, and the ``option`` that names another folder.
+    """
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise RecipeError(f"output {there} is not a folder\n    choose another {option}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RecipeError(f"output {folder} cannot be written\n    choose another {option}")
+
+
 def check_links(folder: Path, *names: str) -> None:
     """Refuse links that lead out of a folder, in it and below; with ``names`` in these of it alone.
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperslab.kernels.memory_format import strides_in
-from hyperslab.planner.calls import read_call, write_call
+from hyperslab.planner.calls import parse_call, read_call, write_call
 from hyperslab.planner.records import Call, TensorSpec
 
 NAMES = st.from_regex(r"aten\.[a-z_]{1,12}\.(default|out|int)", fullmatch=True)
@@ -57,11 +57,23 @@ def test_contiguous_is_what_torch_calls_so(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "f(", "f", "aten.f.default(x)", "aten.f.default(f32[1.5])", "a.b(torch.load)"]
+    "text",
+    [
+        "",
+        "f(",
+        "f",
+        "aten.f.default(x)",
+        "aten.f.default(f32[1.5])",
+        "a.b(torch.load)",
+        "a.b(f32[-1])",
+        "a.b(f32[2,3](1))",
+        "a.b(device('gpu'))",
+        f"a.b({'-' * 100_000}1)",
+    ],
 )
 def test_no_call(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no|not an argument"):
-        read_call(text)
+        parse_call(text)
 
 
 def test_names_may_be_words_of_python() -> None:
@@ -76,3 +88,5 @@ def test_nothing_is_run() -> None:
 def test_an_argument_without_text() -> None:
     with pytest.raises(ValueError, match="Generator"):
         write_call(Call("aten.f.default", (torch.Generator(),)))
+    with pytest.raises(ValueError, match="float8_e5m2"):
+        write_call(Call("aten.f.default", (TensorSpec((2,), (1,), torch.float8_e5m2),)))

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from hyperslab.errors import MachineError
-from hyperslab.planner import shipped_machines
-from hyperslab.planner.machine import load_machine
+from hyperslab.planner.machine import load_machine, shipped_machines
 from hyperslab.util.optional_libraries import current_versions
 from tests.planner.machine.test_machine import machine
 
@@ -66,6 +65,8 @@ def test_the_published_machine_names_its_sources() -> None:
         ({"links": {"wire": []}}, "'links.wire"),
         ({"links": {"device": []}}, "leave out up_to"),
         ({"date": "yesterday"}, "'date'"),
+        ({"device": "gpu"}, "'device'"),
+        ({"format": 2, "memori": 1}, "its format is not 1"),
     ],
 )
 def test_a_bad_value_names_file_and_key(
@@ -141,3 +142,8 @@ def test_these_versions_pass_silently(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_another_format_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_machine(written(tmp_path, format=2))
     assert "has format 2" in caplog.text
+
+
+def test_a_file_that_has_changed_is_read_anew(tmp_path: Path) -> None:
+    for memory in (1, 2):  # of one length, and perhaps of one time
+        assert load_machine(written(tmp_path, memory=memory)).memory == memory
