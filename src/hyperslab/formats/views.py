@@ -279,7 +279,7 @@ def _targets_of(source: Source, wanted: Sequence[str]) -> tuple[int, ...]:
         )
     names = source.parameters.names
     found = []
-    for name in wanted:
+    for name in (wanted,) if isinstance(wanted, str) else wanted:
         other = next((pair[1 - pair.index(name)] for pair in SAME_NAMES if name in pair), name)
         index = next((i for i, n in enumerate(names) if n in (name, other)), None)
         if index is None or index in found:

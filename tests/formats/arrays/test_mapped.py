@@ -250,6 +250,21 @@ def test_one_row_does_not_make_channels_of_samples(tmp_path: Path) -> None:
     assert source.shape == VALUES.shape
 
 
+def test_channels_that_are_as_many_as_targets_are_no_samples(tmp_path: Path) -> None:
+    for i in range(N):
+        with h5py.File(tmp_path / f"sim_{i}.h5", "w") as file:
+            file["delta"] = np.stack([VALUES[i], 2 * VALUES[i]])
+            file["one hot"] = np.ones((2, *SHAPE), np.uint8)
+            file.attrs["params"] = [OMEGA[i], 1.0 - i]
+    said = DataMap(volume="delta", targets=("@params",))
+    source = source_of(tmp_path, hs.Grid(), "first", mapping=said)
+    assert (source.shape, len(source.names)) == ((2, *SHAPE), N)
+    assert source.parameters.physical(source.target(1)) == pytest.approx([OMEGA[1], 0])
+    said = DataMap(volume="delta", labels="one hot", classes=("a", "b"))
+    with pytest.raises(DataError, match=r"the labels 'one hot' are .*u1 \(2, 5, 6, 7\); needs"):
+        source_of(tmp_path, hs.Grid(), "first", mapping=said)
+
+
 def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", delta=VALUES[0], om=1.0)
     data = bytearray((tmp_path / "s.npz").read_bytes())

@@ -157,7 +157,9 @@ def order_of_arrays(
         counted = bool(beside) and beside[0].ndim > 0
     # As many rows as there are along the first dim: it counts samples.
     stack = counted and rows == sum(header.array.shape[0] for _, header in found) != len(found)
-    many = len(shape) == 5 or (len(shape) == 4 and (sure or (stack and not known_rows)))
+    # Unless the user says where its channels are: there may be as many targets, or classes.
+    may = len(shape) == 4 and channels is None
+    many = len(shape) == 5 or (may and (sure or (stack and not known_rows)))
     alone = len(found) == 1 and not known_rows
     if len(shape) == 4 and not many and alone and (rows != 1 or channels is None):
         raise DataError(
