@@ -662,9 +662,7 @@ def map_targets(
                 f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
                 f"volumes; a row is needed for each ({OWN_DATA}, tables)"
             )
-        rows = (
-            rows_of_stack(table, len(names)) if stacked else rows_of_samples(table, names)
-        )
+        rows = rows_of_stack(table, len(names)) if stacked else rows_of_samples(table, names)
         physical = table.values[rows]
         columns = table.columns
         if known is not None and len(known.priors) == physical.shape[1]:
