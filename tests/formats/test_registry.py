@@ -13,10 +13,12 @@ import hyperslab as hs
 from hyperslab.formats import registry
 from hyperslab.formats.arrays.writer import NpyWriter
 from hyperslab.formats.convert import Request
-from hyperslab.formats.registry import load_plugins
+from hyperslab.formats.registry import load_plugins, sources_of
+from hyperslab.formats.source import ScanOptions
 from hyperslab.geometry import Box
+from tests.formats.nifti.lists import decathlon
 from tests.formats.opening import source_of
-from tests.formats.universes import Seat
+from tests.formats.universes import Seat, counts, public
 from tests.formats.writers import FORMATS
 
 KNOWN = "hdf5, lbann, npy, tfrecord, zarr, nifti, sc18"
@@ -110,3 +112,26 @@ def test_the_current_folder_may_be_gone(tmp_path: Path) -> None:
         load_plugins(["json"])
         with pytest.raises(hs.DataError, match="cannot be imported"):
             load_plugins(["no_such_module"])
+
+
+def test_no_sample_of_several_folders_comes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("a", "a/deep", "b"):
+        public(tmp_path / folder / "univ_0.hdf5", counts(0, (4, 4, 4, 4)))
+    monkeypatch.chdir(tmp_path)
+
+    def names(*folders: Path) -> list[str]:
+        return list(sources_of(folders, Seat(), ScanOptions("last")).names)
+
+    assert names(Path("b"), tmp_path / "a" / "deep") == ["b/univ_0", "a/deep/univ_0"]
+    for folders in ((tmp_path / "a", Path("a/deep")), (Path("b"), tmp_path / "b")):
+        with pytest.raises(hs.DataError, match=r"hold the sample '(deep/)?univ_0' 2 times"):
+            names(*folders)
+
+
+def test_channels_of_several_folders_come_in_one_order(tmp_path: Path) -> None:
+    decathlon(tmp_path / "one", channels=2)
+    decathlon(tmp_path / "two", channels=2, modality={"0": "T1w", "1": "FLAIR"})
+    with pytest.raises(hs.DataError, match=r"two: has the channels T1w, FLAIR but .*one has FL"):
+        sources_of([tmp_path / "one", tmp_path / "two"], Seat(), ScanOptions())

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.source import Hdf5Folder, NpyFolder
 from hyperslab.formats.source import ScanOptions, Source
@@ -52,6 +53,7 @@ def test_targets_in_the_order_asked_for(tmp_path: Path) -> None:
     source = hdf5(tmp_path)
     found = Selected(source, targets=["n_s", "Omega_m"])  # the files say N_spec
     assert found.parameters.names == ("N_spec", "Omega_m")
+    assert Selected(source, targets="n_s").parameters.names == ("N_spec",)
     np.testing.assert_array_equal(found.target(1), source.target(1)[[2, 0]])
     whole = source.parameters
     assert found.parameters.ranges == {n: whole.ranges[n] for n in ("N_spec", "Omega_m")}
@@ -134,3 +136,11 @@ def test_chosen_channels_keep_their_names(tmp_path: Path) -> None:
     assert Selected(source, targets=["n_s"]).channel_names == source.channel_names
     source.channel_names = ()
     assert Selected(source, redshifts=[1.5, 0.0]).channel_names == ()
+
+
+def test_what_is_asked_for_may_be_an_array(tmp_path: Path) -> None:
+    hdf5(tmp_path)
+    seat = universes.Seat()
+    wanted = np.array([3.0, 0.0])
+    with hs.open(tmp_path, seat, batch_size=1, split="all", redshifts=wanted) as data:
+        assert data.shape == (2, 7, 7, 7)

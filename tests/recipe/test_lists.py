@@ -57,7 +57,7 @@ def test_paths_alone_are_the_data_set(tree: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_list_alone_is_relative_to_its_own_folder(tree: Path) -> None:
     for name, line in (("train", "a.npy"), ("validation", "b.npy")):
-        (tree / "one" / f"{name}.txt").write_text(line)
+        (tree / "one" / f"{name}.txt").write_text(f"{line}\r\n", "utf-8-sig", newline="")
     words = {name: str(tree / f"one/{name}.txt") for name in ("train", "validation")}
     recipe = recipe_of(tree, **words)
     assert recipe.data.origin == [tree / "one"]

@@ -73,6 +73,23 @@ def test_overrides_are_yaml_and_reach_into_missing_sections(tmp_path: Path) -> N
     assert recipe.output == Path("a=b")
 
 
+def test_numbers_and_names_are_what_people_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By YAML 1.1 it is 8, a date, and a folder called ~."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    words = ["seed=010", "data.path=2026-11-29", "output=~/runs/010", "data.staging=~other/x"]
+    lists = ["data.train=[001, ~/a]", "data.validation=0:5"]
+    first = load_recipe(write(tmp_path, SMALLEST), [*words, *lists])
+    save_recipe(first, tmp_path / "again.yaml")
+    for recipe in (first, load_recipe(tmp_path / "again.yaml")):
+        assert recipe.seed == 10
+        assert str(recipe.data.path).endswith("2026-11-29")
+        assert recipe.output == Path("/somewhere/runs/010")
+        assert recipe.data.staging == Path("~other/x")  # there is nobody of this name
+        assert recipe.data.train == ("001", "/somewhere/a")
+
+
 def test_a_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
     overrides = ["optimizer.name=sgd", "optimizer.schedule={name: steps, at: {32: 0.25}}"]
     recipe = load_recipe(write(tmp_path, SMALLEST), overrides)

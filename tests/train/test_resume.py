@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -14,6 +15,7 @@ from hyperslab.recipe.compare import COMPARED, SAME_RESULT, TAKES_EFFECT, change
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.history import CHANGES
 from hyperslab.train.run import train
+from hyperslab.train.samples import training_digest
 from hyperslab.train.trainer import Trainer
 from hyperslab.util.documents import read_json_lines
 from tests.train.universes import losses, narrow_network, run, write_recipe
@@ -136,3 +138,18 @@ def test_a_training_pauses_where_it_is_told_to(
         train(load_recipe(write_recipe(tmp_path / "whole.yaml", universes)))
     assert caplog.text.count("2 of 3 epochs are done: continue with --resume") == 2
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_other_targets_beside_the_same_volumes_are_another_training(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(10):
+        np.save(data / f"v{i}.npy", np.full((4, 5, 6), i, np.float32))
+    recipe = load_recipe(write_recipe(tmp_path / "run.yaml", data))
+
+    def digest(factor: float) -> str:
+        lines = "".join(f"v{i},{factor * i}\n" for i in range(10))
+        (data / "targets.csv").write_text(f"name,a\n{lines}")
+        return training_digest(recipe, recipe.data.chosen_volumes())
+
+    assert digest(1.0) == digest(1.0) != digest(2.0)

@@ -219,7 +219,10 @@ def check_values(values: Array, transform: Transform, where: str) -> None:
     """
     low, _ = check_finite(values, where)
     if not transform.signed and values.dtype.kind == "i" and low < 0:
-        raise DataError(f"{where} holds negative counts, down to {low}")
+        raise DataError(
+            f"{where} holds negative counts, down to {low}\n    whole numbers of either sign are "
+            "read where voxels have classes or with a window; others are stored as float32"
+        )
     if low <= transform.above:
         raise DataError(f"{where} holds {low}, {transform.why}")
 

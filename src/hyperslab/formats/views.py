@@ -11,13 +11,14 @@ import difflib
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyperslab.errors import DataError, LayoutError
+from hyperslab.errors import DataError, LayoutError, printable
 from hyperslab.formats.source import Array, Extras, Source, SourceView, VolumePart
 from hyperslab.geometry import Box
 
@@ -37,7 +38,8 @@ class Joined(SourceView):
     one name.
 
     Raises:
-        DataError: the folders differ in shape, type, classes or parameters; names both.
+        DataError: the folders differ in shape, type, classes or parameters; names both. Or a sample
+            is in two of them.
     """
 
     def __init__(self, parts: dict[Path, Source]) -> None:
@@ -58,6 +60,12 @@ class Joined(SourceView):
         ]
         names = zip(self.prefixes, self.places, strict=True)
         self.names = [prefix + part.names[i] for prefix, (part, i) in names]
+        name, count = Counter(self.names).most_common(1)[0]
+        if count > 1:
+            raise DataError(
+                f"{', '.join(map(str, parts))}: hold the sample {printable(name)!r} {count} times, "
+                "as one folder lies in another, or is given twice\n    give each folder once"
+            )
         shapes = tuple(part.shape_of(i) for part, i in self.places)
         self.shape = max(shapes, key=math.prod)
         self.shapes = shapes if len(set(shapes)) > 1 else ()
@@ -125,6 +133,12 @@ def _check_alike(first: Path, one: Source, folder: Path, other: Source) -> None:
                 f"{folder}: {word} is {theirs} but {ours} in {first}; all folders of a data set "
                 "are stored alike"
             )
+    named = [source.channel_names for source in (one, other) if source.channel_names]
+    if len(set(named)) > 1:
+        raise DataError(
+            f"{folder}: has the channels {', '.join(named[1])} but {first} has "
+            f"{', '.join(named[0])}; all folders of a data set have the same ones in one order"
+        )
     if one.classes:
         return
     ours = one.parameters
@@ -265,7 +279,7 @@ def _targets_of(source: Source, wanted: Sequence[str]) -> tuple[int, ...]:
         )
     names = source.parameters.names
     found = []
-    for name in wanted:
+    for name in (wanted,) if isinstance(wanted, str) else wanted:
         other = next((pair[1 - pair.index(name)] for pair in SAME_NAMES if name in pair), name)
         index = next((i for i, n in enumerate(names) if n in (name, other)), None)
         if index is None or index in found:

@@ -33,7 +33,7 @@ from hyperslab.errors import DataError, RecipeError, printable, reason
 from hyperslab.formats import registry
 from hyperslab.formats.files import AccessPolicy, DataMap, table_file
 from hyperslab.recipe.instantiate import A_SOURCE, Maker
-from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection
+from hyperslab.recipe.section import OneOf, Section, Seed, TargetSection, UserPath
 from hyperslab.util.documents import read_bytes
 
 if TYPE_CHECKING:  # numpy and torch, for which recipes do not wait
@@ -181,7 +181,7 @@ class Lists:
 def read_list(path: Path, split: str) -> list[str]:
     """Read the lines of a file that lists samples (`DataError`)."""
     try:
-        text = read_bytes(path, MOST_LIST).decode("utf-8")
+        text = read_bytes(path, MOST_LIST).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise DataError(
             f"data.{split}: the list {path} cannot be read: {reason(error)}\n    give a text file "
@@ -252,7 +252,7 @@ LISTS = ("train", "validation", "test")
 class DataSection(TargetSection):
     """The volumes and how they are read; a ``target`` is a class derived from `Source`."""
 
-    path: Path | None = None  # a folder; without it train, validation and test name folders
+    path: UserPath | None = None  # a folder; without it train, validation and test name folders
     synthetic: SyntheticSection | None = None  # volumes made in memory, in place of files
     python_class: str | None = None  # the class of a source that a program has passed
     batch_size: PositiveInt  # samples over all ranks
@@ -269,7 +269,7 @@ class DataSection(TargetSection):
     # a pattern of files with volumes, such as "*/df_m_128_z=0.npy"; several: each is a channel
     files: Words | None = None
     keys: KeysSection = KeysSection()  # paths of arrays in HDF5, Zarr and .npz files
-    table: Path | None = None  # a text or .npy file with a row of targets for each sample
+    table: UserPath | None = None  # a text or .npy file with a row of targets for each sample
     columns: tuple[str, ...] | None = None  # the names of its columns, or of keys.targets
     classes: tuple[str, ...] | None = None  # names of the classes of keys.labels, background first
     # values of targets (keys, tables) that become -1 and 1; by default the least and the greatest
@@ -296,7 +296,7 @@ class DataSection(TargetSection):
     # whether boxes are kept, see `open`; sample: one rank reads and sends, for comparison
     mode: Literal["direct", "store", "preload", "sample"] = "store"
     budget: ByteSize | None = None  # of a rank's store, such as "8GiB"; None: half of free memory
-    staging: Path | None = None  # a folder of the node for boxes beyond the budget
+    staging: UserPath | None = None  # a folder of the node for boxes beyond the budget
     staging_budget: ByteSize | None = None  # of a rank in staging; None: all free space
     outside_files: bool = False  # HDF5 files may take values from files outside of the folder
     missing_chunks: bool = False  # take the fill value for chunks that are not stored
@@ -344,7 +344,7 @@ class DataSection(TargetSection):
         for word in words or ():
             if not word.strip() or "\0" in word:
                 raise ValueError(f"{printable(word)!r} is not a path")
-        return words
+        return None if words is None else tuple(map(os.path.expanduser, words))
 
     @model_validator(mode="after")
     def _one_way_to_split(self) -> DataSection:

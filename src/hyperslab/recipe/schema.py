@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -24,7 +23,15 @@ from hyperslab.recipe.data import DataSection, Words
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import CodeSection, OneOf, Section, Seed, TargetSection, declared
+from hyperslab.recipe.section import (
+    CodeSection,
+    OneOf,
+    Section,
+    Seed,
+    TargetSection,
+    UserPath,
+    declared,
+)
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -164,7 +171,7 @@ class Recipe(CodeSection):
     # cuda: one rank per device, by NCCL; cuda-shared: several ranks per device, by gloo, for tests
     device: Literal["auto", "cpu", "cuda", "cuda-shared"] = "auto"
     seed: Seed = 0  # for the weights and dropout
-    output: Path  # the run's folder
+    output: UserPath  # the run's folder
     checkpoint: CheckpointSection = CheckpointSection()  # when they are written, and how many stay
     loggers: tuple[AnyLogger, ...] = ("csv",)  # names, or targets; csv is always written
     # write layers.csv: what layers say and their gradients, in the first of so many steps each

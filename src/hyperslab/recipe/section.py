@@ -6,11 +6,14 @@ arguments; `OneOf` marks a key that takes one of a list of words that may grow.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -25,6 +28,9 @@ from hyperslab.recipe.trust import NO_TRUST, Trust
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 """Limits a seed to what torch takes."""
+
+UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))]
+"""Takes ``~/runs`` for what a shell does: no shell sees it in a file, or behind ``output=``."""
 
 
 class Section(BaseModel):

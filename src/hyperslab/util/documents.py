@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ MOST_DIGITS = 100  # the most digits of an integer in YAML
 
 _TEXT = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_DATE = "tag:yaml.org,2002:timestamp"
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 
 
 class TooMuch(yaml.YAMLError):
@@ -75,11 +78,15 @@ class _BoundedLoader(yaml.SafeLoader):
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         """``10:20`` is a text, as in YAML 1.2; in YAML 1.1 it is 620, by sixties.
 
-        Escapes may make what no name of a file has.
+        So are ``010``, which is 8 there and not what people mean, and ``2026-11-29``: both may be
+        names, and where a number is asked for a text of digits is that. Escapes may make what no
+        name of a file has.
         """
         if kind is yaml.ScalarNode and not _can_name_a_file(value):
             raise TooMuch(f"the text {value[:MOST_DIGITS]!r} has a character that no text has")
         tag = super().resolve(kind, value, implicit)
+        if tag == _DATE or (tag in _NUMBERS and _OCTAL.fullmatch(value)):
+            return _TEXT
         if kind is not yaml.ScalarNode or tag not in _NUMBERS or ":" not in value:
             return tag
         if len(value) > MOST_DIGITS:

@@ -136,6 +136,11 @@ def arrays(folder: Path) -> Path:
         ("# made by hand\n# a\tb\n1\t2\n3\t4\n5\t6\n", ("a", "b")),
         ("1 2\n3 4\n\n5 6\n", ("y0", "y1")),
         ("a;b\n1;2\n3;4\n5;6\n", ("a", "b")),
+        ("id,a,b\n2,5,6\n0,1,2\n1,3,4\n", ("a", "b")),
+        (",a,b\n0,1,2\n2,5,6\n1,3,4\n", ("a", "b")),  # as pandas writes it
+        ("\ta\tb\n2\t5\t6\n0\t1\t2\n1\t3\t4\n", ("a", "b")),
+        ("# simulation of three universes\n1 2\n3 4\n5 6\n", ("y0", "y1")),
+        ("# Realization a b\n02 5 6\n00 1 2\n01 3 4\n17 8 9\n", ("a", "b")),
     ],
 )
 def test_tables_by_name_and_by_row(tmp_path: Path, text: str, columns: tuple[str, ...]) -> None:
@@ -245,6 +250,21 @@ def test_one_row_does_not_make_channels_of_samples(tmp_path: Path) -> None:
     assert source.shape == VALUES.shape
 
 
+def test_channels_that_are_as_many_as_targets_are_no_samples(tmp_path: Path) -> None:
+    for i in range(N):
+        with h5py.File(tmp_path / f"sim_{i}.h5", "w") as file:
+            file["delta"] = np.stack([VALUES[i], 2 * VALUES[i]])
+            file["one hot"] = np.ones((2, *SHAPE), np.uint8)
+            file.attrs["params"] = [OMEGA[i], 1.0 - i]
+    said = DataMap(volume="delta", targets=("@params",))
+    source = source_of(tmp_path, hs.Grid(), "first", mapping=said)
+    assert (source.shape, len(source.names)) == ((2, *SHAPE), N)
+    assert source.parameters.physical(source.target(1)) == pytest.approx([OMEGA[1], 0])
+    said = DataMap(volume="delta", labels="one hot", classes=("a", "b"))
+    with pytest.raises(DataError, match=r"the labels 'one hot' are .*u1 \(2, 5, 6, 7\); needs"):
+        source_of(tmp_path, hs.Grid(), "first", mapping=said)
+
+
 def test_a_damaged_zip_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", delta=VALUES[0], om=1.0)
     data = bytearray((tmp_path / "s.npz").read_bytes())
@@ -309,6 +329,27 @@ def test_rows_of_other_folders_are_not_taken(tmp_path: Path) -> None:
         rows_of_samples(table, ["run1/a"])
     with pytest.raises(DataError, match="two rows for one sample"):
         rows_of_samples(table_of(tmp_path, "a 1\na.npy 2\n"), ["a"])
+
+
+def test_rows_of_one_array_have_the_numbers_that_are_their_names(tmp_path: Path) -> None:
+    np.save(tmp_path / "all.npy", VALUES)
+    table = tmp_path / "table.csv"
+
+    def found(text: str) -> list[float]:
+        table.write_text(text)
+        source = opened(tmp_path / "all.npy", table=table)
+        return [source.parameters.physical(source.target(i))[0] for i in range(N)]
+
+    for text in (
+        "a\n1\n2\n3\n",
+        "sample,a\n2,3\n0,1\n1,2\n",
+        ",a\n2,2\n1,1\n3,3\n",
+    ):
+        assert found(text) == pytest.approx([1, 2, 3])
+    with pytest.raises(DataError, match=r"names its rows 4 to 9, .*\n.*number the rows so"):
+        found("id,a\n4,1\n9,2\n5,3\n")
+    with pytest.raises(DataError, match="two rows of one number"):
+        found("id,a\n0,1\n1,2\n01,3\n")
 
 
 def test_of_one_file_with_several_numbers_no_row_is_guessed(tmp_path: Path) -> None:

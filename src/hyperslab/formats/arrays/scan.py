@@ -150,14 +150,16 @@ def order_of_arrays(
         )
     if table is not None:
         rows = len(table.values)
-        counted = not table.names
+        counted = not table.names or _numbers_of_rows(table) is not None
     else:
         beside = [header.targets[0] for _, header in found if header.numbers]
         rows = sum(len(numbers) for numbers in beside if numbers.ndim)
         counted = bool(beside) and beside[0].ndim > 0
     # As many rows as there are along the first dim: it counts samples.
     stack = counted and rows == sum(header.array.shape[0] for _, header in found) != len(found)
-    many = len(shape) == 5 or (len(shape) == 4 and (sure or (stack and not known_rows)))
+    # Unless the user says where its channels are: there may be as many targets, or classes.
+    may = len(shape) == 4 and channels is None
+    many = len(shape) == 5 or (may and (sure or (stack and not known_rows)))
     alone = len(found) == 1 and not known_rows
     if len(shape) == 4 and not many and alone and (rows != 1 or channels is None):
         raise DataError(
@@ -408,7 +410,10 @@ MOST_TABLE = 64 << 20
 TARGET_SUFFIX = ".target.npy"
 TARGETS_FILE = "targets.csv"
 
-ROW_TITLES = ("name", "file", "filename", "sample", "simulation")
+ROW_TITLES = (
+    *("name", "file", "filename", "sample", "simulation", "sim", "realisation", "realization"),
+    *("id", "index", ""),  # without a title: pandas writes an index so
+)
 """Titles of a first column that names samples."""
 
 
@@ -427,7 +432,8 @@ def read_target_table(path: Path) -> TargetTable:
 
     Text has a row of numbers a line, separated by commas, tabs, semicolons or blanks; lines that
     begin with # say nothing, but the last before the numbers may name the columns, and so may a
-    first line without #. A first column of words names the samples.
+    first line without #. A first column names the samples if it holds words, or if its title says
+    so.
 
     Raises:
         DataError: it cannot be read, is too large, ragged, or holds what is no finite number.
@@ -457,8 +463,11 @@ def _of_text(path: Path, text: str) -> TargetTable:
                 f"{path}: line {number} has {len(row)} fields but line {lines[0]} has "
                 f"{len(rows[0])}: {reprlib.repr(row)}"
             )
-    titled = bool(header) and header[0].lower() in ROW_TITLES
-    named = titled or not all(_number(row[0]) for row in rows)
+    begin = [row[0] for row in rows]
+    titled = len(header) == len(rows[0]) and header[0].lower() in ROW_TITLES
+    # A header with a title too few has none for the names of rows: so R and pandas write them.
+    untitled = 0 < len(header) == len(rows[0]) - 1 and all(map(_DIGITS.fullmatch, begin))
+    named = titled or untitled or not all(map(_number, begin))
     names = tuple(row[0] for row in rows) if named else ()
     first = int(named)
     if len(rows[0]) == first:
@@ -529,23 +538,55 @@ def rows_of_samples(table: TargetTable, names: Sequence[str]) -> list[int]:
     """Finds the row of each sample, one a file, by its name.
 
     A table that names its rows is asked for the sample's path, with or without suffix, or for the
-    end of it, as far as it says one. Otherwise the names must be alike but for one number, which is
-    the row, counted from 0: that of the realisation's folder, say.
+    end of it, as far as it says one. Otherwise the names must be alike but for one number, that of
+    the realisation's folder, say. The row has this number for its name or, without names, is this
+    one, counted from 0.
     """
-    if table.names:
+    numbered = _numbers_of_rows(table)
+    ends = {name.rpartition("/")[2] for name in names}
+    if table.names and (numbered is None or ends <= set(table.names)):
         return _rows_by_name(table, names)
-    if len(names) == len(table.values) == 1:
+    if numbered is None and len(names) == len(table.values) == 1:
         return [0]
-    numbers = _numbers_in_name(table, names)
-    last = len(table.values) - 1
-    for name, row in zip(names, numbers, strict=True):
-        if row > last:
+    found = _numbers_in_name(table, names)
+    rows = numbered or {row: row for row in range(len(table.values))}
+    for name, number in zip(names, found, strict=True):
+        if number not in rows:
             raise DataError(
-                f"{table.path}: has rows 0 to {last}, but sample {printable(name)!r} would have "
-                f"row {row}\n    rows are counted from 0; give the table of these files, or a "
-                f"first column that names them ({OWN_DATA})"
+                f"{table.path}: has rows {min(rows)} to {max(rows)}, but sample "
+                f"{printable(name)!r} would have row {number}\n    without names rows are counted "
+                "from 0; give the table of these files, or a first column that names them "
+                f"({OWN_DATA})"
             )
-    return numbers
+    return [rows[number] for number in found]
+
+
+def rows_of_stack(table: TargetTable, count: int) -> list[int]:
+    """Finds the row of each volume of arrays of many: by its number, or in their order.
+
+    Rows whose names are numbers, counted from 0 or 1, may come in any order.
+    """
+    numbered = _numbers_of_rows(table)
+    if numbered is None:
+        return list(range(count))
+    first = min(numbered)
+    if first > 1 or max(numbered) - first != count - 1:
+        raise DataError(
+            f"{table.path}: names its rows {first} to {max(numbered)}, but volumes of one array "
+            f"are counted from 0 to {count - 1}\n    number the rows so, or remove their names "
+            f"({OWN_DATA}, tables)"
+        )
+    return [numbered[first + number] for number in range(count)]
+
+
+def _numbers_of_rows(table: TargetTable) -> dict[int, int] | None:
+    """Maps the number that is a row's name to the row; None where names are words, or missing."""
+    if not table.names or not all(_DIGITS.fullmatch(name) for name in table.names):
+        return None
+    found = {int(name[:18]): row for row, name in enumerate(table.names)}
+    if len(found) < len(table.names):
+        raise DataError(f"{table.path}: has two rows of one number")
+    return found
 
 
 def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
@@ -621,7 +662,7 @@ def map_targets(
                 f"{table.path}: has {len(table.values)} rows but {folder} holds {len(names)} "
                 f"volumes; a row is needed for each ({OWN_DATA}, tables)"
             )
-        rows = list(range(len(names))) if stacked else rows_of_samples(table, names)
+        rows = rows_of_stack(table, len(names)) if stacked else rows_of_samples(table, names)
         physical = table.values[rows]
         columns = table.columns
         if known is not None and len(known.priors) == physical.shape[1]:

@@ -233,6 +233,7 @@ class NpyFolder(ArrayFolder):
     """Shows numpy's own files, with ``targets.csv`` or a ``{name}.target.npy`` for each."""
 
     suffixes = (".npy",)
+    targets_apart = True
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:

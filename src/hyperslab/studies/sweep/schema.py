@@ -24,7 +24,7 @@ from hyperslab.recipe.compare import settings_of
 from hyperslab.recipe.load import explain_errors, load_recipe, read_yaml
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
-from hyperslab.recipe.section import Section
+from hyperslab.recipe.section import Section, UserPath
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
@@ -72,13 +72,13 @@ class ChoiceSection(Section):
 class SweepFile(Section):
     """Declares the keys of a sweep file."""
 
-    recipe: Path  # relative to the sweep file
+    recipe: UserPath  # relative to the sweep file
     variants: dict[str, VariantSection]
     rates: Rates
     seeds: Seeds
     choose: ChoiceSection = ChoiceSection()
     # the folder of all runs; None: runs/ and the file's name. In a run's folder it says nothing.
-    output: Path | None = None
+    output: UserPath | None = None
 
     @field_validator("variants")
     @classmethod
