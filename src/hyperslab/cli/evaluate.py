@@ -33,23 +33,6 @@ COLUMNS = {
     RELATIVE: "relative",
 }
 OF_VOLUMES = {"averaged": "averaged", "recalibrated": "and recalibrated"}
-OF_CLASSES = {
-    "dice": "Dice",
-    "dice_mean": "mean Dice",
-    "iou": "IoU",
-    "precision": "precision",
-    "recall": "recall",
-}
-
-OF_SURFACES = {
-    "hausdorff_95_mm": "Hausdorff 95 % [mm]",
-    "average_surface_distance_mm": "average [mm]",
-}
-OF_PRESENCE = {
-    "samples_both": "samples",
-    "samples_missed": "missed",
-    "samples_invented": "invented",
-}
 
 
 def evaluate_command(
@@ -136,6 +119,7 @@ def evaluate_command(
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
     """Print the errors of every parameter or class, the bad ones too."""
+    from hyperslab.studies.class_tables import class_tables
     from hyperslab.train.evaluate import ClassEvaluation
 
     facts = result.facts
@@ -145,7 +129,8 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
         highlight=False,
     )
     if isinstance(result, ClassEvaluation):
-        tables = list(_tables_of_classes(result))
+        evaluation = {"confusion": result.confusion.tolist(), **facts}
+        tables = list(class_tables(result.scores, evaluation))
         words = "Dice of all voxels together, and the mean of the samples' own"
         if result.surfaces:
             words += "\ndistances: means over the samples that have the class in both masks"
@@ -203,29 +188,3 @@ def _covered(row: Mapping[str, Any], level: int) -> str:
     """Write the share of true values in intervals of a level [%], and its own interval."""
     lower, upper = (100 * end for end in row[f"coverage_{level}_interval"])
     return f"{100 * row[f'coverage_{level}']:.0f} % ({lower:.0f} to {upper:.0f})"
-
-
-def _tables_of_classes(result: ClassEvaluation) -> Iterator[Table]:
-    """Make a row of each class: scores, where its voxels went [%], distances of surfaces."""
-    from hyperslab.studies.table import Table
-
-    scores = result.scores
-    rows = [[name, *(f"{row[key]:.3g}" for key in OF_CLASSES)] for name, row in scores.items()]
-    yield Table("", ["class", *OF_CLASSES.values()], rows)
-    rows = [
-        [name, *(f"{100 * n / max(counts.sum(), 1):.3g} %" for n in counts)]
-        for name, counts in zip(result.classes, result.confusion, strict=True)
-    ]
-    yield Table("", ["true voxels as", *result.classes], rows)
-    if result.surfaces:
-        tolerance = result.facts["surfaces"]["tolerance_mm"]
-        head = {**OF_SURFACES, "surface_dice": f"surface Dice at {tolerance:g} mm"}
-        rows = [
-            [
-                name,
-                *(f"{scores[name][key]:.3g}" for key in head),
-                *(f"{scores[name][key]:.0f}" for key in OF_PRESENCE),
-            ]
-            for name in result.classes[1:]
-        ]
-        yield Table("", ["surfaces", *head.values(), *OF_PRESENCE.values()], rows)

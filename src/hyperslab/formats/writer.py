@@ -177,8 +177,9 @@ class Writer(ABC):
     ``compressions``: those that it has. ``chunked``: its files are cut into chunks, for grids.
     ``labels``: it holds a class for every voxel. ``named``: it holds parameters' names.
     ``read_as``: the format's name, if the reader should be told it instead of finding it out and
-    logging it. ``per_file``: the number of samples that share a file ``NUMBER{suffix}``; the file
-    of each sample is appended to it when it is finished.
+    logging it. ``suffix``: that of a sample's file, unless `files` says otherwise. ``per_file``:
+    the number of samples that share a file ``NUMBER{suffix}``; that of each is appended to it when
+    it is finished.
     """
 
     compressions: ClassVar[tuple[str, ...]] = ("none",)
@@ -212,9 +213,9 @@ class Writer(ABC):
         """Names the samples, in their order; ``root`` is the name of their folder."""
         return source.names
 
-    @abstractmethod
     def files(self, name: str, compression: str) -> Sequence[str]:
         """Returns the files of a sample, relative, in the order in which they get their names."""
+        return (name + self.suffix,)
 
     @abstractmethod
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:

@@ -351,8 +351,8 @@ CompiledFunction = Callable[[bytes], int]
 class Library:
     """Holds the C functions, which take a packed structure and return 0, or 1 without memory.
 
-    All but those of a normalisation's numbers do a part of the work: see `call`.
-    Those that end in ``is_known`` take none, and return 1 where the processor has what is needed.
+    All but those of a normalisation's numbers do a part of the work: see `call`. Those with
+    a default are missing where they were compiled for a processor without their instructions.
     """
 
     chain_forward: CompiledFunction
@@ -362,17 +362,14 @@ class Library:
     window_maximum: CompiledFunction
     window_spread: CompiledFunction
     resample: CompiledFunction
-    direct_is_known: CompiledFunction
-    direct_forward: CompiledFunction
-    direct_gradient: CompiledFunction
-    winograd_is_known: CompiledFunction
-    winograd_gradient: CompiledFunction
-    depthwise_is_known: CompiledFunction
-    depthwise_gradient: CompiledFunction
     normalisation: CompiledFunction
     parameter_gradients: CompiledFunction
     through_statistics: CompiledFunction
     in_parts: CompiledFunction
+    direct_forward: CompiledFunction | None = None
+    direct_gradient: CompiledFunction | None = None
+    winograd_gradient: CompiledFunction | None = None
+    depthwise_gradient: CompiledFunction | None = None
 
 
 @functools.cache
@@ -435,34 +432,37 @@ def _speaks_for_machine() -> bool:
 
 
 @functools.cache
-def _says(is_known: str) -> bool:
-    """Says if this processor has the instructions of a kernel, as that function has it."""
+def _has(kernel: str) -> bool:
+    """Says if a kernel was compiled, for which not every processor has the instructions."""
     functions = library()
-    return functions is not None and bool(getattr(functions, is_known)(b""))
+    return functions is not None and getattr(functions, kernel) is not None
 
 
-direct_is_known = functools.partial(_says, "direct_is_known")
-winograd_is_known = functools.partial(_says, "winograd_is_known")
-depthwise_is_known = functools.partial(_says, "depthwise_is_known")
+direct_is_known = functools.partial(_has, "direct_forward")
+winograd_is_known = functools.partial(_has, "winograd_gradient")
+depthwise_is_known = functools.partial(_has, "depthwise_gradient")
 
 
 def load_library(path: Path) -> Library:
     """Loads the functions of a compiled library.
 
     Raises:
-        CannotCompile: it cannot be loaded, or lacks one of them.
+        CannotCompile: it cannot be loaded, or lacks one that every processor has.
     """
-    functions = []
+    functions = {}
     try:
         loaded = ctypes.CDLL(str(path))
         for field in fields(Library):
-            function = getattr(loaded, f"hyperslab_{field.name}")
+            name = f"hyperslab_{field.name}"
+            if field.default is None and not hasattr(loaded, name):
+                continue
+            function = getattr(loaded, name)
             function.argtypes = [ctypes.c_char_p]
             function.restype = ctypes.c_int
-            functions.append(function)
+            functions[field.name] = function
     except (OSError, AttributeError) as error:
         raise CannotCompile(f"{path}: {reason(error)}") from error
-    return Library(*functions)
+    return Library(**functions)
 
 
 @functools.cache

@@ -14,9 +14,9 @@ whose windows do not see where it comes from; the weight's gradient is a sum ove
 Of convolutions that take every channel by itself oneDNN has kernels in two dims, and in three it
 takes a plain loop for the weight's gradient, ten times as long; the other passes it computes well.
 
-`direct_is_known`, `winograd_is_known` and `depthwise_is_known` say if this processor has the
-instructions; elsewhere the operators are the references, torch's own, in float32. In reading order:
-the direct kernels, Winograd's, the depthwise one.
+A processor without the instructions has not all of the kernels: there the operators are the
+references, torch's own, in float32. In reading order: the direct kernels, Winograd's, the depthwise
+one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,9 @@ from hyperslab.kernels.compile import (
     Sizes,
     addresses,
     call,
-    depthwise_is_known,
-    direct_is_known,
     integers,
     parts_for,
     three,
-    winograd_is_known,
 )
 from hyperslab.kernels.conv_problem import (
     WINOGRAD_DTYPES,
@@ -140,7 +137,7 @@ def compiled_direct_convolution(functions: Library, given: Operands) -> torch.Te
     x, weight, bias, padding, adjoint = given
     out = weight.shape[1 if adjoint else 0]
     numbers = _direct_numbers(x.shape, out, weight.shape[2:], tuple(padding), x.dtype, adjoint)
-    if numbers is None:
+    if functions.direct_forward is None or numbers is None:
         return NotImplemented
     check_volumes(x, weight, bias, adjoint)
     last = CHANNELS_LAST[x.dim()]
@@ -158,7 +155,7 @@ def compiled_direct_convolution_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, g, kernel, padding, with_bias = given
     numbers = _direct_numbers(x.shape, g.shape[1], tuple(kernel), tuple(padding), x.dtype, False)
-    if numbers is None:
+    if functions.direct_gradient is None or numbers is None:
         return NotImplemented
     check_gradient(x, g, kernel, padding)
     return sum_of_parts(functions.direct_gradient, x, g, kernel, with_bias, numbers, [None])
@@ -195,7 +192,7 @@ def _direct_numbers(
     shape: Sizes, out: int, kernel: Sizes, padding: Sizes, dtype: torch.dtype, adjoint: bool
 ) -> bytes | None:
     """Packs the numbers for C; None where it does not know the type or the number of dims."""
-    if not direct_is_known() or dtype != torch.bfloat16 or len(shape) not in CHANNELS_LAST:
+    if dtype != torch.bfloat16 or len(shape) not in CHANNELS_LAST:
         return None
     results = _results(shape[2:], kernel, padding)
     if len(kernel) != len(results) or min(*shape, *results, *kernel, out) < 1 or min(padding) < 0:
@@ -227,7 +224,7 @@ def compiled_winograd_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, g, padding, with_bias = given
     numbers = _winograd_numbers(x.shape, g.shape, tuple(padding), x.dtype)
-    if numbers is None:
+    if functions.winograd_gradient is None or numbers is None:
         return NotImplemented
     check_gradient(x, g, WINOGRAD_KERNEL, padding)
     return sum_of_parts(functions.winograd_gradient, x, g, WINOGRAD_KERNEL, with_bias, numbers)
@@ -236,11 +233,7 @@ def compiled_winograd_gradient(
 @functools.lru_cache(PLANS_KEPT)
 def _winograd_numbers(x: Sizes, g: Sizes, padding: Sizes, dtype: torch.dtype) -> bytes | None:
     """Packs the numbers for C; None where it does not know the type or the number of dims."""
-    if (
-        not winograd_is_known()
-        or dtype not in WINOGRAD_DTYPES
-        or {len(x), len(g), len(padding) + 2} != {5}
-    ):
+    if dtype not in WINOGRAD_DTYPES or {len(x), len(g), len(padding) + 2} != {5}:
         return None
     if min(*x, *g) < 1 or min(padding) < 0:
         return None
@@ -272,7 +265,7 @@ def compiled_depthwise_gradient(functions: Library, given: Operands) -> torch.Te
     numbers = _depthwise_numbers(
         x.shape, g.shape, tuple(kernel), tuple(padding), tuple(dilation), x.dtype
     )
-    if numbers is None or g.dtype != x.dtype:
+    if functions.depthwise_gradient is None or numbers is None or g.dtype != x.dtype:
         return NotImplemented
     x = in_channels_last(x)
     g = in_channels_last(g)
@@ -288,8 +281,7 @@ def _depthwise_numbers(
     """Packs the numbers for C; None for what it does not know, or for torch to refuse."""
     dims = len(kernel)
     if (
-        not depthwise_is_known()
-        or dtype not in WINOGRAD_DTYPES
+        dtype not in WINOGRAD_DTYPES
         or dims + 2 not in CHANNELS_LAST
         or {len(x), len(g)} != {dims + 2}
         or {len(padding), len(dilation)} != {dims}

@@ -34,7 +34,7 @@ from hyperslab.comm.agreement import broadcast_from_main, collective_try
 from hyperslab.data.assemble import check_values
 from hyperslab.data.transforms import Transform, decode, transform_of
 from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
-from hyperslab.formats.files import lock_folder
+from hyperslab.formats.files import Stamp, lock_folder
 from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
@@ -250,20 +250,12 @@ def state_of_input(entry: InputFile) -> JournalRow:
     """Return what tells an input from its other versions; nothing where a file is missing."""
     if not all(path.exists() for path in entry.paths):
         return {}
-    size, modified = _bytes_and_change(entry.path)
+    first, *others = map(Stamp.of, entry.paths)
     path = str(entry.path.absolute())
-    found: JournalRow = {"path": path, "bytes": size, "modified": modified}
-    others = [list(_bytes_and_change(file)) for file in entry.channels]
+    found: JournalRow = {"path": path, "bytes": first.size, "modified": first.modified}
     if others:
-        found["channels"] = others
+        found["channels"] = [[one.size, one.modified] for one in others]
     return found
-
-
-def _bytes_and_change(path: Path) -> tuple[int, int]:
-    """Return bytes and last change [ns]; of a Zarr group over all of its files."""
-    files = [path, *(path.rglob("*") if path.is_dir() else ())]
-    found = [file.stat() for file in files]
-    return sum(one.st_size for one in found), max(one.st_mtime_ns for one in found)
 
 
 PARAMETERS_FILE = "parameters.csv"

@@ -24,7 +24,7 @@ needs_kernels = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", params=BOTH_WIDTHS)
 def functions(request: pytest.FixtureRequest) -> Iterator[Library | None]:
-    with library_of(request.param, "winograd_is_known") as functions:
+    with library_of(request.param, "winograd_gradient") as functions:
         yield functions
 
 

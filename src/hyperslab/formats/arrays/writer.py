@@ -42,14 +42,10 @@ from hyperslab.util.atomic_files import append_whole, write_bytes
 class KeyedWriter(Writer):
     """Writes universes as the public files have them, channels last; scans as LBANN has them."""
 
-    suffix: ClassVar[str]
     order: ClassVar[StorageOrder] = DHWC
     compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
     labels = True
     chunked = True
-
-    def files(self, name: str, compression: str) -> tuple[str, ...]:
-        return (name + self.suffix,)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         with self._created(folder / (name + self.suffix)) as file:
@@ -335,15 +331,14 @@ def _zarr_attribute(value: Any) -> Any:
 class NpyWriter(Writer):
     """Writes (C, D, H, W), or (D, H, W) of one channel, and a line of ``targets.csv`` for each."""
 
+    suffix = ".npy"
+
     def misfit(self, source: Source) -> str:
         if labels := super().misfit(source):
             return labels
         suffix = TARGET_SUFFIX.removesuffix(".npy")
         named = [name for name in source.names if name.endswith(suffix)]
         return f"a volume called {named[0]!r}, which is the name of a target" if named else ""
-
-    def files(self, name: str, compression: str) -> tuple[str, ...]:
-        return (f"{name}.npy",)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         source = sample.source

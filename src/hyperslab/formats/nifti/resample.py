@@ -40,7 +40,8 @@ def blurred_linear(values: NDArray[Any], shape: Sequence[int]) -> NDArray[np.flo
     """
     if tuple(shape) == values.shape:
         return values.astype(np.float32, copy=False)
-    return _resampled(values, Box.whole(values.shape), values.shape, Box.whole(shape), shape)
+    whole = Box.whole(shape)
+    return blurred_linear_box(lambda box: values[box.slices()], values.shape, whole, shape)
 
 
 def blurred_linear_box(
@@ -51,30 +52,17 @@ def blurred_linear_box(
     ``read`` gives boxes (d, h, w) of the values, of which there are ``extents``; no more of them
     are read than the box needs, so ranks can share the work.
     """
+    ratios = [old / new for old, new in zip(extents, shape, strict=True)]
     intervals = []
-    for lo, hi, old, new in zip(box.lo, box.hi, extents, shape, strict=True):
-        ratio = old / new
+    for lo, hi, old, ratio in zip(box.lo, box.hi, extents, ratios, strict=True):
         # Four widths of the Gaussian hold all but 1e-4 of it: more than the kernel does.
         margin = 2 + math.ceil(4 * math.sqrt(_variance(ratio)))
         first = math.floor((lo + 0.5) * ratio - 0.5) - margin
         last = math.ceil((hi - 0.5) * ratio - 0.5) + margin
         intervals.append((max(0, first), min(old, last + 1)))
-    needed = Box.of(intervals)
-    return _resampled(read(needed), needed, extents, box, shape)
-
-
-def _variance(ratio: float) -> float:
-    """Computes the variance of the Gaussian of a dim that becomes ``ratio`` times as coarse."""
-    return max(ratio**2 - 1, 0) / (8 * math.log(2))
-
-
-def _resampled(
-    values: NDArray[Any], held: Box, extents: Sequence[int], box: Box, shape: Sequence[int]
-) -> NDArray[np.float32]:
-    """Resamples the values of the box ``held`` to a ``box`` of the lattice of ``shape``."""
+    held = Box.of(intervals)
     itk = optional.simple_itk()
-    image = itk.GetImageFromArray(np.ascontiguousarray(values, np.float32))
-    ratios = [old / new for old, new in zip(extents, shape, strict=True)]
+    image = itk.GetImageFromArray(np.ascontiguousarray(read(held), np.float32))
     variances = [_variance(ratio) for ratio in ratios][::-1]
     if any(variances):
         image = itk.DiscreteGaussian(image, variances, WIDEST, 0.01, False)
@@ -93,6 +81,11 @@ def _resampled(
         itk.sitkFloat32,
     )
     return np.asarray(itk.GetArrayFromImage(found))
+
+
+def _variance(ratio: float) -> float:
+    """Computes the variance of the Gaussian of a dim that becomes ``ratio`` times as coarse."""
+    return max(ratio**2 - 1, 0) / (8 * math.log(2))
 
 
 def nearest(values: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:

@@ -388,6 +388,7 @@ class TfRecordWriter(Writer):
 
     compressions = ("none", "gzip")
     named = False
+    suffix = ".tfrecord"
 
     def misfit(self, source: Source) -> str:
         channels, *extents = source.shape
@@ -416,9 +417,6 @@ class TfRecordWriter(Writer):
     def stored_target(self, exact: Array) -> Array:
         return exact.astype(np.float32).astype(np.float64)
 
-    def files(self, name: str, compression: str) -> tuple[str, ...]:
-        return (f"{name}.tfrecord",)
-
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         size = 2 * math.prod(sample.source.shape)
         target = np.asarray(sample.target, "<f4").tobytes()
@@ -427,7 +425,7 @@ class TfRecordWriter(Writer):
             np.ascontiguousarray(DHWC.from_volume(slab), "<i2").tobytes()
             for _, slab in sample.values()
         )
-        with open_gzip_writer(folder / f"{name}.tfrecord", sample.compression) as file:
+        with open_gzip_writer(folder / f"{name}{self.suffix}", sample.compression) as file:
             write_example(file, b"", feature_head(b"x", size, 1), size, pieces, after)
 
 
@@ -504,9 +502,6 @@ class Sc18Writer(Writer):
 
     def view(self, source: Source) -> Source:
         return source if self.misfit(source) else Sc18View(source)
-
-    def files(self, name: str, compression: str) -> tuple[str, ...]:
-        return (f"{name}{self.suffix}",)
 
     def write(self, folder: Path, name: str, sample: SampleToWrite) -> None:
         size = 8 * math.prod(sample.source.shape)

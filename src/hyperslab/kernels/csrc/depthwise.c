@@ -14,8 +14,6 @@ typedef struct {
     int64_t part, parts;
 } depthwise;
 
-IS_KNOWN(hyperslab_depthwise_is_known, VECTORS)
-
 #if VECTORS
 
 enum {
@@ -146,9 +144,5 @@ int hyperslab_depthwise_gradient(const depthwise *k)
     free_rooms(&all);
     return all.failed;
 }
-
-#else
-
-REFUSES(hyperslab_depthwise_gradient, depthwise)
 
 #endif

@@ -6,8 +6,6 @@
  * those next to it all rows wait in the second cache. */
 #include "direct.h"
 
-IS_KNOWN(hyperslab_direct_is_known, DIRECT)
-
 #if DIRECT
 
 enum { BLOCK = 8, WIDTH_OF_BLOCK = 2 * LANES };
@@ -162,9 +160,5 @@ int hyperslab_direct_forward(const direct *k)
     free_rooms(&all);
     return all.failed;
 }
-
-#else
-
-REFUSES(hyperslab_direct_forward, direct)
 
 #endif

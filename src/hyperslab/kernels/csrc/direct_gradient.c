@@ -180,8 +180,4 @@ int hyperslab_direct_gradient(const direct *k)
     return all.failed;
 }
 
-#else
-
-REFUSES(hyperslab_direct_gradient, direct)
-
 #endif

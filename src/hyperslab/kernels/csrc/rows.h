@@ -59,22 +59,6 @@ static void free_rooms(memory *all)
         free(all->given[--all->count]);
 }
 
-/* Says whether this processor has what a kernel needs. */
-#define IS_KNOWN(kernel, known)                                                                   \
-    int kernel(const void *nothing)                                                               \
-    {                                                                                             \
-        (void)nothing;                                                                            \
-        return known;                                                                             \
-    }
-
-/* In place of a kernel that this processor cannot run: it says that it has failed. */
-#define REFUSES(kernel, type)                                                                     \
-    int kernel(const type *k)                                                                     \
-    {                                                                                             \
-        (void)k;                                                                                  \
-        return 1;                                                                                 \
-    }
-
 /* float32 of the upper 16 bits is bfloat16; to the nearest, ties to even, NaN stays one. */
 INLINE float from_bfloat16(uint16_t bits)
 {

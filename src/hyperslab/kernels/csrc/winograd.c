@@ -2,8 +2,6 @@
  * of x times those of g, kind by kind, and what the sums say of the weight. */
 #include "winograd.h"
 
-IS_KNOWN(hyperslab_winograd_is_known, VECTORS)
-
 #if VECTORS
 
 enum {
@@ -196,9 +194,5 @@ int hyperslab_winograd_gradient(const winograd *k)
     free_rooms(&all);
     return all.failed;
 }
-
-#else
-
-REFUSES(hyperslab_winograd_gradient, winograd)
 
 #endif

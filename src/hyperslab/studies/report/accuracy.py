@@ -7,11 +7,12 @@ against predicted, and residuals: Oyama et al. 2020, figure 10); tables of class
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from hyperslab.errors import DataError
+from hyperslab.studies.class_tables import class_tables, score_cell
 from hyperslab.studies.configurations import FEWEST_VOLUMES, read_scored
 from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
@@ -23,7 +24,6 @@ from hyperslab.studies.table import (
     UNITS,
     Table,
     TableCell,
-    TableRow,
     interval_words,
     label,
     number,
@@ -130,7 +130,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         [
             [
                 TableCell(label(name), name if label(name) != name else ""),
-                *(_score_cell(key, row, "ratio") for key in NORMALISED_ERRORS),
+                *(score_cell(key, row, "ratio") for key in NORMALISED_ERRORS),
             ]
             for name, row in errors.items()
         ],
@@ -165,12 +165,6 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         Figures(histograms, "small"),
         *uncertainty_blocks(run),
     ]
-
-
-def _score_cell(key: str, row: Measures, barred: str) -> TableCell:
-    """Makes a cell of a number, with a bar behind that of the key ``barred``."""
-    value = row.get(key)
-    return TableCell(number(value), share=value if key == barred else None)
 
 
 def _percent(value: float | None) -> str:
@@ -287,25 +281,6 @@ def _histogram(name: str, predictions: Columns, errors: Measures, reach: float) 
     )
 
 
-SCORES = {
-    "dice": "Dice",
-    "dice_mean": "mean Dice",
-    "iou": "IoU",
-    "precision": "precision",
-    "recall": "recall",
-}
-SURFACES = {
-    "hausdorff_95_mm": "Hausdorff 95 % [mm]",
-    "average_surface_distance_mm": "average [mm]",
-    "surface_dice": "surface Dice",
-    "samples_both": "samples with both",
-    "samples_missed": "missed",
-    "samples_invented": "invented",
-}
-VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
-"""Lists the scores that count voxels; all other scores of a class are shown."""
-
-
 def dice_of(scores: Mapping[str, Measures]) -> list[tuple[str, float]]:
     """Lists the Dice of every class but the background."""
     found = [(name, row.get("dice")) for name, row in list(scores.items())[1:]]
@@ -318,57 +293,4 @@ def _of_classes(run: Run, about: str) -> list[Block]:
         " A score counts the voxels of all samples together; 1 is perfect. The mean Dice averages "
         "over the samples that have the class, with equal weights."
     )
-    known = {*SCORES, *SURFACES, *VOXEL_COUNTS}
-    further = dict.fromkeys(key for row in scores.values() for key in row if key not in known)
-    measured = {**SCORES, **{key: _measure_label(key) for key in further}}
-    rows: list[TableRow] = []
-    for name, row in scores.items():
-        voxels = int(row.get("true_positives") or 0) + int(row.get("false_negatives") or 0)
-        rows.append([name, *(_score_cell(key, row, "dice") for key in measured), f"{voxels:,}"])
-    head = ["class", *measured.values(), "true voxels"]
-    table = Table("Overlap of predicted and true masks", head, rows)
-    return [about, table, *_surfaces(run), *_confusion(run)]
-
-
-def _measure_label(key: str) -> str:
-    """Writes ``mean_surface_distance_mm`` as ``mean surface distance [mm]``."""
-    named = f"{key.removesuffix('_mm')} [mm]" if key.endswith("_mm") else key
-    return named.replace("_", " ")
-
-
-def _surfaces(run: Run) -> Iterable[Block]:
-    """Tables distances between surfaces, of the classes that have one."""
-    rows: list[TableRow] = [
-        [name, *(_count_or_number(key, row.get(key)) for key in SURFACES)]
-        for name, row in run.scores.items()
-        if any(key in row for key in SURFACES)
-    ]
-    about = run.evaluation.get("surfaces")
-    within = about.get("tolerance_mm") if isinstance(about, dict) else None
-    caption = "Distances between the surfaces of predicted and true masks"
-    if isinstance(within, float | int):
-        caption += f"; surface Dice: the share within {number(within)} mm"
-    if rows:
-        yield Table(caption, ["class", *SURFACES.values()], rows)
-
-
-def _count_or_number(key: str, value: float | None) -> str:
-    whole = key.startswith("samples_") and value is not None and value == value // 1
-    return f"{value:,.0f}" if whole else number(value)
-
-
-def _confusion(run: Run) -> Iterable[Block]:
-    names: Sequence[str] = list(run.scores)
-    try:
-        matrix = np.array(run.evaluation.get("confusion", []), np.float64)
-    except (ValueError, TypeError):  # ragged, or of words
-        return
-    if matrix.shape != (len(names), len(names)):
-        return
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    rows: list[TableRow] = [
-        [name, *(TableCell(f"{number(100 * share)} %", share=share) for share in row)]
-        for name, row in zip(names, shares.tolist(), strict=True)
-    ]
-    head = ["true class", *(f"as {name}" for name in names)]
-    yield Table("Where the voxels of each class went [% of the true ones]", head, rows)
+    return [about, *class_tables(scores, run.evaluation)]

@@ -16,13 +16,7 @@ from hyperslab.studies.report.html import Block, Figures, Heading
 from hyperslab.studies.run_folder import Run, read_words
 from hyperslab.studies.table import DASH, Table, TableCell, TableRow, label, number, slug
 from hyperslab.train.metrics import Predictions
-from hyperslab.train.uncertainty import (
-    LEVELS,
-    RankStatistics,
-    binomial_band,
-    rank_statistics,
-    uncertainty_of,
-)
+from hyperslab.train.uncertainty import LEVELS, RankStatistics, binomial_band, rank_statistics
 
 DASHES = ("-", "--", "-.", ":")
 JOINT = "all together"
@@ -37,11 +31,10 @@ def uncertainty_blocks(run: Run) -> list[Block]:
     p = _predictions(run)
     if p is None:
         return []
-    facts = uncertainty_of(p)
     each, joint = rank_statistics(p)
-    volumes = facts["volumes"]
-    rows = [_row(label(name), row) for name, row in facts["parameters"].items()]
-    rows.append(_row(JOINT, facts["joint"]))
+    volumes = len(set(p.volumes))
+    rows = [_row(label(name), found.facts(volumes)) for name, found in each.items()]
+    rows.append(_row(JOINT, joint.facts(volumes)))
     head = ["parameter", *(f"in {level} % intervals" for level in LEVELS)]
     head += ["mean squared residual", "probability of the ranks"]
     return [
