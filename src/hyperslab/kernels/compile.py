@@ -370,6 +370,7 @@ class Library:
     depthwise_is_known: CompiledFunction
     depthwise_gradient: CompiledFunction
     normalisation: CompiledFunction
+    running_statistics: CompiledFunction
     parameter_gradients: CompiledFunction
     through_statistics: CompiledFunction
     in_parts: CompiledFunction

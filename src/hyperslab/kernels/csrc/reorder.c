@@ -150,12 +150,6 @@ static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel,
         return four_to_last(x, k->channel, k->y, BFLOAT16, first, voxels, past_caches);
     return four_to_last(x, k->channel, k->y, k->y_type, first, voxels, past_caches);
 }
-#else
-static int64_t four_channels(const reordering *k, int64_t sample, int64_t voxel, int64_t voxels)
-{
-    (void)k, (void)sample, (void)voxel, (void)voxels;
-    return 0;
-}
 #endif
 
 int hyperslab_reorder(const reordering *k)
@@ -170,8 +164,10 @@ int hyperslab_reorder(const reordering *k)
         int64_t channel = i % tall * CHANNELS, voxel = i / tall % wide * VOXELS;
         int64_t channels = least(CHANNELS, k->channels - channel);
         int64_t voxels = least(VOXELS, k->voxels - voxel), done = 0;
+#if WIDE
         if (k->to_last && k->channels == 4 && k->x_type == FLOAT32)
             done = four_channels(k, i / tall / wide, voxel, voxels);
+#endif
         if (k->to_last && done < voxels)
             tile_to_last(k, i / tall / wide, channel, channels, voxel + done, voxels - done, r);
         if (!k->to_last)
