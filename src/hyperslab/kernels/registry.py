@@ -134,10 +134,9 @@ class KernelOperator:
             or profiler_runs()
         )
         if idle and type(first) is torch.Tensor:
-            kind = first.device.type
-            if kind == "cpu":
+            if first.is_cpu:
                 return self.on_cpu(first, *rest)
-            if kind == "cuda" and self.cuda is not None and triton_runs():
+            if first.is_cuda and self.cuda is not None and triton_runs():
                 return self.on_cuda(first, *rest)
         return self.overload(first, *rest)
 
