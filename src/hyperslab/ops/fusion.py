@@ -622,9 +622,8 @@ def statistics_of(
     """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
     ``x`` is a block, or one that has not been computed and knows its ``channel_sums`` all the same.
-    ``note`` gets the moments.
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
-    precision resolves.
+    precision resolves. ``note`` gets the moments.
 
     Raises:
         LayoutError: weight or bias are not of the block's channels.
