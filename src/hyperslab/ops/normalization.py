@@ -88,11 +88,12 @@ def batch_norm(
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
             return
-        data = x.grid.group(("data",)) if replica else None
-        if data is not None:  # on every rank alike: to the replicas' mean
-            both = data.sum_in_place(moments[:2].clone(), "the running statistics of batch_norm")
-            moments = both / x.grid.data
         unbiased = over.count / (over.count - 1)
+        data = x.grid.group(("data",)) if replica else None
+        if data is not None:  # on every rank alike: to the mean of replicas of any size
+            both = torch.stack([moments[0], moments[1] * unbiased])
+            both = data.sum_in_place(both, "the running statistics of batch_norm")
+            moments, unbiased = both / x.grid.data, 1.0
         running_statistics(moments, running_mean, running_var, momentum, unbiased)
 
     return _normalised(x, over, Affine.of(weight, bias), eps, note=note)
