@@ -188,7 +188,7 @@ class GroupCommunicator:
 
     def sends_alone(self, x: torch.Tensor) -> bool:
         """Tell if the process group sends all messages of a tensor, out of the memory it is in."""
-        if x.device.type == "cuda":
+        if x.is_cuda:
             return self._noted
         return not self._shares or shared_channels() is None
 

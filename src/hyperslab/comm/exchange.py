@@ -480,12 +480,13 @@ class Meeting:
     has read what was there before: it belongs to one thread and to one stream.
     """
 
-    def __init__(self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages) -> None:
-        sizes = [flat.numel(), sum(receives.sizes), 1]
+    def __init__(self, own: torch.Tensor, sends: PackedMessages, receives: PackedMessages) -> None:
+        sizes = [own.numel(), sum(receives.sizes), 1]
         with torch.inference_mode(False):
-            self.all = flat.new_zeros(sum(sizes))
-            self.own, self.arrived, self._filling = self.all.split(sizes)
-            self.leaving = flat.new_empty(sum(sends.sizes))
+            self.all = own.new_zeros(sum(sizes))
+            place, self.arrived, self._filling = self.all.split(sizes)
+            self.own = place.view(own.shape)
+            self.leaving = own.new_empty(sum(sends.sizes))
         self._fill = 0.0
         self._exchange = PackedExchange(self.leaving, sends, self.arrived, receives)
 
@@ -496,26 +497,26 @@ class Meeting:
             self._fill = fill
 
     def exchange(
-        self, flat: torch.Tensor, sent: torch.Tensor, plan: ExchangePlan, what: str
+        self, own: torch.Tensor, sent: torch.Tensor, plan: ExchangePlan, what: str
     ) -> None:
         """Send the elements ``sent`` of a box, and have others' in `arrived`."""
         if plan.communicator is None or plan.local:
             return
-        torch.index_select(flat, 0, sent, out=self.leaving)
+        torch.take(own, sent, out=self.leaving)
         self._exchange.run(plan.communicator, what)
 
     def joined_with(
         self,
-        flat: torch.Tensor,
+        own: torch.Tensor,
         sent: torch.Tensor,
         plan: ExchangePlan,
         what: str,
         places: torch.Tensor,
     ) -> torch.Tensor:
-        """Return what lies at some ``places`` once everything is there."""
-        self.exchange(flat, sent, plan, what)
-        self.own.copy_(flat)
-        return self.all.index_select(0, places)
+        """Return what lies at some ``places`` once everything is there, in their shape."""
+        self.exchange(own, sent, plan, what)
+        self.own.copy_(own)
+        return self.all.take(places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -527,14 +528,12 @@ class Gathers:
     and of the other one, in the order of memory of either (channels ``last`` or not); a
     message has its box's elements in the order of a contiguous tensor, whatever the others do.
     ``brought`` says what the box takes of the own one, of all that arrived, and of one element of
-    filling, joined in this order; ``home``, a row for each of the pieces that meet in an
+    filling, joined in this order; ``home``, a part for each of the pieces that meet in an
     element, what the own gradient adds up of the box's gradient, of all that came home, and of
-    a zero.
+    a zero. Both are of the shape of what they make, in the order of memory.
     """
 
     last: bool
-    own: tuple[int, ...]
-    box: tuple[int, ...]
     sent: torch.Tensor
     brought: torch.Tensor
     returned: torch.Tensor
@@ -560,75 +559,71 @@ class Gathers:
                 plan.sends, terms[1:], _numbered(sends, box.size), strict=True
             ):
                 term[t.box.slices(plan.own)] = places
-            # Few pieces meet in an element: what is nothing goes last, and rows of nothing go.
+            # Few pieces meet in an element: what is nothing goes last, and parts of nothing go.
             home = torch.stack([_in_memory(term, last) for term in terms]).sort(0).values
-            home = home[: max(1, int((home != nothing).any(1).sum()))]
+            home = home[: max(1, int((home != nothing).flatten(1).any(1).sum()))]
             sent = [own[t.box.slices(plan.own)] for t in plan.sends]
             returned = [whole[t.box.slices(box)] for t in plan.receives]
 
-            def index(places: Sequence[torch.Tensor]) -> torch.Tensor:
-                flat = torch.cat([own.new_empty(0), *(part.flatten() for part in places)])
-                return flat.int().to(device, non_blocking=True)
+            def index(places: torch.Tensor) -> torch.Tensor:
+                return places.contiguous().to(device, non_blocking=True)
+
+            def joined(places: Sequence[torch.Tensor]) -> torch.Tensor:
+                return torch.cat([own.new_empty(0), *(part.flatten() for part in places)])
 
             return Gathers(
                 last,
-                _shape_in_memory(plan.own.shape, last),
-                _shape_in_memory(box.shape, last),
-                index(sent),
-                index([_in_memory(brought, last)]),
-                index(returned),
-                index([home]),
+                index(joined(sent)),
+                index(_in_memory(brought, last)),
+                index(joined(returned)),
+                index(home if len(home) > 1 else home[0]),
                 sends,
                 receives,
             )
 
     def bring(self, x: torch.Tensor, plan: ExchangePlan, what: str, fill: float) -> torch.Tensor:
-        own = self.flat(x)
+        own = self._in_order(x)
         meeting = self._meeting(own, self.sends, self.receives, fill)
-        return self._shaped(meeting.joined_with(own, self.sent, plan, what, self.brought), self.box)
+        return self._shaped(meeting.joined_with(own, self.sent, plan, what, self.brought))
 
     def receive(self, x: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        own = self.flat(x)
+        own = self._in_order(x)
         meeting = self._meeting(own, self.sends, self.receives, 0.0)
         meeting.exchange(own, self.sent, plan, what)
         return meeting.arrived.clone()
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
-        own = self.flat(x)
+        own = self._in_order(x).flatten()
         joined = torch.cat((own, arrived, filling(fill, own.dtype, own.device)))
-        return self._shaped(joined.index_select(0, self.brought), self.box)
+        return self._shaped(joined.take(self.brought))
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        whole = self.flat(gradient)
+        whole = self._in_order(gradient)
         meeting = self._meeting(whole, self.receives, self.sends, 0.0)
         what = f"the adjoint of {what}"
         found = meeting.joined_with(whole, self.returned, plan, what, self.home)
-        size = math.prod(self.own)
-        if found.numel() > size:
-            found = found.view(-1, size).sum(0)
-        return self._shaped(found, self.own)
+        return self._shaped(found if found.dim() == whole.dim() else found.sum(0))
 
     def _meeting(
-        self, flat: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
+        self, own: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
     ) -> Meeting:
         if is_capturing():  # a graph's memory is its own, and is not filled before it is replayed
-            found = Meeting(flat, sends, receives)
+            found = Meeting(own, sends, receives)
         else:
-            stream = torch.cuda.current_stream(flat.device).cuda_stream if flat.is_cuda else 0
-            key = (sends is self.sends, flat.dtype, stream, threading.get_ident())
+            stream = torch.cuda.current_stream(own.device).cuda_stream if own.is_cuda else 0
+            key = (sends is self.sends, own.dtype, stream, threading.get_ident())
             kept = self.meetings.get(key)
             if kept is None:
-                kept = self.meetings[key] = Meeting(flat, sends, receives)
+                kept = self.meetings[key] = Meeting(own, sends, receives)
             found = kept
         found.fill_with(fill)
         return found
 
-    def flat(self, x: torch.Tensor) -> torch.Tensor:
+    def _in_order(self, x: torch.Tensor) -> torch.Tensor:
         """Return the elements in the order of memory that the indices are for."""
-        return (x.movedim(1, -1) if self.last else x).flatten()
+        return x.movedim(1, -1) if self.last else x
 
-    def _shaped(self, flat: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        y = flat.view(shape)
+    def _shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y.movedim(-1, 1) if self.last else y
 
 
@@ -639,19 +634,16 @@ def filling(value: float, dtype: torch.dtype, device: torch.device) -> torch.Ten
         return torch.full((1,), value, dtype=dtype, device=device)
 
 
-def _shape_in_memory(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
-    return (shape[0], *shape[2:], shape[1]) if last else shape
-
-
 def _places(box: Box, last: bool) -> torch.Tensor:
     """Number a box's elements by their places in memory; the result has the box's shape."""
-    places = torch.arange(box.size, device="cpu").view(_shape_in_memory(box.shape, last))
+    shape = (box.shape[0], *box.shape[2:], box.shape[1]) if last else box.shape
+    places = torch.arange(box.size, device="cpu").view(shape)
     return places.movedim(-1, 1) if last else places
 
 
 def _in_memory(values: torch.Tensor, last: bool) -> torch.Tensor:
     """Return a box's elements in the order of memory."""
-    return (values.movedim(1, -1) if last else values).flatten()
+    return values.movedim(1, -1) if last else values
 
 
 def _numbered(messages: PackedMessages, first: int) -> list[torch.Tensor]:

@@ -363,6 +363,7 @@ class Library:
     window_spread: CompiledFunction
     resample: CompiledFunction
     normalisation: CompiledFunction
+    running_statistics: CompiledFunction
     parameter_gradients: CompiledFunction
     through_statistics: CompiledFunction
     in_parts: CompiledFunction

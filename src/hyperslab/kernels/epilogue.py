@@ -602,7 +602,7 @@ def _compiled_sums(
 
 declare(channel_sums, compiled_channel_sums, "sums.c", "epilogue:triton_channel_sums")
 declare(chain_forward, compiled_chain_forward, "forward.c", "epilogue:triton_chain_forward")
-declare(chain_forward_into, compiled_chain_forward_into, "forward.c", writes="y")
+declare(chain_forward_into, compiled_chain_forward_into, "forward.c", writes=("y",))
 declare(
     chain_backward_sums,
     compiled_chain_backward_sums,

@@ -9,8 +9,8 @@ sample has its own. *Parts* of them in float32 are what an epilogue takes: ``nor
 mean, scale and shift, where the shift makes up for the mean's rounding, so that nothing is lost
 in channels whose mean is far from zero.
 
-The operators are ``normalisation``, ``parameter_gradients`` and ``through_statistics``: first
-their plain references, then the compiled versions.
+The operators are ``normalisation``, ``running_statistics``, ``parameter_gradients`` and
+``through_statistics``: first their plain references, then the compiled versions.
 """
 
 from __future__ import annotations
@@ -55,6 +55,22 @@ def normalisation(
         shift += bias
     norm = torch.stack([rounded, scale.float(), shift.float()])
     return norm, torch.stack([mean, var, invstd, scale])
+
+
+def running_statistics(
+    moments: torch.Tensor,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: float,
+    unbiased: float,
+) -> None:
+    """Moves running statistics (C) towards the moments of one row by a share, the ``momentum``.
+
+    ``unbiased`` times the biased variance is the unbiased one.
+    """
+    mean, var, *_ = moments[:, 0].to(torch.promote_types(running_mean.dtype, torch.float32))
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_((var * unbiased).to(running_var.dtype), momentum)
 
 
 def parameter_gradients(
@@ -102,6 +118,28 @@ def compiled_normalisation(
     return norm, moments
 
 
+def kernels_take(moments: torch.Tensor, *running: torch.Tensor) -> bool:
+    """Says if running statistics are as kernels take them."""
+    if moments.dtype != torch.float64 or moments.shape[1] != 1 or not moments.is_contiguous():
+        return False
+    for x in running:
+        if x.dtype != torch.float32 or x.device != moments.device:
+            return False
+        if x.shape != moments.shape[2:] or not x.is_contiguous():
+            return False
+    return True
+
+
+def compiled_running_statistics(functions: Library, given: Operands) -> None:
+    moments, running_mean, running_var, momentum, unbiased = given
+    if not kernels_take(moments, running_mean, running_var):
+        return NotImplemented
+    tensors = addresses(moments, running_mean, running_var)
+    numbers = integers(moments.shape[2]) + REAL_NUMBERS.pack(momentum, unbiased)
+    functions.running_statistics(tensors + numbers)
+    return None
+
+
 def compiled_parameter_gradients(
     functions: Library, given: Operands
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,16 +163,32 @@ def compiled_through_statistics(functions: Library, given: Operands) -> torch.Te
     return through
 
 
-declare(normalisation, compiled_normalisation, "statistics.c", "normalization:triton_normalisation")
+declare(
+    normalisation,
+    compiled_normalisation,
+    "statistics.c",
+    "normalization:triton_normalisation",
+    doubles=True,
+)
+declare(
+    running_statistics,
+    compiled_running_statistics,
+    "statistics.c",
+    "normalization:triton_running_statistics",
+    doubles=True,
+    writes=("running_mean", "running_var"),
+)
 declare(
     parameter_gradients,
     compiled_parameter_gradients,
     "statistics.c",
     "normalization:triton_parameter_gradients",
+    doubles=True,
 )
 declare(
     through_statistics,
     compiled_through_statistics,
     "statistics.c",
     "normalization:triton_through_statistics",
+    doubles=True,
 )

@@ -94,7 +94,8 @@ class KernelOperator:
     source: str = ""  # of `cpu`, in csrc
     cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
     meta: Callable[..., Any] | None = None
-    writes: str | None = None  # the argument that is changed
+    writes: tuple[str, ...] = ()  # the arguments that are changed
+    doubles: bool = False  # the Triton version takes numbers of float64, too
 
     @cached_property
     def name(self) -> str:
@@ -111,8 +112,7 @@ class KernelOperator:
         told = self.reference.__annotations__
         kinds = {name: _SCHEMA_TYPES.get(kind, kind) for name, kind in told.items()}
         result = kinds.pop("return")
-        if self.writes is not None:
-            kinds[self.writes] = "Tensor(a!)"
+        kinds |= {name: f"Tensor({mark}!)" for name, mark in zip(self.writes, "ab", strict=False)}
         arguments = ", ".join(f"{kind} {name}" for name, kind in kinds.items())
         return f"{self.name}({arguments}) -> {result}"
 
@@ -134,10 +134,9 @@ class KernelOperator:
             or profiler_runs()
         )
         if idle and type(first) is torch.Tensor:
-            kind = first.device.type
-            if kind == "cpu":
+            if first.is_cpu:
                 return self.on_cpu(first, *rest)
-            if kind == "cuda" and self.cuda is not None and triton_runs():
+            if first.is_cuda and self.cuda is not None and triton_runs():
                 return self.on_cuda(first, *rest)
         return self.overload(first, *rest)
 
@@ -159,8 +158,8 @@ class KernelOperator:
         """Runs the Triton version where it knows the dtypes, else the reference."""
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
-        known = {block.dtype, *types} <= {*TRITON_DTYPES, torch.uint8}
-        if not known or not triton_runs() or self._is_forced():
+        known = {*TRITON_DTYPES, torch.uint8, torch.float64 if self.doubles else torch.uint8}
+        if not {block.dtype, *types} <= known or not triton_runs() or self._is_forced():
             return self.reference(block, *rest)
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)
@@ -678,7 +677,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
             rows.append((name, words, "C", f"csrc/{one.source}", "one pass over memory"))
         if one.cuda is not None:
             module = one.cuda.partition(":")[0]
-            words = "CUDA, float32 and half precision"
+            words = f"CUDA, {'few numbers' if one.doubles else 'float32 and half precision'}"
             rows.append((name, words, "Triton", f"cuda/{module}.py", "one pass over memory"))
         rows.append((name, "else", "reference", file, "it runs everywhere"))
     return rows

@@ -678,7 +678,8 @@ def _convolve_at_once(
     """
     given = x.dtype
     dtype = operand_type(x)
-    block, _ = conv_operand(x, dtype)  # too small to be computed twice
+    # Too small to be computed twice.
+    block = x.native_or_block if x.recipe is None else conv_operand(x, dtype)[0]
     policy = x.policy
     kept = dtype if weight.dtype == given else operand_type(weight)
     weight = shard_parameter(weight, kept, policy.homes)

@@ -209,6 +209,7 @@ chain_backward = OPERATORS["chain_backward"]
 chain_backward_sums = OPERATORS["chain_backward_sums"]
 channel_sums = OPERATORS["channel_sums"]
 normalisation = OPERATORS["normalisation"]
+running_statistics = OPERATORS["running_statistics"]
 parameter_gradients = OPERATORS["parameter_gradients"]
 through_statistics = OPERATORS["through_statistics"]
 reorder = OPERATORS["reorder"]
@@ -615,12 +616,14 @@ def conv_operand(
     return block, RecomputedEpilogue((chain.block,), chain.links.rounded(block.dtype))
 
 
-def statistics_of(x: Any, over: Population, affine: Affine, eps: float) -> Statistics:
+def statistics_of(
+    x: Any, over: Population, affine: Affine, eps: float, note: NoteMoments | None = None
+) -> Statistics:
     """Computes the statistics of every channel, or of every sample's, with ``affine`` after them.
 
     ``x`` is a block, or one that has not been computed and knows its ``channel_sums`` all the same.
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
-    precision resolves.
+    precision resolves. ``note`` gets the moments.
 
     Raises:
         LayoutError: weight or bias are not of the block's channels.
@@ -640,4 +643,6 @@ def statistics_of(x: Any, over: Population, affine: Affine, eps: float) -> Stati
         if over.group is not None:
             sums = over.group.sum_in_place(sums, "the statistics of a normalisation")
         norm, moments = normalisation(sums, weight, bias, over.count, eps, channels, pool)
+        if note is not None:
+            note(moments)
     return Statistics(norm, moments, affine, over, eps)

@@ -37,6 +37,7 @@ from hyperslab.ops.fusion import (
     is_launch_bound,
     moments_over_ranks,
     normalised_with_graph,
+    running_statistics,
     statistics_of,
 )
 from hyperslab.ops.operands import without_empty_shards
@@ -87,16 +88,13 @@ def batch_norm(
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
             return
-        wide = torch.promote_types(running_mean.dtype, torch.float32)
-        mean, var, *_ = moments.flatten(1).to(wide).unbind()
-        unbiased = var * (over.count / (over.count - 1))
+        unbiased = over.count / (over.count - 1)
         data = x.grid.group(("data",)) if replica else None
-        if data is not None:  # on every rank alike: to the replicas' mean
-            both = torch.stack([mean, unbiased])
+        if data is not None:  # on every rank alike: to the mean of replicas of any size
+            both = torch.stack([moments[0], moments[1] * unbiased])
             both = data.sum_in_place(both, "the running statistics of batch_norm")
-            mean, unbiased = (both / x.grid.data).unbind()
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+            moments, unbiased = both / x.grid.data, 1.0
+        running_statistics(moments, running_mean, running_var, momentum, unbiased)
 
     return _normalised(x, over, Affine.of(weight, bias), eps, note=note)
 
@@ -133,7 +131,7 @@ def _by_torch(
     eps: float,
 ) -> Sharded:
     """Applies torch's own batch norm to a block that has all that its statistics are made of."""
-    block = x.block
+    block = x.native_or_block
     kept = memory_format_of(block)
     how = (training, momentum, eps, torch.backends.cudnn.enabled)
     # Not F's, which judges by the block's samples: some ranks would raise and others not.
@@ -185,8 +183,7 @@ def instance_norm(
         group = group_over(x, [0])
         if group is not None:
             new = group.sum_in_place(new, "the running statistics of instance_norm")
-        running_mean.lerp_(new[0].to(running_mean.dtype), momentum)
-        running_var.lerp_(new[1].to(running_var.dtype), momentum)
+        running_statistics(new[:, None], running_mean, running_var, momentum, 1.0)
 
     return _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype, note=note)
 
@@ -260,10 +257,10 @@ def _normalised(
         x.force()  # a normalisation is the first link of its chain
     chain = begin_epilogue(x)
     if chain is not None:
-        statistics = statistics_of(chain.block, over, affine, eps)
-        if note is not None:
-            note(statistics.moments)
+        statistics = statistics_of(chain.block, over, affine, eps, note)
         chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+        if x.pending is None and is_launch_bound(x):  # what could join takes less time by itself
+            return x.like(chain.computed(chain.links), fresh=True)
         return epilogue_result(chain, x, x.partition)
     block = x.block if dtype is None else x.block.to(dtype)
     parameters = (affine.weight, affine.bias)

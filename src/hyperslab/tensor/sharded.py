@@ -250,6 +250,15 @@ class Sharded(DeferredTensor):
         return self if self.is_its_block and not python_looks() else self.block
 
     @property
+    def native_or_block(self) -> torch.Tensor:
+        """Return ``native`` where nothing is cut, for code that asks it for its shape, too.
+
+        Raises:
+            LayoutError: as ``local``.
+        """
+        return self.block if self._partition.axes else self.native
+
+    @property
     def partition(self) -> Partition:
         """Return the global shape and the cuts."""
         return self._partition

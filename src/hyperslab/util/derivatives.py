@@ -77,4 +77,6 @@ class LinearMap(BlockFunction):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         linear, adjoint = ctx.both
+        if not torch.is_grad_enabled():
+            return adjoint(gradient), None, None, None
         return LinearMap.apply(gradient, adjoint, linear), None, None, None

@@ -351,8 +351,9 @@ def begin_messages(
     at_once = backend.supports_coalescing
     if at_once:
         group._start_coalescing(device)
-    works = [backend.recv([tensor], numbers[rank], 0) for tensor, rank in receives]
-    works += [backend.send([tensor], numbers[rank], 0) for tensor, rank in sends]
+    receive, send = backend.recv, backend.send
+    works = [receive([tensor], numbers[rank], 0) for tensor, rank in receives]
+    works += [send([tensor], numbers[rank], 0) for tensor, rank in sends]
     return [group._end_coalescing(device)] if at_once else works
 
 
@@ -367,7 +368,8 @@ def _waited_for() -> dist.AllreduceOptions:
 def sum_in_group(group: dist.ProcessGroup, x: torch.Tensor) -> None:
     """Sum a tensor in place, as ``dist.all_reduce`` does, which asks more than that takes."""
     real = torch.view_as_real(x) if x.is_complex() else x
-    work = group.allreduce([real], _waited_for())
+    backend: Any = group._get_backend(x.device)  # as for messages
+    work = backend.allreduce([real], _waited_for())
     if work is not None:
         work.wait()
 

@@ -148,6 +148,17 @@ def check_numbers() -> None:
         check("through_statistics", shared, norm, moments, 30, pool)
 
 
+def check_running() -> None:
+    """In place; what the kernel does not take goes to the reference."""
+    for channels, momentum, dtype in ((5, 0.1, TYPES[0]), (140, 0.9, TYPES[0]), (5, 1.0, TYPES[1])):
+        moments = torch.randn(4, 1, channels, dtype=torch.float64).exp()
+        found = torch.randn(2, channels).to(dtype)
+        expected = found.clone()
+        OPERATORS["running_statistics"].triton(moments, *found, momentum, 1.25)
+        REFERENCES["running_statistics"](moments, *expected, momentum, 1.25)
+        torch.testing.assert_close(found, expected)
+
+
 def check_reorder() -> None:
     for shape in ((2, 3, 5, 7), (1, 16, 3, 5, 11), (2, 70, 2, 3, 17)):
         for form, to_last in itertools.product(formats(shape), (False, True)):
@@ -208,6 +219,7 @@ if __name__ == "__main__":
     check_sums()
     check_far_from_zero()
     check_numbers()
+    check_running()
     check_reorder()
     check_dropout()
     check_wide()

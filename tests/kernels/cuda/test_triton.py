@@ -5,6 +5,7 @@ Tiers: one process; two gloo ranks; an accelerator.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 from pathlib import Path
@@ -56,6 +57,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         "_pack_boxes",
         "_parameter_gradients",
         "_reorder",
+        "_running_statistics",
         "_shared_sums",
         "_through_statistics",
     ]
@@ -115,6 +117,28 @@ def test_triton_runs_on_all_ranks_or_on_none() -> None:
     (said,) = words  # once, of two grids
     assert said.startswith("the fused kernels for GPUs do not run on rank 1: no compiler\n")
     assert registry.TRITON_NEEDS in said
+
+
+def test_numbers_of_double_precision_are_tritons_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a normalisation; blocks of float64 are the reference's."""
+    ran: list[str] = []
+    monkeypatch.setattr(registry, "_guest", registry._Guest(installed=True))
+    monkeypatch.setattr(registry.KernelOperator, "triton", lambda one, *_: ran.append(one.name))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    sums = torch.ones(3, 4, dtype=torch.float64)
+    norm, moments = torch.ones(3, 1, 4), torch.ones(4, 1, 4, dtype=torch.float64)
+    operators = registry.OPERATORS
+    operators["normalisation"].on_cuda(sums, torch.ones(4), None, 9, 1e-5, 4, 1)
+    operators["running_statistics"].on_cuda(moments, torch.ones(4), torch.ones(4), 0.1, 1.0)
+    operators["parameter_gradients"].on_cuda(sums[:2, None], norm, moments, 1)
+    operators["through_statistics"].on_cuda(sums[:2], norm, moments, 9, 1)
+    assert ran == [
+        "normalisation",
+        "running_statistics",
+        "parameter_gradients",
+        "through_statistics",
+    ]
+    assert operators["channel_sums"].on_cuda(torch.ones(1, 2, 3).double(), 0).shape == (3, 2)
 
 
 def test_refused_triton_leaves_the_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,18 @@ def check_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
         )
 
 
+def check_running(channels: int, momentum: float, dtype: torch.dtype, seed: int) -> None:
+    """Running statistics, which change in place, to the last bit."""
+    generator = torch.Generator().manual_seed(seed)
+    moments = torch.randn(4, 1, channels, generator=generator, dtype=torch.float64).exp()
+    before = torch.randn(2, channels, generator=generator).to(dtype)
+    found, expected = before.clone(), before.clone()
+    torch.ops.hyperslab.running_statistics(moments, *found, momentum, 20 / 19)
+    normalization.running_statistics(moments, *expected, momentum, 20 / 19)
+    assert torch.equal(found, expected)
+    assert momentum == 0 or not torch.equal(found, before)
+
+
 def check_reorder(case: Case) -> None:
     x = case.filled(case.shape, case.dtype)
     if x.dim() > 3:

@@ -21,6 +21,7 @@ from tests.kernels.epilogue.cases import (
     check_channel_sums,
     check_numbers,
     check_reorder,
+    check_running,
     of_one_part,
 )
 
@@ -58,6 +59,23 @@ def test_channel_sums(case: Case) -> None:
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5), st.integers(0, 1000))
 def test_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
     check_numbers(rows, groups, pool, seed)
+
+
+@EXAMPLES
+@given(
+    st.integers(1, 70),
+    st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]),
+    st.sampled_from([torch.float32, torch.float32, torch.float64, torch.bfloat16]),
+    st.integers(0, 1000),
+)
+def test_running_statistics(channels: int, momentum: float, dtype: torch.dtype, seed: int) -> None:
+    check_running(channels, momentum, dtype, seed)
+
+
+def test_running_statistics_of_other_channels_are_refused() -> None:
+    moments = torch.ones(4, 1, 3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="size"):
+        torch.ops.hyperslab.running_statistics(moments, torch.zeros(4), torch.zeros(4), 0.1, 1.0)
 
 
 @EXAMPLES

@@ -75,11 +75,9 @@ INLINE int spread_cubes_of_run(const chain *given, const cursor *at, int activat
 
 INLINE int spread_by_types(const chain *k, const cursor *at, int activation)
 {
-    if (k->g_type == BFLOAT16 && k->y_type == BFLOAT16)
-        return spread_cubes_of_run(k, at, activation, BFLOAT16, BFLOAT16);
-    if (k->g_type == FLOAT32 && k->y_type == BFLOAT16)
-        return spread_cubes_of_run(k, at, activation, FLOAT32, BFLOAT16);
-    return spread_cubes_of_run(k, at, activation, k->g_type, k->y_type);
+#define CALL(y_type, g_type) spread_cubes_of_run(k, at, activation, g_type, y_type)
+    BY_TYPES(k->y_type, k->g_type, CALL)
+#undef CALL
 }
 
 /* One run of the backward pass; 0 where it is not of this kind. */

@@ -22,16 +22,6 @@ static void write_bits(const float *x, int64_t n, int activation, uint8_t *bits,
     int relu = activation == RELU;
     if (first % 8 == 0) {
         uint8_t *to = bits + first / 8;
-#if WIDE
-        __m512 zero = _mm512_setzero_ps();
-        for (; i + 16 <= n; i += 16) {
-            __m512 values = _mm512_loadu_ps(x + i);
-            __mmask16 mask = relu ? _mm512_cmp_ps_mask(values, zero, _CMP_NLE_UQ)
-                                  : _mm512_cmp_ps_mask(values, zero, _CMP_GT_OQ);
-            uint16_t word = (uint16_t)mask;
-            memcpy(to + i / 8, &word, 2);
-        }
-#endif
         for (; i + 8 <= n; i += 8) {
             unsigned byte = 0;
             for (int64_t j = 0; j < 8; j++)
@@ -82,17 +72,6 @@ static void activate_any(const chain *k, const step *s, int add)
         CASE(IDENTITY, 0, 0) CASE(IDENTITY, 0, 1) CASE(IDENTITY, 1, 0) CASE(IDENTITY, 1, 1)
         CASE(RELU, 0, 0) CASE(RELU, 0, 1) CASE(RELU, 1, 0) CASE(RELU, 1, 1)
         CASE(LEAKY, 0, 0) CASE(LEAKY, 0, 1) CASE(LEAKY, 1, 0) CASE(LEAKY, 1, 1)
-    }
-}
-
-/* Among the rows of a tile, at each place in the row: the maximum and its row. */
-static void challenge(float *restrict best, int32_t *restrict who, const float *restrict a,
-                      int32_t row, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        int wins = (a[i] > best[i]) | (a[i] != a[i]);
-        best[i] = wins ? a[i] : best[i];
-        who[i] = wins ? row : who[i];
     }
 }
 
@@ -193,7 +172,7 @@ static void run_pooled(const chain *k, const cursor *at, const forward_rooms *r)
             step s = {p, here, r->loaded, r->a, r->halves};
             activate_any(k, &s, row && !k->maximum);
             if (later)
-                challenge(r->rows + i, r->who + i, r->a, (int32_t)row, here);
+                compete(r->a, (int32_t)row, here, r->rows + i, r->who + i);
         }
         if (k->maximum && row == 0)
             memset(r->who, 0, 4 * n);

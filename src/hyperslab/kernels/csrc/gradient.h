@@ -266,18 +266,7 @@ static int64_t sums_wide_any(const gradient_step *p, int64_t n, int known)
 /* A step of masks, all ones where the activation passes the gradient. */
 static void read_bits(const uint8_t *bits, int64_t first, int64_t n, uint32_t *restrict mask)
 {
-    int64_t i = 0;
-#if WIDE
-    if (first % 8 == 0) {
-        const uint8_t *from = bits + first / 8;
-        for (; i + 16 <= n; i += 16) {
-            uint16_t word;
-            memcpy(&word, from + i / 8, 2);
-            _mm512_storeu_si512(mask + i, _mm512_maskz_set1_epi32((__mmask16)word, -1));
-        }
-    }
-#endif
-    for (; i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         mask[i] = -(uint32_t)(bits[(first + i) / 8] >> (first + i) % 8 & 1);
 }
 

@@ -212,6 +212,18 @@ INLINE void finish_stream(int64_t stream)
     (void)stream;
 }
 
+/* At each place the larger of two values, or the last NaN, and who has it. */
+INLINE void compete(const float *restrict values, int32_t who, int64_t n, float *restrict best,
+                    int32_t *restrict winner)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float value = values[i], old = best[i];
+        int wins = (value > old) | (value != value);
+        best[i] = wins ? value : old;
+        winner[i] = wins ? who : winner[i];
+    }
+}
+
 /* part[v * inner + c] = row[(v * k + place) * inner + c] for v < voxels, c < inner. */
 static void take(const float *restrict row, int64_t place, int64_t k, int64_t inner, int64_t voxels,
                  float *restrict part)

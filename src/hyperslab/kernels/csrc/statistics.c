@@ -43,6 +43,24 @@ int hyperslab_normalisation(const normalisation *k)
 }
 
 typedef struct {
+    const double *moments; /* of one row */
+    float *running[2];     /* (channels): mean and variance */
+    int64_t channels;
+    double momentum, unbiased; /* times the biased variance */
+} running_statistics;
+
+int hyperslab_running_statistics(const running_statistics *k)
+{
+    float m = (float)k->momentum;
+    for (int64_t i = 0; i < 2 * k->channels; i++) { /* as torch's lerp_ has it */
+        float *at = k->running[i / k->channels] + i % k->channels;
+        float to = (float)k->moments[i] * (i < k->channels ? 1 : (float)k->unbiased), step = to - *at;
+        *at = m < 0.5f ? fmaf(m, step, *at) : fmaf(m - 1, step, to);
+    }
+    return 0;
+}
+
+typedef struct {
     const double *sums;    /* 2 parts: of du and du * (x - mean) */
     const float *norm;
     const double *moments;

@@ -12,23 +12,13 @@ static void accumulate(double *restrict sum, double *restrict product, const flo
     }
 }
 
-/* As the processor's wide registers do it, where it has this instruction at all. */
-INLINE double add_square(double sum, double d)
-{
-#ifdef FP_FAST_FMA
-    return fma(d, d, sum);
-#else
-    return sum + d * d;
-#endif
-}
-
 static void accumulate_around(double *restrict sum, double *restrict square,
                               const float *restrict x, const float *restrict pivot, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         double d = (double)x[i] - (double)pivot[i];
         sum[i] += d;
-        square[i] = add_square(square[i], d);
+        square[i] = fma(d, d, square[i]); /* as the wide registers do it */
     }
 }
 

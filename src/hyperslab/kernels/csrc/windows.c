@@ -161,17 +161,6 @@ static int sums_in_registers(const windows *k, const row_list *rows, int64_t at,
 }
 #endif
 
-static void compete(const float *restrict values, int32_t tap, int64_t n, float *restrict best,
-                    int32_t *restrict winner)
-{
-    for (int64_t i = 0; i < n; i++) {
-        float value = values[i], old = best[i];
-        int wins = (value > old) | (value != value);
-        best[i] = wins ? value : old;
-        winner[i] = wins ? tap : winner[i];
-    }
-}
-
 /* part[i] = row[i * stride] for i < n; nothing beyond row[(n - 1) * stride] is read. */
 static void pick(const float *restrict row, int64_t stride, int64_t n, float *restrict part)
 {

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from hyperslab.kernels.cuda.tiles import OPTIONS, pointer
-from hyperslab.kernels.normalization import LEFT_BY_ROUNDING
+from hyperslab.kernels.normalization import LEFT_BY_ROUNDING, kernels_take, running_statistics
 from hyperslab.kernels.registry import Operands
 
 AT_ONCE = 128  # elements or groups of a program
@@ -42,6 +42,17 @@ def triton_normalisation(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
         **OPTIONS,
     )
     return norm, moments
+
+
+def triton_running_statistics(given: Operands) -> None:
+    moments, running_mean, running_var, momentum, unbiased = given
+    if not kernels_take(moments, running_mean, running_var):
+        running_statistics(*given)
+        return
+    channels = moments.shape[2]
+    _running_statistics[(triton.cdiv(channels, AT_ONCE),)](
+        *given[:3], channels, momentum, unbiased, SIZE=AT_ONCE, **OPTIONS
+    )
 
 
 def triton_parameter_gradients(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +121,24 @@ def _normalisation(  # type: ignore[no-untyped-def]
     tl.store(moments + size + i, var, mask=exist)
     tl.store(moments + 2 * size + i, invstd, mask=exist)
     tl.store(moments + 3 * size + i, scale, mask=exist)
+
+
+@triton.jit
+def _towards(running, new, c, exist, share):  # type: ignore[no-untyped-def]
+    old = tl.load(running + c, mask=exist, other=0.0)
+    step = new - old
+    moved = tl.where(share < 0.5, old + share * step, new - (1.0 - share) * step)
+    tl.store(running + c, moved, mask=exist)
+
+
+@triton.jit
+def _running_statistics(moments, mean, var, C, momentum, unbiased, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    c = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    exist = c < C
+    new_mean = tl.load(moments + c, mask=exist, other=0.0).to(tl.float32)
+    new_var = tl.load(moments + C + c, mask=exist, other=0.0).to(tl.float32) * unbiased
+    _towards(mean, new_mean, c, exist, momentum)
+    _towards(var, new_var, c, exist, momentum)
 
 
 @triton.jit
