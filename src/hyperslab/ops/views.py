@@ -378,6 +378,18 @@ def diag_embed(input: Sharded, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     return input.like(block, Partition(shape, cuts), fresh=True)
 
 
+@register(torch.diag, torch.Tensor.diag, family="views")
+def diag(input: Sharded, diagonal: int = 0) -> Sharded:
+    """Copies the diagonal of a matrix that is not cut, or makes a matrix of one."""
+    if input.dim() == 1:
+        return diag_embed(input, diagonal)
+    if input.dim() != 2:
+        raise LayoutError(f"diag takes one dim or two: {input.partition}\n    use torch.diagonal")
+    check_uncut(input, (0, 1), "diagonal of")
+    block = input.block.diag(diagonal)
+    return input.like(block, Partition(block.shape, (None,)), fresh=True)
+
+
 @register_each("tril", "triu", family="views")
 def triangle(operator: Operator, input: Sharded, diagonal: int = 0) -> Sharded:
     """Runs block by block, at the place that the diagonal has in the block."""

@@ -97,6 +97,12 @@ def is_tensor(obj: object) -> bool:
     return isinstance(obj, torch.Tensor)
 
 
+@register(torch.numel, family="attribute", lazy=True, merged=True)
+def numel(input: Sharded) -> int:
+    """Counts the elements of the global tensor."""
+    return input.numel()
+
+
 PythonNumber = float | int | bool | complex
 
 

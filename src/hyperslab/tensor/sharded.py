@@ -343,6 +343,10 @@ class Sharded(DeferredTensor):
 
     nelement = numel
 
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.itemsize
+
     def __len__(self) -> int:
         return self.shape[0]
 

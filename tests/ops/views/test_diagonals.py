@@ -13,7 +13,7 @@ from tests.ops.serial import Example, compare
 from tests.ranks import run_ranks
 
 COVERS = {
-    "views": {"tril", "triu", "diag_embed", "atleast_1d", "atleast_2d", "atleast_3d"},
+    "views": {"tril", "triu", "diag", "diag_embed", "atleast_1d", "atleast_2d", "atleast_3d"},
 }
 
 
@@ -56,3 +56,24 @@ def more_dims() -> None:
 
 def test_tensors_get_more_dims() -> None:
     run_ranks(2, more_dims)
+
+
+def matrices() -> None:
+    full = torch.randn(3, 5)
+    x = hs.shard(full, hs.Grid(depth=2))
+    for offset in (-4, -2, 0, 3, 6):
+        assert torch.equal(torch.diag(x, offset).full(), torch.diag(full, offset))
+        assert torch.equal((x[0] * 2).diag(offset).full(), (full[0] * 2).diag(offset))
+    x.diag(1).mul_(2)
+    full.diag(1).mul_(2)
+    assert torch.equal(x.full(), full)
+    volume = hs.shard(torch.zeros(2, 1, 5, 3, 3, dtype=torch.bfloat16), hs.Grid(depth=2))
+    assert (torch.numel(volume), volume.nbytes) == (90, 180)
+    with pytest.raises(hs.LayoutError, match="diag takes one dim or two"):
+        torch.diag(volume)
+    with pytest.raises(hs.LayoutError, match="diagonal of"):
+        torch.diag(hs.shard(torch.zeros(4, 4), hs.Grid(data=2)))
+
+
+def test_matrices_and_their_diagonals() -> None:
+    run_ranks(2, matrices)
