@@ -8,6 +8,7 @@ without memory, under the rules of a real step; the ranks that stand for all oth
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -108,7 +109,11 @@ class VirtualGrid(Grid):
         self.coords = self.coords_of(rank)
         self.journal = Journal() if journal is None else journal
         self._groups = {}
-        self._everybody = VirtualCommunicator(tuple(range(self.size)), rank, self.journal)
+
+    @functools.cached_property
+    def _everybody(self) -> Communicator:
+        # Not before it is asked for: a plan looks at thousands of grids, of a million ranks maybe.
+        return VirtualCommunicator(tuple(range(self.size)), self.rank, self.journal)
 
     @property
     def halos(self) -> Communicator:

@@ -344,7 +344,7 @@ class Sharded(DeferredTensor):
     nelement = numel
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         return self.numel() * self.itemsize
 
     def __len__(self) -> int:
