@@ -76,7 +76,7 @@ def test_a_bad_file_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "machine.yaml"
     out.write_text("name: 3")
     result = invoke("--out", out)
-    assert "'processor' is missing" in str(result.exception)
+    assert "'settings' is missing" in str(result.exception)
     assert out.read_text() == "name: 3"
 
 

@@ -71,7 +71,7 @@ def test_activations_are_recomputed_where_nothing_else_fits(
     less = trace_one(again, smallest.grid, v100(), bounds()).memory.total
     assert less < smallest.memory.total
     with caplog.at_level(logging.INFO, "hyperslab"):
-        found = choose_grid(recipe, 2, v100(), bounds(smallest.memory.total - 1))
+        found = choose_grid(recipe, 2, v100(), bounds(less))
     assert found.memory == "recompute"
     assert "memory=recompute" in caplog.text
 

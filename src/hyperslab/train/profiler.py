@@ -37,6 +37,7 @@ from hyperslab.comm.communicator import GroupCommunicator, PendingMessages
 from hyperslab.comm.shared_memory import SharedChannels
 from hyperslab.data.dataset import Prefetcher
 from hyperslab.errors import reason
+from hyperslab.tensor import Sharded
 from hyperslab.train.flops import measure_peak
 from hyperslab.train.profile import (
     ROWS,
@@ -53,12 +54,14 @@ from hyperslab.train.profile import (
 )
 from hyperslab.train.step import StepResult, Vote
 from hyperslab.train.trainer import Progress, Trainer
+from hyperslab.util.torch_internals import next_node_number
 
 log = logging.getLogger("hyperslab")
 
 MARK = "hyperslab."
 STEP_MARK = f"{MARK}step:"
 LAYER_MARK = f"{MARK}layer:"
+DEFERRED = " defers "
 BACKWARD_NODE = "autograd::engine::evaluate_function: "
 OPTIMIZER_STEP = "Optimizer.step#"
 OPERATOR_NAME = re.compile(r"(?!autograd::|c10d::|torch::|gloo:|nccl:)\w+::")
@@ -117,16 +120,24 @@ def _method_marked(owner: type, name: str, label: Method) -> Iterator[None]:
 
 @contextmanager
 def _layers_marked(model: nn.Module) -> Iterator[None]:
-    """Put a mark around each submodule's forward."""
-    open_marks: list[record_function] = []
+    """Put a mark around each submodule's forward.
+
+    One that hands on a tensor which is not computed yet has a mark of its own with autograd's next
+    number: the node that will compute it belongs to that submodule.
+    """
+    open_marks: list[tuple[str, record_function]] = []
 
     def begin(label: str, *_: object) -> None:
         mark = record_function(label)
         mark.__enter__()
-        open_marks.append(mark)
+        open_marks.append((label, mark))
 
-    def end(*_: object) -> None:
-        open_marks.pop().__exit__(None, None, None)
+    def end(_module: object = None, _inputs: object = None, output: object = None) -> None:
+        label, mark = open_marks.pop()
+        if isinstance(output, Sharded) and output.pending is not None:
+            with record_function(f"{label}{DEFERRED}{next_node_number()}"):
+                pass
+        mark.__exit__(None, None, None)
 
     hooks = []
     for name, module in model.named_modules():
@@ -208,12 +219,13 @@ def by_range(
 def _event(raw: FunctionEvent, known: dict[int, ProfiledRange]) -> ProfiledRange:
     if id(raw) not in known:
         parent = raw.cpu_parent
+        name, deferred, number = raw.name.partition(DEFERRED)
         known[id(raw)] = ProfiledRange(
-            name=raw.name,
+            name=name,
             begin=raw.time_range.start / 1e6,
             end=raw.time_range.end / 1e6,
             parent=None if parent is None else _event(parent, known),
-            sequence=raw.sequence_nr,
+            sequence=int(number) if deferred else raw.sequence_nr,
             on_device=raw.device_type != torch.profiler.DeviceType.CPU,
             device_seconds=raw.device_time_total / 1e6,
         )
