@@ -222,6 +222,9 @@ def asked_for(grid: hs.Grid | None) -> list[torch.Tensor | None]:
     double = colour * 2
     both = torch.autograd.grad((x * double).pow(4).mean() + double.sum(), (colour, double))
     of_parameter = torch.autograd.grad((x * weight).pow(4).mean(), weight)
+    whole = x if grid is None else hs.gather(x, ("depth",))
+    other = nn.Parameter(torch.rand(1, 2, 1, 1, 1, dtype=torch.float64))
+    of_parameter += torch.autograd.grad((whole * other + x).pow(4).mean(), other)
     model.colour = encoder(torch.arange(3.0).double())
     model(x).square().mean().backward()
     gradients = [p.grad for p in (*model.parameters(), *encoder.parameters())]
@@ -235,3 +238,46 @@ def asked_of_ranks() -> None:
 
 def test_gradients_on_request_and_of_a_constant_are_serial() -> None:
     run_ranks(2, asked_of_ranks)
+
+
+class Residual(nn.Module):
+    """Scales channels by what a residual network makes of a parameter and of what is around."""
+
+    def __init__(self, around: torch.Tensor | None) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 2, 3, padding=1)
+        self.start = nn.Parameter(torch.ones(2))
+        self.layer = nn.Linear(2, 2)
+        self.around = around
+
+    def forward(self, x: Any) -> Any:
+        scale = self.start
+        for _ in range(64):  # as many ways through it as 2 ** 64
+            scale = scale + self.layer(scale).tanh() / 64
+        if self.around is not None:
+            scale = scale * self.around
+        return self.conv(x) * scale.view(1, 2, 1, 1, 1)
+
+
+def of_a_residual_network(grid: hs.Grid | None) -> list[torch.Tensor | None]:
+    torch.manual_seed(0)
+    around = torch.rand(2, dtype=torch.float64, requires_grad=True)
+    x: Any = volume(torch.float64)
+    gradients = []
+    for given in (None, around):
+        model = Residual(given).double()
+        if grid is not None:
+            hs.parallelize(model, grid)
+        model(x if grid is None else hs.shard(x, grid)).square().mean().backward()
+        gradients += [p.grad for p in model.parameters()]
+    return [*gradients, around.grad]
+
+
+def a_residual_network() -> None:
+    found = of_a_residual_network(hs.Grid(depth=2))
+    for gradient, wanted in zip(found, of_a_residual_network(None), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-15)
+
+
+def test_what_a_residual_network_makes_is_followed_back_once() -> None:
+    run_ranks(2, a_residual_network, timeout=60)

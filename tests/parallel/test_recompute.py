@@ -72,6 +72,27 @@ def in_place(*, nested: bool) -> nn.Module:
     return nn.Sequential(nn.Conv3d(2, 3, 1), *whole, nn.Flatten(), nn.Linear(32, 4)).double()
 
 
+class Shifted(nn.Module):
+    """As users write it: torch cannot tell that it works in place."""
+
+    def forward(self, x: Any) -> Any:
+        x += 1
+        return x
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_stage_that_changes_its_input_is_refused(cut: bool) -> None:
+    stage = nn.Sequential(Shifted(), nn.Conv3d(2, 2, 3, padding=1), nn.BatchNorm3d(2))
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), stage)
+    x: Any = torch.ones(2, 1, 4, 4, 4)
+    recompute_stages(model)
+    if cut:
+        grid = hs.Grid()
+        model, x = hs.parallelize(model, grid), hs.shard(x, grid)
+    with pytest.raises(hs.LayoutError, match="begins with Shifted changes its input in place"):
+        model(x)
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_layers_that_work_in_place_overwrite_nothing_that_is_kept(nested: bool) -> None:
     x = torch.randn(2, 2, 8, 8, 8, generator=torch.Generator().manual_seed(4)).double()

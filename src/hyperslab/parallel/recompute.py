@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hyperslab.errors import LayoutError
 from hyperslab.ops.slab_inputs import DeferredJoin, Operands
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded
+from hyperslab.util.torch_internals import version_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
@@ -130,6 +132,18 @@ class _Run:
     _kept: list[Buffers] = field(default_factory=list)
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
+        versions = _versions(tensors)
+        y = self._result(tensors)
+        if _versions(tensors) != versions:
+            first = type(self.stage.layers[0]).__name__
+            raise LayoutError(
+                f'memory="recompute": the stage that begins with {first} changes its input in '
+                "place, of which it has to be computed again\n"
+                "    change a copy (x = x + 1 for x += 1), or use another memory="
+            )
+        return y
+
+    def _result(self, tensors: Operands) -> Any:
         if self.cut is None:
             return _in_turn(self.stage.layers, *tensors)
         y = _in_turn(self.stage.layers, self.cut(*tensors))
@@ -155,6 +169,10 @@ class _Run:
 
     def __exit__(self, *error: Any) -> None:
         _put(self._kept.pop())
+
+
+def _versions(tensors: Operands) -> list[int]:
+    return [version_of(x) for x in tensors if x is not None and not x.is_inference()]
 
 
 def _copies(buffers: Buffers) -> Buffers:

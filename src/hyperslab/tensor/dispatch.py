@@ -379,10 +379,12 @@ def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
         scope = x._policy.scope
         if scope is None or not scope.has_made(operand):
             average_gradient(operand, grid)
-    elif x._partition.axes and ((known := HAS_PARTS.get(operand)) is None or known() is None):
-        HAS_PARTS[operand] = weakref.ref(grid)
+    else:
+        if (known := HAS_PARTS.get(operand)) is None or known() is None:
+            HAS_PARTS[operand] = weakref.ref(grid)
         watched = watched_gradients(grid)
-        if not watched.warned and not inside_ddp():
+        # Beside what is whole each rank may have all of the gradient.
+        if x._partition.axes and not (watched.warned or operand in watched or inside_ddp()):
             hook = partial(_warn_of_part, weakref.ref(grid))
             watched[operand] = handle = operand.register_post_accumulate_grad_hook(hook)
             watched.warnings.add(handle.id)

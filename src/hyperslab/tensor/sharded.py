@@ -57,7 +57,7 @@ class ForwardScope:
         self._owned = owned
         self._running = 0
         self._first_node = 0  # of the forward's graph
-        self._known: set[int] = set()  # its nodes that nothing else leads to
+        self._made: dict[int, bool] = {}  # of its nodes: if nothing else leads to them
 
     @property
     def is_open(self) -> bool:
@@ -71,28 +71,29 @@ class ForwardScope:
         if self._running == 0 or x.grad_fn is None:
             return False
         nodes = [x.grad_fn]
-        seen: list[int] = []
+        new: dict[int, tuple[bool, list[int]]] = {}
         while nodes:
             node = nodes.pop()
-            leaf = getattr(node, "variable", None)
             number = node_number(node)
-            if leaf is not None:
-                if id(leaf) not in self._owned:
-                    return False
-            elif number < self._first_node:
-                return False
-            elif number not in self._known and not is_of_block(node):
-                nodes += [before for before, _ in node.next_functions if before is not None]
-                seen.append(number)
-        self._known.update(seen)
-        return True
+            if number in self._made or number in new:  # many ways may lead to one
+                continue
+            before = [] if is_of_block(node) else [n for n, _ in node.next_functions if n]
+            leaves = [n.variable for n in before if hasattr(n, "variable")]
+            before = [n for n in before if not hasattr(n, "variable")]
+            own = number >= self._first_node and all(id(leaf) in self._owned for leaf in leaves)
+            new[number] = own, [*map(node_number, before)]
+            nodes += before if own else ()
+        for number in sorted(new):  # a node is younger than what it comes from
+            own, numbers = new[number]
+            self._made[number] = own and all(self._made.get(n, False) for n in numbers)
+        return self._made[node_number(x.grad_fn)]
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Keep the scope open, within a forward."""
         if self._running == 0:
             self._first_node = next_node_number()
-            self._known.clear()
+            self._made.clear()
         self._running += 1
         try:
             yield
