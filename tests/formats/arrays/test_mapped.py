@@ -139,6 +139,7 @@ def arrays(folder: Path) -> Path:
         ("id,a,b\n2,5,6\n0,1,2\n1,3,4\n", ("a", "b")),
         (",a,b\n0,1,2\n2,5,6\n1,3,4\n", ("a", "b")),  # as pandas writes it
         ("\ta\tb\n2\t5\t6\n0\t1\t2\n1\t3\t4\n", ("a", "b")),
+        ("# id a b\n2.00e+00 5 6\n0.00e+00 1 2\n1.00e+00 3 4\n", ("a", "b")),  # numpy.savetxt
         ("# simulation of three universes\n1 2\n3 4\n5 6\n", ("y0", "y1")),
         ("# Realization a b\n02 5 6\n00 1 2\n01 3 4\n17 8 9\n", ("a", "b")),
     ],
@@ -344,6 +345,7 @@ def test_rows_of_one_array_have_the_numbers_that_are_their_names(tmp_path: Path)
         "a\n1\n2\n3\n",
         "sample,a\n2,3\n0,1\n1,2\n",
         ",a\n2,2\n1,1\n3,3\n",
+        "id a\n3.0 3\n1.0 1\n2.0 2\n",
     ):
         assert found(text) == pytest.approx([1, 2, 3])
     with pytest.raises(DataError, match=r"names its rows 4 to 9, .*\n.*number the rows so"):

@@ -508,11 +508,12 @@ def _fields(line: str) -> list[str]:
     return [field.strip() for field in next(csv.reader([line], delimiter=separator))]
 
 
+MOST_DIGITS = 100  # of a number
 _NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)
 
 
 def _number(field: str) -> bool:
-    return len(field) < 100 and _NUMBER.fullmatch(field) is not None
+    return len(field) < MOST_DIGITS and _NUMBER.fullmatch(field) is not None
 
 
 def _numbers(path: Path, line: int, fields: Sequence[str]) -> list[float]:
@@ -581,12 +582,21 @@ def rows_of_stack(table: TargetTable, count: int) -> list[int]:
 
 def _numbers_of_rows(table: TargetTable) -> dict[int, int] | None:
     """Maps the number that is a row's name to the row; None where names are words, or missing."""
-    if not table.names or not all(_DIGITS.fullmatch(name) for name in table.names):
+    numbers = [_whole_number(name) for name in table.names]
+    if not numbers or None in numbers:
         return None
-    found = {int(name[:18]): row for row, name in enumerate(table.names)}
-    if len(found) < len(table.names):
+    found = {number: row for row, number in enumerate(numbers) if number is not None}
+    if len(found) < len(numbers):
         raise DataError(f"{table.path}: has two rows of one number")
     return found
+
+
+def _whole_number(name: str) -> int | None:
+    """Reads 2, and 2.000000000000000000e+00, which `numpy.savetxt` writes for it."""
+    if len(name) < MOST_DIGITS and _DIGITS.fullmatch(name):
+        return int(name)
+    whole = _number(name) and float(name).is_integer() and float(name) >= 0
+    return int(float(name)) if whole else None
 
 
 def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
@@ -637,7 +647,7 @@ def _numbers_in_name(table: TargetTable, names: Sequence[str]) -> list[int]:
             "files should differ in one number alone\n    choose files by data.files, or name the "
             f"rows in a first column ({OWN_DATA})"
         )
-    found = [int(parts[varying[0]][:18]) for parts in numbers]
+    found = [int(parts[varying[0]][:MOST_DIGITS]) for parts in numbers]
     if len(set(found)) != len(found):
         raise DataError(
             f"{table.path}: two samples have the same number, so they would have the same row"
