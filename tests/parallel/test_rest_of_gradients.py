@@ -322,3 +322,26 @@ def test_replicas_whose_passes_come_in_another_order() -> None:
         for g, w in zip(found, expected, strict=True):
             assert (g is None) == (w is None)
             assert g is None or w is None or (g - w).norm() <= 1e-11
+
+
+def gradient_of_nested_checkpoints(grid: hs.Grid | None) -> torch.Tensor:
+    torch.manual_seed(0)
+    first, last = nn.Conv3d(1, 4, 3), nn.Conv3d(4, 2, 3)
+    x: Any = torch.randn(2, 1, 8, 8, 6)
+    if grid is not None:
+        x = hs.shard(x, grid)
+
+    def inner(y: Any) -> Any:
+        return torch.relu(torch.tanh(y))
+
+    def outer(x: Any) -> Any:
+        return last(checkpoint(inner, first(x), use_reentrant=False))
+
+    checkpoint(outer, x, use_reentrant=False).sin().sum().backward()
+    assert first.weight.grad is not None
+    return first.weight.grad
+
+
+def test_a_checkpoint_within_a_checkpoint() -> None:
+    found, wanted = gradient_of_nested_checkpoints(hs.Grid()), gradient_of_nested_checkpoints(None)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

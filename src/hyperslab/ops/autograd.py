@@ -209,7 +209,10 @@ def _checkpointing_cut_tensors(original: Callable[..., Any]) -> Callable[..., An
                 value.forget_origin()  # as it will be used again
         recompute = nothing_stays_deferred()(_on_arguments_cut_again(function, args))
         options = (preserve_rng_state, context_fn, determinism_check, debug, early_stop)
-        with contextlib.closing(original(recompute, *options, *args, **kwargs)) as generator:
+        # A checkpoint around this one detaches what this one keeps, for which a cut tensor would
+        # change its order in memory, in the repeated forward alone.
+        kept = [value.block if isinstance(value, Sharded) else value for value in args]
+        with contextlib.closing(original(recompute, *options, *kept, **kwargs)) as generator:
             next(generator)
             with nothing_stays_deferred():
                 yield
