@@ -103,6 +103,15 @@ def numel(input: Sharded) -> int:
     return input.numel()
 
 
+_NBYTES: Any = torch.Tensor.nbytes
+
+
+@register(_NBYTES.__get__, family="attribute", lazy=True, merged=True)
+def nbytes(self: Sharded) -> int:
+    """Counts the bytes of the global tensor."""
+    return self.numel() * self.itemsize
+
+
 PythonNumber = float | int | bool | complex
 
 

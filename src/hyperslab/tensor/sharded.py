@@ -344,10 +344,6 @@ class Sharded(DeferredTensor):
 
     nelement = numel
 
-    @property
-    def nbytes(self) -> int:  # type: ignore[override]
-        return self.numel() * self.itemsize
-
     def __len__(self) -> int:
         return self.shape[0]
 
