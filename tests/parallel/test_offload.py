@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 from functools import partial
 from pathlib import Path
@@ -247,8 +248,25 @@ def test_places_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert [int(load()[-1]) for load in kept] == [turn + part for part in (0, 1, 3, 4)]
         kept.clear()
     assert file._file is not None
-    assert os.fstat(file._file).st_size == 5 * 2000
+    assert os.fstat(file._file).st_size == 4 * mmap.ALLOCATIONGRANULARITY + 2000
     assert list(tmp_path.iterdir()) == []  # the file has no name
+
+
+def test_a_place_stays_as_long_as_what_was_loaded() -> None:
+    file = OffloadFile(0)
+    kept = file.move(torch.zeros(1000))
+    loaded, again = kept(), kept()
+    loaded[0] = 1  # on a page of its own
+    del kept
+    other = file.move(torch.full((1000,), 2.0))
+    assert loaded.sum() == 1
+    assert not again.any()
+    assert torch.equal(other(), torch.full((1000,), 2.0))
+    del loaded, again, other
+    third = file.move(torch.ones(1000))
+    assert file._places[0].begin == 0
+    assert len(file._places) == 1
+    assert third().all()
 
 
 def full(*_: Any) -> int:

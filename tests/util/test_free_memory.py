@@ -39,3 +39,37 @@ def test_a_thread_takes_what_was_freed_once_data_are_open(tmp_path: Path) -> Non
 
     assert faults() > 50, "pages of 2 MiB, at least"
     assert faults(str(tmp_path)) < 10
+
+
+HOLES = """
+import re
+import numpy as np
+from hyperslab.util.free_memory import FreedMemory, keep_freed_memory
+
+def resident():
+    status = open("/proc/self/status").read()
+    return int(re.search(r"VmRSS:\\s+(\\d+)", status).group(1)) << 10
+
+keep_freed_memory()
+freed = FreedMemory()
+before = resident()
+large = np.ones(600 << 20, np.uint8)
+del large
+print(resident() - before)
+for mebibytes in (1, 4):
+    held = [np.ones(mebibytes << 20, np.uint8) for _ in range(200)]
+    last = np.ones(1 << 20, np.uint8)  # behind the holes
+    del held
+    freed.give_back()
+    print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_holes_are_given_back_when_they_are_many() -> None:
+    command = [sys.executable, "-c", HOLES]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    large, few, many = map(int, done.stdout.split())
+    assert large < 100 << 20, "at once"
+    assert few > 150 << 20, "they are taken again"
+    assert many < 100 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import tempfile
 import weakref
@@ -19,7 +21,7 @@ from torch import nn
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.tensor import Sharded
-from hyperslab.util.free_memory import map_large_blocks
+from hyperslab.util.free_memory import FreedMemory
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     tree_leaves,
@@ -66,13 +68,12 @@ def offload_activations(module: nn.Module, store: Store) -> None:
 def store_for(grid: Grid) -> Store:
     """Choose where this rank's activations go: page-locked memory of a GPU's host, or a file.
 
-    With a file the process gives large freed blocks back to the system: a file is for those to
-    whom memory counts more than time.
+    With a file the process gives freed blocks back to the system: a file is for those to whom
+    memory counts more than time.
     """
     if grid.device.type == "cuda":
         return HostMemory()
-    map_large_blocks()
-    return OffloadFile(grid.rank)
+    return OffloadFile(grid.rank, FreedMemory())
 
 
 @contextmanager
@@ -139,54 +140,68 @@ class OffloadFile:
     """Holds tensors of the CPU in a file without a name, which goes with the process.
 
     It lies in ``TMPDIR``, else in ``/var/tmp``, which is on a disk where ``/tmp`` is memory. Its
-    places are a stack: a backward pass frees them from the end.
+    places are a stack: a backward pass frees them from the end. What is loaded is the file's own
+    pages, of which one that is written is copied: reading into fresh memory took three times as
+    long. Between two of its tensors the stages of a step end, and ``freed`` is given back.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, freed: FreedMemory | None = None) -> None:
         self._rank = rank
+        self._freed = freed
         self._folder = os.environ.get("TMPDIR") or "/var/tmp"
         self._file: int | None = None
         self._places: list[_Place] = []
 
     def move(self, tensor: torch.Tensor) -> Load:
         place = self._take(tensor.nbytes)
-        self._transfer(os.pwrite, _bytes_of(tensor), place.begin)
+        with self._named_errors():
+            self._write(_bytes_of(tensor), place.begin)
+        if self._freed is not None:
+            self._freed.give_back()
         return _InFile(self, place, tensor.shape, tensor.stride(), tensor.dtype)
 
-    def read(self, into: torch.Tensor, begin: int) -> None:
-        """Fill a tensor from this byte of the file on.
+    def map(self, place: _Place) -> _Mapped:
+        """Map the pages of a place, which are read now.
 
         Raises:
             HyperslabError: the file cannot be read.
         """
-        self._transfer(_pread_into, _bytes_of(into), begin)
+        if self._freed is not None:
+            self._freed.give_back()
+        assert self._file is not None
+        with self._named_errors():
+            nbytes = place.end - place.begin
+            pages = _Mapped(self._file, nbytes, flags=mmap.MAP_PRIVATE, offset=place.begin)
+            try:
+                pages.madvise(_POPULATE_READ)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # before Linux 5.14 they are read when touched
+                    raise
+        return pages
 
     def _take(self, nbytes: int) -> _Place:
         while self._places and self._places[-1].free:
             self._places.pop()
         begin = self._places[-1].end if self._places else 0
+        begin += -begin % mmap.ALLOCATIONGRANULARITY
         self._places.append(_Place(begin, begin + nbytes))
         return self._places[-1]
 
-    def _transfer(
-        self, move: Callable[[int, memoryview, int], int], data: memoryview, begin: int
-    ) -> None:
-        """Read or write all of ``data``, of which one call of the system may move a part.
+    def _write(self, data: memoryview, begin: int) -> None:
+        """Write all of ``data``, of which one call of the system may take a part."""
+        if self._file is None:
+            self._file, name = tempfile.mkstemp(dir=self._folder)
+            weakref.finalize(self, os.close, self._file)
+            os.unlink(name)
+        while len(data):
+            done = os.pwrite(self._file, data, begin)
+            data = data[done:]
+            begin += done
 
-        Raises:
-            HyperslabError: that fails, or the file ends.
-        """
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
         try:
-            if self._file is None:
-                self._file, name = tempfile.mkstemp(dir=self._folder)
-                weakref.finalize(self, os.close, self._file)
-                os.unlink(name)
-            while len(data):
-                done = move(self._file, data, begin)
-                if done == 0:
-                    raise OSError("it ends before the tensor does")
-                data = data[done:]
-                begin += done
+            yield
         except OSError as error:
             raise HyperslabError(
                 f"rank {self._rank}: memory=offload: the activations' file in {self._folder}: "
@@ -195,14 +210,14 @@ class OffloadFile:
             ) from error
 
 
+_POPULATE_READ = 22
+"""Asks for all pages at once, with an error where one cannot be read; Python has no name for it."""
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.as_strided((tensor.numel(),), (1,))
     array: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return array.data
-
-
-def _pread_into(file: int, data: memoryview, begin: int) -> int:
-    return os.preadv(file, [data], begin)
 
 
 @dataclass(slots=True)
@@ -212,6 +227,12 @@ class _Place:
     begin: int
     end: int
     free: bool = False
+
+
+class _Mapped(mmap.mmap):
+    """Is the memory of a tensor that was loaded."""
+
+    source: _InFile  # whose place stays as long
 
 
 class _InFile:
@@ -231,9 +252,11 @@ class _InFile:
         self._dtype = dtype
 
     def __call__(self) -> torch.Tensor:
-        tensor = torch.empty_strided(*self._form, dtype=self._dtype)
-        self._file.read(tensor, self._place.begin)
-        return tensor
+        if self._place.begin == self._place.end:
+            return torch.empty_strided(*self._form, dtype=self._dtype)
+        pages = self._file.map(self._place)
+        pages.source = self
+        return torch.frombuffer(pages, dtype=self._dtype).as_strided(*self._form)
 
     def __del__(self) -> None:
         self._place.free = True  # and no more: it may be any thread's turn

@@ -33,7 +33,6 @@ from hyperslab.planner.records import Exchange, Offload, Sum, TensorSpec, Trace,
 from hyperslab.planner.unbacked_memory import UnbackedMemory
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
-from hyperslab.util.free_memory import LARGE_BLOCK
 from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES, DisableTorchFunctionSubclass
 
 Device = Literal["cpu", "cuda"]
@@ -212,6 +211,11 @@ class _RecordedStore:
         self.journal.add(Offload(*self.journal.place, spec.nbytes))
 
 
+GIVEN_BACK_FROM = 1 << 25
+"""Bytes of a freed block that leaves no hole where activations go to a file (`FreedMemory`): of a
+U-Net's slabs so many stay that are taken again, and few others."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """Describes a step that can be traced on any grid.
@@ -259,7 +263,7 @@ def trace_step(
     """
     journal = Journal()
     to_file = workload.memory == "offload" and device == "cpu"
-    memory = UnbackedMemory(most, LARGE_BLOCK if to_file else math.inf)
+    memory = UnbackedMemory(most, GIVEN_BACK_FROM if to_file else math.inf)
     step = _Step(workload, VirtualGrid(extents, rank, journal), memory)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
