@@ -178,8 +178,8 @@ def sum_of_parts(
     x = as_dense(x, last)
     g = as_dense(g, last)
     parts = parts_for(g.numel())
-    dw = torch.empty((parts, g.shape[1], x.shape[1], *kernel))
-    db = torch.empty((parts, g.shape[1] if with_bias else 0))
+    dw = torch.empty((parts, g.shape[1], x.shape[1], *kernel), dtype=torch.float32, device="cpu")
+    db = dw.new_empty((parts, g.shape[1] if with_bias else 0))
     tensors = addresses(x, g, *between, dw, db if with_bias else None)
     call(function, tensors + numbers, g.numel())
     if parts > 1:
@@ -269,7 +269,7 @@ def compiled_depthwise_gradient(functions: Library, given: Operands) -> torch.Te
         return NotImplemented
     x = in_channels_last(x)
     g = in_channels_last(g)
-    dw = torch.empty((x.shape[1], 1, *kernel))
+    dw = torch.empty((x.shape[1], 1, *kernel), dtype=torch.float32, device="cpu")
     call(functions.depthwise_gradient, addresses(x, g, dw) + numbers, g.numel() * dw[0].numel())
     return dw.to(x.dtype)
 

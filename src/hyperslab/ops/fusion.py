@@ -106,7 +106,7 @@ def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[t
         y = composite_epilogue(x, weight, bias, links)
         found = torch.autograd.grad(y, [inputs[i] for i in wanted], gradient, create_graph=True)
         return [found[wanted.index(i)] if i in wanted else None for i in range(3)]
-    ones = torch.empty(gradient.shape, device=gradient.device, memory_format=ctx.format).fill_(1)
+    ones = torch.ones_like(gradient, dtype=torch.float32, memory_format=ctx.format)
     marks = ones.new_empty(0, dtype=torch.uint8) if marks is None else marks
     options = (links.slope, links.pool, links.maximum, ctx.shape, torch.float32)
     factors = torch.ops.hyperslab.chain_backward(ones, marks, None, None, None, *options)

@@ -118,6 +118,31 @@ def test_the_gradients_of_weight_and_bias_are_the_reference(case: Case, with_bia
 
 
 @needs_kernels
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_gradients_have_nothing_to_do_with_torchs_default_type(default: torch.dtype) -> None:
+    """In which the sums would be made: by the direct kernel, Winograd's and a depthwise one."""
+    x = torch.linspace(-1, 1, 4 * 8 * 6**3).bfloat16().view(4, 8, 6, 6, 6)
+    ones = (1, 1, 1)
+    ops = torch.ops.hyperslab
+
+    def gradients() -> list[torch.Tensor]:
+        return [
+            *ops.direct_convolution_gradient(x, x, (3, 3, 3), ones, True),
+            *ops.winograd_gradient(x.float(), x.float(), ones, True),
+            ops.depthwise_gradient(x.float(), x.float(), (3, 3, 3), ones, ones),
+        ]
+
+    expected = gradients()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = gradients()
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@needs_kernels
 def test_nothing_but_windows_that_read_it_see_an_infinity() -> None:
     case = Case(1, 8, 8, (4, 5, 37), (3, 3, 3), (1, 1, 1), 0)
     x = case.x
