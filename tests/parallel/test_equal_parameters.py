@@ -1,6 +1,9 @@
-"""Parameters that are no longer equal on all ranks are noticed (tier: a few gloo ranks)."""
+"""Parameters or losses that are not equal on all ranks are noticed (tier: a few gloo ranks)."""
 
 from __future__ import annotations
+
+import logging
+import random
 
 import pytest
 import torch
@@ -78,5 +81,41 @@ def messages() -> list[int]:
     return counts
 
 
-def test_the_look_is_ever_rarer() -> None:
-    assert run_ranks(2, messages) == [[1, 1, 0, 1, 0, 0, 0, 1, 0, 0]] * 2
+def test_the_looks_are_ever_rarer() -> None:
+    assert run_ranks(2, messages) == [[2, 2, 0, 2, 0, 0, 0, 2, 0, 0]] * 2
+
+
+def losses(case: str) -> list[str]:
+    """What is logged of two passes through two networks."""
+    grid = hs.Grid(depth=2) if case == "of the block" else hs.Grid(data=2)
+    model, other = (hs.parallelize(network(), grid) for _ in range(2))
+    x = hs.shard(torch.linspace(-1, 1, 288).view(2, 1, 9, 4, 4), grid)
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hyperslab")
+    logger.addHandler(handler)
+    try:
+        for _ in range(2):
+            y = model(other(x)).square()
+            share = random.random() if case == "of Python" else torch.rand(())
+            count = y.local.numel() if case == "of the block" else 1 if case == "nan" else y.numel()
+            loss = y.sum() * share / count
+            (loss * float("nan") if case == "nan" else loss).backward()
+    finally:
+        logger.removeHandler(handler)
+    return [line for line in records if "the ranks' losses differ" in line]
+
+
+@pytest.mark.parametrize("case", ["of Python", "of the block"])
+def test_losses_that_differ_are_named(case: str) -> None:
+    (line,), others = run_ranks(2, losses, case)
+    assert others == []
+    assert "gradients are those of their mean" in line
+    assert "on rank 0" in line
+    assert "on rank 1" in line
+
+
+@pytest.mark.parametrize("case", ["of torch", "nan"])
+def test_equal_losses_are_not(case: str) -> None:
+    assert run_ranks(2, losses, case) == [[], []]

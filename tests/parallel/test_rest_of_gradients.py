@@ -240,6 +240,27 @@ def test_it_is_said_once() -> None:
     assert "second.weight, second.bias, head.weight, ..." in first[0]
 
 
+def hooked() -> list[str]:
+    """Two steps of two parameters with hooks of the user's."""
+    grid, handler = hs.Grid(depth=2), Lines()
+    model = hs.parallelize(nn.Conv3d(1, 1, 3, padding=1), grid)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    logging.getLogger("hyperslab").addHandler(handler)
+    try:
+        for _ in range(2):
+            model(hs.shard(torch.ones(1, 1, 6, 4, 4), grid)).square().mean().backward()
+    finally:
+        logging.getLogger("hyperslab").removeHandler(handler)
+    return handler.lines
+
+
+def test_hooks_on_parameters_are_warned_of() -> None:
+    (line,), others = run_ranks(2, hooked)
+    assert not others
+    assert "a hook on a parameter of Conv3d sees this rank's part of the gradient" in line
+
+
 OF_REPLICAS = [("ab", "ab"), ("a", "b"), ("ab", "a"), ("b", "b"), ("b", "ab"), ("ab", "ab")]
 """The branches that the samples of even and of odd replicas take, step by step."""
 

@@ -5,6 +5,8 @@ few gloo ranks).
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 import io
 import pickle
 import warnings
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 
 import hyperslab as hs
 from hyperslab.tensor.dispatch import RULES, op_name
+from hyperslab.util.torch_internals import keep_known
 from tests.ranks import run_ranks
 from tests.tensor.test_strict import cut
 
@@ -62,6 +65,7 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "norm": lambda x: torch.linalg.matrix_norm(x),
     "module": lambda x: torch.nn.CosineEmbeddingLoss()(x, x, x),
     "set": lambda x: x.set_(torch.zeros(1)),
+    "subclass": lambda x: x.as_subclass(torch.Tensor),
 }
 
 
@@ -154,26 +158,33 @@ def conversions() -> list[bool]:
         lambda y: torch.as_tensor(y, dtype=torch.complex128, device=None),
         lambda y: torch.asarray(y, dtype=torch.float32),
         lambda y: torch.asarray(y, copy=True, requires_grad=False),
+        lambda y: torch.as_tensor(data=y),
+        lambda y: torch.tensor(y),
+        lambda y: torch.tensor(data=y, dtype=torch.float32, requires_grad=True),
+        lambda y: torch.autograd.Variable(y),
+        lambda y: torch.autograd.Variable(y, requires_grad=True),
     ]
     found = [(way(x), way(full * 1)) for way in ways]
     alike = [torch.equal(a.full(), b) and a.requires_grad == b.requires_grad for a, b in found]
     assert torch.as_tensor([1.0]).tolist() == torch.asarray([1.0]).tolist() == [1.0]
+    assert torch.autograd.Variable(torch.ones(1), requires_grad=True).requires_grad
+    assert found[6][0] is not x
     found[1][0].full().sum().backward()  # of `as_tensor`, which is attached in every torch
     return [*alike, torch.equal(full.grad, torch.ones_like(full))]
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct")  # of an ordinary tensor
 def test_conversions_take_all_of_a_tensor() -> None:
-    assert run_ranks(2, conversions) == [[True] * 6] * 2
+    assert run_ranks(2, conversions) == [[True] * 11] * 2
 
 
 @pytest.mark.parametrize(
     "way",
     [
-        lambda x: torch.tensor(x),
         lambda x: torch.Tensor(x),
         lambda x: torch.utils.dlpack.to_dlpack(x),
     ],
-    ids=["tensor", "Tensor", "to_dlpack"],
+    ids=["Tensor", "to_dlpack"],
 )
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.xfail(strict=True, reason="torch calls no __torch_function__ here")
@@ -181,6 +192,28 @@ def test_ways_around_that_torch_leaves_open(way: Callable[[Any], Any]) -> None:
     """They copy the block, as x.local does; a torch that closes one makes this test fail."""
     with pytest.raises(hs.UnsupportedOp):
         way(cut())
+
+
+def counted() -> torch.Tensor:
+    return torch.arange(3)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates scripting
+def test_torch_knows_a_function_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It heeds the default device, and can be scripted, whoever has asked before."""
+    device: Any = importlib.import_module("torch.utils._device")
+    unasked = functools.lru_cache(1)(device._device_constructors.__wrapped__)
+    monkeypatch.setattr(device, "_device_constructors", unasked)
+    original = torch.arange
+
+    def replacement(*args: Any, **options: Any) -> torch.Tensor:
+        return original(*args, **options)
+
+    keep_known(replacement, original)
+    monkeypatch.setattr(torch, "arange", replacement)
+    with torch.device("meta"):
+        assert counted().device.type == "meta"
+    assert torch.jit.script(counted)().tolist() == [0, 1, 2]
 
 
 def squares(x: torch.Tensor) -> torch.Tensor:
@@ -200,6 +233,11 @@ with warnings.catch_warnings(action="ignore"):  # torch deprecates it, networks 
         (lambda x: scripted(x=x), r"torch\.jit \(script, trace\) cannot"),
         (lambda x: traced(x), r"torch\.jit \(script, trace\) cannot"),
         (lambda x: activation(x), r"torch\.jit \(script, trace\) cannot"),
+        (lambda x: torch.jit.trace(squares, x), r"torch\.jit\.trace cannot(?s:.*)x\.full"),
+        (
+            lambda x: torch.jit.trace_module(torch.nn.ReLU(), {"forward": (x,)}),
+            r"torch\.jit\.trace_module cannot(?s:.*)not parallelised",
+        ),
         (
             lambda x: torch.vmap(squares)(x),
             r"torch\.vmap .*(?s:.*)take dim 0 for.*(?s:.*)torch.stack\(\[f",
@@ -218,6 +256,8 @@ with warnings.catch_warnings(action="ignore"):  # torch deprecates it, networks 
         "by name",
         "traced",
         "module",
+        "trace",
+        "trace_module",
         "vmap",
         "vjp",
         "grad",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -183,7 +184,8 @@ class _Checkpoint(CheckpointFunction):
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         again = _on_arguments_cut_again(run, args)
-        return CheckpointFunction.forward(ctx, again, preserve_rng_state, *args)
+        with nothing_stays_deferred():  # what is computed later would replace what autograd has
+            return CheckpointFunction.forward(ctx, again, preserve_rng_state, *args)
 
 
 def _checkpointing_cut_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -350,13 +352,16 @@ def backward(
     inputs: Sequence[Any] | None = None,
     **kwargs: object,
 ) -> None:
-    """Takes cut ``inputs`` of an ordinary loss; within a backward pass cut tensors, too.
+    """Begins with numbers; within a backward pass with cut tensors, too; takes cut ``inputs``.
 
     There re-entrant checkpointing calls it with blocks' gradients.
     """
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
     if graph_task() == -1 and any(isinstance(t, Sharded) for t in sequence):
-        raise refuse(torch.autograd.backward, (sequence, grad_tensors), {})
+        if any(t.numel() != 1 for t in sequence):
+            raise refuse(torch.autograd.backward, (sequence, grad_tensors), {})
+        with torch.enable_grad():
+            sequence, grad_tensors = (_total(sequence, grad_tensors),), None
     if inputs is not None:
         with EnableTorchFunction():
             for tensor in inputs:
@@ -377,6 +382,18 @@ def backward(
         ]
     with seeing_serial_gradients(False), EnableTorchFunction():
         torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
+
+
+@register(torch.Tensor.backward, family="autograd")
+def backward_of(
+    self: torch.Tensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Sequence[Any] | None = None,
+) -> None:
+    """Begins with a number, such as one voxel of a network's output."""
+    backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 @register(torch.autograd.grad, family="autograd")
@@ -456,7 +473,18 @@ class _ShowingBlocks(TorchDispatchMode):
 def _kept_block(x: Sharded) -> torch.Tensor:
     """Returns what was kept: the tensor may have another block by now."""
     with DisableTorchFunctionSubclass(), without_dispatch_modes():
-        return x.as_subclass(torch.Tensor)
+        return torch.Tensor.as_subclass(x, torch.Tensor)
+
+
+LookAtOutputs = Callable[[Sequence[torch.Tensor]], None]
+"""Looks at what a backward pass has begun with."""
+
+_LOOKS: dict[int, dict[LookAtOutputs, None]] = {}
+
+
+def look_after_backward(thread: int, look: LookAtOutputs) -> None:
+    """Call ``look``, once, when the backward pass ends that this thread, by its id, runs now."""
+    _LOOKS.setdefault(thread, {})[look] = None
 
 
 def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -464,7 +492,7 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def run(
-        outputs: object,
+        outputs: Sequence[torch.Tensor],
         weights: object,
         retain_graph: bool,
         create_graph: bool,
@@ -472,10 +500,17 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        within = graph_task() != -1  # a rule's own pass within another one
+        if not within:
+            _LOOKS.pop(threading.get_ident(), None)  # of a pass that failed
         shown = _ShowingBlocks() if dispatch_modes_active() else contextlib.nullcontext()
         with shown:
             found = original(outputs, weights, retain_graph, create_graph, inputs, *args, **kwargs)
-        if not found or graph_task() != -1:  # a rule's own pass within another one
+        if within:
+            return found
+        for look in _LOOKS.pop(threading.get_ident(), ()):
+            look(outputs)
+        if not found:
             return found
         serial = []
         with torch.set_grad_enabled(create_graph):

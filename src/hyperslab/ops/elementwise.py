@@ -49,7 +49,7 @@ from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import EnableTorchFunction
+from hyperslab.util.torch_internals import EnableTorchFunction, keep_known
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -261,24 +261,46 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _converting_cut_tensors(original: Operator) -> Operator:
     """Wraps a function that asks no ``__torch_function__``: it would return the block alone."""
 
+    copies = original.__name__ == "tensor"
     # Torch 2.11 detaches what `asarray` gets; later ones do not, and warn of the change.
     with warnings.catch_warnings(action="ignore"):
         attaches = original(torch.ones((), requires_grad=True)).requires_grad
 
     @functools.wraps(original)
     def run(*args: Any, **options: Any) -> Any:
-        if not (args and isinstance(args[0], Sharded)):
+        x = args[0] if args else options.get("data", options.get("obj"))
+        if not isinstance(x, Sharded):
             return original(*args, **options)
         attached = options.pop("requires_grad", attaches)
-        given = {name: value for name, value in options.items() if value is not None}
-        y = args[0].to(**given) if given else args[0]
+        given = {name: v for name, v in options.items() if v is not None and v is not x}
+        y = x.to(**given) if given else x
+        if copies:
+            return y.detach().clone().requires_grad_(attached)
         return y if attached else y.detach()
+
+    keep_known(run, original)
+    return run
+
+
+for _name in ("as_tensor", "asarray", "tensor"):
+    wrap_while_cut(torch, _name, _converting_cut_tensors)
+
+
+def _variable(original: Operator) -> Operator:
+    """Wraps what programs of before torch 0.4 call: it would be the block alone."""
+
+    @functools.wraps(original)
+    def run(cls: type, *args: Any, **options: Any) -> Any:
+        x = args[0] if args else options.get("data")
+        if not isinstance(x, Sharded):
+            return original(cls, *args, **options)
+        trained = args[1] if len(args) > 1 else options.get("requires_grad", False)
+        return x.detach().requires_grad_(trained)
 
     return run
 
 
-for _name in ("as_tensor", "asarray"):
-    wrap_while_cut(torch, _name, _converting_cut_tensors)
+wrap_while_cut(torch.autograd.Variable, "__new__", _variable)
 
 
 @register(torch.Tensor.type, family="elementwise", merged=True)

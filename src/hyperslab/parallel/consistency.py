@@ -2,16 +2,19 @@
 
 In reading order: `check_same_network` before parameters are made equal; `share_random_states`
 for what ranks that compute the same have to draw alike; `EqualParameters` at training forwards
-1, 2, 4, 8, ...; `OrdinaryInputs` for ordinary tensors that enter a parallelised module in
-training.
+1, 2, 4, 8, ...; `EqualLosses` at their backward passes; `OrdinaryInputs` for ordinary tensors that
+enter a parallelised module in training.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 import socket
+import struct
+import weakref
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -21,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hyperslab.comm import Grid, log_once
+from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.comm.agreement import all_gather, broadcast_from_main, keeping_contact
 from hyperslab.comm.bootstrap import world
 from hyperslab.comm.collectives import AllGatheredInts
@@ -182,6 +185,69 @@ def _equal_up_to_rounding(x: torch.Tensor, first: torch.Tensor) -> bool:
         return False
     tolerance = ROUNDING_EPSILONS * torch.finfo(x.dtype).eps
     return bool((x - first).abs().max() <= tolerance * first.abs().max())
+
+
+class EqualLosses:
+    """Looks at the losses of all ranks, at backward passes 1, 2, 4, 8, ... of a grid's modules.
+
+    Gradients are those of the ranks' mean loss. Where the losses differ each rank has put numbers
+    of its own into them, which no other check sees.
+    """
+
+    def __init__(self, grid: weakref.ref[Grid]) -> None:
+        self._grid = grid
+        self.passes = 0
+        self._owed: AllGatheredInts | None = None  # of the last look, by a CUDA device
+        self._resolution = 0.0
+        self._said = False
+
+    def look(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Compare the numbers with which a pass has begun; cut ones are equal on all ranks."""
+        grid = self._grid()
+        if grid is None:
+            return
+        self._read(grid)
+        self.passes += 1
+        if self.passes & (self.passes - 1):
+            return
+        losses = [
+            y.detach().reshape(())
+            for y in outputs
+            if y.numel() == 1 and y.is_floating_point() and not isinstance(y, Sharded)
+        ]
+        self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
+        total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
+        bits = total.view(torch.int64)
+        self._owed = AllGatheredInts(grid, [self.passes], bits, "the comparison of losses")
+        if grid.device.type == "cpu":
+            self._read(grid)
+
+    def _read(self, grid: Grid) -> None:
+        """Judge the last look, on a CUDA device at the next pass, which waits for nothing."""
+        owed, self._owed = self._owed, None
+        if owed is None:
+            return
+        losses = [struct.unpack("d", struct.pack("q", bits))[0] for _, bits in owed.read()]
+        lowest, highest = min(losses), max(losses)
+        # Processors of different kinds round otherwise, which adds up in a network.
+        allowed = math.sqrt(self._resolution) * max(abs(lowest), abs(highest))
+        if highest - lowest > allowed and not self._said:
+            self._said = True  # of other numbers it would be another message
+            log_once(
+                grid,
+                f"the ranks' losses differ: {lowest:.6g} on rank {losses.index(lowest)}, "
+                f"{highest:.6g} on rank {losses.index(highest)}; gradients are those of their "
+                "mean\n    make a loss of numbers that are equal on all ranks: x.shape, not "
+                "x.local.shape; random\n    numbers of torch, for those of NumPy and Python differ "
+                "between replicas",
+                logging.WARNING,
+            )
+
+
+@per_grid
+def equal_losses(grid: Grid) -> EqualLosses:
+    """Return that of a grid."""
+    return EqualLosses(weakref.ref(grid))
 
 
 Ordinary = Literal["check", "trust"]

@@ -11,6 +11,7 @@ import functools
 import itertools
 import logging
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -24,9 +25,9 @@ from torch.nn.parameter import is_lazy
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.ops.autograd import ask_all_ranks_for_gradients
+from hyperslab.ops.autograd import ask_all_ranks_for_gradients, look_after_backward
 from hyperslab.parallel.averaging import Averaging
-from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs
+from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs, equal_losses
 from hyperslab.tensor import Sharded, boxes, gather, scatter, shard
 from hyperslab.tensor.dispatch import watched_gradients
 from hyperslab.util.capture import refuse_capture
@@ -35,6 +36,7 @@ from hyperslab.util.torch_internals import (
     EagerReason,
     asks_for_one_graph,
     at_end_of_backward,
+    backward_hooks,
     graph_task,
     inside_ddp,
     jit_is_tracing,
@@ -160,6 +162,7 @@ class Guard:
         self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
+        self._thread = threading.get_ident()  # of the forward pass, and so of the backward pass
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
         ask_all_ranks_for_gradients((p for p in module.parameters() if p.requires_grad), grid)
@@ -191,6 +194,7 @@ class Guard:
         if trainable:
             self.parameters.look(args, kwargs)
         self.seen.clear()
+        self._thread = threading.get_ident()
         self._pass = None
         if self.averaging is not None:
             self.synchronised = self.averaging.synchronised
@@ -243,6 +247,14 @@ class Guard:
                 "or call the module again for each, with no_sync() around all but the last;\n    "
                 "two activation checkpoints that share parameters need use_reentrant=False"
             )
+        if backward_hooks(parameter):
+            log_once(
+                self.grid,
+                f"a hook on a parameter of {type(self.module).__name__} sees this rank's part of "
+                "the gradient, before the ranks average it: what is not linear in it, such as "
+                "clipping, is not the serial result\n    change .grad after backward()",
+                logging.WARNING,
+            )
         if self._pass != graph_task():
             self._pass = graph_task()
             self._versions = [
@@ -266,6 +278,8 @@ class Guard:
         if missing:
             self.averaging.finish(self.seen, self.averaged)
         self.averaging.owed.clear()
+        if self.inputs is not None:
+            look_after_backward(self._thread, equal_losses(self.grid).look)
 
     def _check_unchanged(self) -> None:
         """Refuse a pass in which something used gradients before they were averaged.

@@ -152,8 +152,8 @@ class _WatchedFunctions:
         weakref.finalize(grid, self._unwatch, key).atexit = False
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace an attribute: torch has no hook for it."""
-        original = vars(owner)[name]
+        """Replace an attribute, which may be inherited: torch has no hook for it."""
+        original = vars(owner).get(name) or getattr(owner, name)
         wrapper = wrap(original)
         setattr(owner, name, wrapper)
         self._replaced.append((owner, name, original, wrapper))
@@ -306,7 +306,7 @@ class DeferredTensor(torch.Tensor):
         if self._own is not None:
             return torch.ops.aten.alias(self._own)  # without a graph where none is wanted
         with DisableTorchFunctionSubclass():
-            return self.as_subclass(torch.Tensor)
+            return torch.Tensor.as_subclass(self, torch.Tensor)
 
     @property
     def is_its_block(self) -> bool:

@@ -397,8 +397,13 @@ class Sharded(DeferredTensor):
         total = all_reduce_sum(gradient, self._grid.group(copies), "the gradient of a cut tensor")
         return self.like(total / self._grid.size)
 
-    def set_(self, *args: Any, **_: Any) -> Any:  # torch would not ask __torch_function__
+    # Torch would not ask __torch_function__.
+
+    def set_(self, *args: Any, **_: Any) -> Any:
         raise refuse(torch.Tensor.set_, (self, *args), {})
+
+    def as_subclass(self, *args: Any) -> Any:
+        raise refuse(torch.Tensor.as_subclass, (self, *args), {})
 
     def _is_view(self) -> bool:  # what torch.compile asks of a tensor first
         raise refusal_to_compile(

@@ -235,7 +235,24 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
             "call the function itself",
         ),
         *((kind, "__call__", "torch.jit (script, trace)", scripted) for kind in compiled),
+        *(
+            (torch.jit, name, f"torch.jit.{name}", "trace a network that is not parallelised")
+            for name in ("trace", "trace_module")
+        ),
     ]
+
+
+def keep_known(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Let torch know a function of its own, which is replaced later, as it did before.
+
+    ``torch.jit.script`` looks functions up by id; those that heed ``torch.set_default_device`` are
+    listed when that is first used, and are called by what they were.
+    """
+    importlib.import_module("torch.utils._device")._device_constructors()
+    builtins: Any = importlib.import_module("torch.jit._builtins")
+    name = builtins._find_builtin(original)
+    if name is not None:
+        builtins._register_builtin(replacement, name)
 
 
 # Backward passes.

@@ -239,6 +239,29 @@ def test_backward_of_some_inputs() -> None:
     run_ranks(3, some_inputs)
 
 
+def one_number() -> None:
+    """One voxel of the output, by each of torch's ways, with weights, and what it depends on."""
+    full = torch.randn(2, 2, 5, 4, 3, dtype=torch.float64)
+    grid = hs.Grid(depth=2)
+    found = []
+    for parallel in (False, True):
+        torch.manual_seed(0)
+        net = nn.Conv3d(2, 2, 3, padding=1).double()
+        net = hs.parallelize(net, grid) if parallel else net
+        x = (hs.shard(full, grid) if parallel else full.clone()).requires_grad_()
+        net(x)[1, 0, 4, 3, 2].backward()
+        net(x)[0, 0, 0, 0, :1].backward(torch.tensor([3.0], dtype=torch.float64))
+        torch.autograd.backward([net(x)[0, 1, 2, 2, 2], net(x).square().mean()])
+        gradients = [x.grad, net.weight.grad, net.bias.grad]
+        found.append([g.full() if isinstance(g, hs.Sharded) else g for g in gradients])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_backward_of_one_number() -> None:
+    run_ranks(2, one_number)
+
+
 def derivatives() -> bool:
     """What torch computes with nothing but its own grad."""
     full = torch.randn(2, 2, 3, 1, 1, dtype=torch.float64)

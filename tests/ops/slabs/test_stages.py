@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.kernels.registry import choose_as_if_on
@@ -228,6 +229,24 @@ def test_a_convolution_that_somebody_looks_at_is_the_same_numbers() -> None:
         assert isinstance(y.pending, slabs.SlabEpilogue)
         plain = F.conv3d(hs.shard(x, hs.Grid()), weight)
     assert torch.equal(y.local, plain.local)
+
+
+def test_a_stage_ends_a_reentrant_checkpoint() -> None:
+    """Autograd has what it returns, of which nothing may be put off."""
+    x = torch.randn(1, 3, 8, 6, 6, requires_grad=True)
+    found = []
+    for cut in (False, True):
+        torch.manual_seed(3)
+        stage = nn.Sequential(nn.Conv3d(6, 6, 3, bias=False), nn.BatchNorm3d(6), nn.ReLU())
+        model = nn.Sequential(nn.Conv3d(3, 6, 3, padding=1, bias=False), stage)
+        x.grad = None
+        with slabs_of(1):
+            y = cut_for_slabs(hs.shard(x, hs.Grid())) if cut else x
+            for part in model:
+                y = checkpoint(part, y, use_reentrant=True)
+            (y.full() if cut else y).square().sum().backward()
+        found.append([x.grad, *(p.grad for p in model.parameters())])
+    assert all(distance(b, a) < 1e-4 for a, b in zip(*found, strict=True))
 
 
 class Outer(nn.Sequential):
