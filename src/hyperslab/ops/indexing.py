@@ -121,11 +121,17 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         )
     if (cut := x.partition.cuts[dim]) is not None and cut.merged:
         x.gather_merged()
-    elif cut is not None:
-        raise refused_subscript(
-            x, index, f"dim {dim} is cut; use hyperslab.gather(x, {cut.axis!r})"
-        )
     found.positions = (dim, positions)
+
+
+def parse_written(x: Sharded, index: object) -> Subscript:
+    """Reads a subscript that is assigned to; refuses positions along a cut dim, too."""
+    found = parse_subscript(x, index)
+    if found.positions is not None and (cut := x.partition.cuts[found.positions[0]]) is not None:
+        raise refused_subscript(
+            x, index, f"dim {found.positions[0]} is cut; use hyperslab.gather(x, {cut.axis!r})"
+        )
+    return found
 
 
 def _span(item: slice, extent: int) -> Span:
@@ -151,7 +157,10 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Takes integers, slices, ... and None anywhere; lists of positions over uncut dims."""
+    """Takes integers, slices, ... and None anywhere; a list of positions, several over uncut dims.
+
+    A dim that is cut is whole while positions along it are taken, and then cut as before.
+    """
     if not isinstance(self, Sharded):
         return _look_up(self, index)
     chosen = _by_tables(self, index)
@@ -162,15 +171,24 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     if y is None:
         y = crop(self, found.spans)
     if found.positions is not None:
-        dim, positions = found.positions
-        partition = y.partition.with_dim(dim, len(positions), None)
-        where: tuple[slice | torch.Tensor, ...] = (*[slice(None)] * dim, positions)
-        y = y.like(y.local[where], partition)
+        y = _at(y, *found.positions)
     for dim in reversed(found.new):
         y = unsqueeze(y, dim)
     for dim in reversed(found.single):
         y = drop_dim(y, dim + sum(at <= dim for at in found.new))
     return y
+
+
+def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:
+    before = x.partition
+    x = with_whole(x, (dim,), "a list of positions")
+    where: tuple[slice | torch.Tensor, ...] = (*[slice(None)] * dim, positions)
+    y = x.like(x.local[where], x.partition.with_dim(dim, len(positions), None))
+    cut = before.cuts[dim]
+    if cut is None or len(positions) < cut.parts:
+        return y
+    again = before.with_dim(dim, len(positions), Cut.balanced(cut.axis, len(positions), cut.parts))
+    return y.redistribute(again, "the positions of a list")
 
 
 def _by_tables(x: Sharded, index: object) -> Sharded | None:
@@ -254,7 +272,7 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         else:
             self = turn_into_cut(self, partition, value)
     if isinstance(self.pending, DeferredWrites):
-        writes = self.pending.and_(parse_subscript(self, index), value)
+        writes = self.pending.and_(parse_written(self, index), value)
         if writes is not None:
             self.extend(writes)
             return
@@ -267,7 +285,7 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
             raise IndexError(f"a mask {tuple(index.shape)} for {self.partition}: use masked_fill_")
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
         return
-    found = parse_subscript(self, index)
+    found = parse_written(self, index)
     if found.new:
         raise refused_subscript(self, index, "None in an assignment; reshape the value instead")
     write_part(self, found, value)
