@@ -129,6 +129,35 @@ def test_buffers_are_updated_once_and_found_as_they_were() -> None:
         assert torch.equal(one, other)
 
 
+def test_layers_are_in_the_mode_in_which_they_ran() -> None:
+    """Whatever the network is in when its backward pass begins."""
+    x = torch.randn(2, 2, 5, 4, 3, dtype=torch.float64)
+    found = []
+    for again in (False, True):
+        torch.manual_seed(3)
+        norm, drop = nn.BatchNorm3d(3), nn.Dropout(0.5)
+        model = nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), norm, drop, nn.Tanh()).double()
+        if again:
+            recompute_stages(model)
+        total = model(x).square().sum()
+        model.eval()
+        total.backward()
+        assert not any(part.training for part in model)
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_parameters_that_have_changed_are_refused() -> None:
+    model = nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), nn.ReLU())
+    recompute_stages(model)
+    total = model(torch.randn(2, 2, 5, 4, 3)).square().sum()
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    with pytest.raises(hs.LayoutError, match=r"begins with Conv3d has other param(?s:.*)backward"):
+        total.backward()
+
+
 class Residual(nn.Sequential):
     """Adds its input to what its layers make of it."""
 

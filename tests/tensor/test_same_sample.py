@@ -56,6 +56,34 @@ def test_a_sampler_that_knows_the_replica_gives_every_sample_once() -> None:
     assert found == [[0, 2, 1, 3, 4, 6, 5, 7]] * 4
 
 
+class CutVolumes(Volumes):
+    """Cuts its samples where it loads them."""
+
+    def __init__(self, how: str) -> None:
+        grid = hs.Grid(depth=2)
+        self.cut = {
+            "hyperslab.shard": lambda x: hs.shard(x, grid),
+            "hyperslab.scatter": lambda x: hs.scatter(x, grid),
+            "LoadedBoxes.join": lambda x: hs.boxes(grid, (1, 4, 4, 4)).join(x[:, :, :2]),
+        }[how]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.cut(super().__getitem__(index)[None])
+
+
+def cut_in_a_worker(how: str) -> None:
+    data = CutVolumes(how)
+    assert data[1].shape == (1, 1, 4, 4, 4)
+    next(iter(DataLoader(data, None, num_workers=1, multiprocessing_context="fork")))
+
+
+@pytest.mark.parametrize("how", ["hyperslab.shard", "hyperslab.scatter", "LoadedBoxes.join"])
+def test_workers_of_a_loader_cut_nothing(how: str) -> None:
+    """The ranks would wait for ever: what a worker returns is pickled, and a block is not."""
+    with pytest.raises(hs.LayoutError, match=rf"{how} was called in a worker(?s:.*)in the loop"):
+        run_ranks(2, cut_in_a_worker, how)
+
+
 def handed_in(case: str, axes: dict[str, int], **asked: Any) -> Any:
     grid = hs.Grid(**axes)
     torch.manual_seed(0)

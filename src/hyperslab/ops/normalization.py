@@ -94,9 +94,23 @@ def batch_norm(
             both = torch.stack([moments[0], moments[1] * unbiased])
             both = data.sum_in_place(both, "the running statistics of batch_norm")
             moments, unbiased = both / x.grid.data, 1.0
-        running_statistics(moments, running_mean, running_var, momentum, unbiased)
+        _move(running_mean, running_var, moments, momentum, unbiased)
 
     return _normalised(x, over, Affine.of(weight, bias), eps, note=note)
+
+
+def _move(
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    moments: torch.Tensor,
+    momentum: float,
+    unbiased: float,
+) -> None:
+    """Moves running statistics as torch does, which counts no change of theirs.
+
+    It keeps them for a backward pass, where they would be said to have changed since.
+    """
+    running_statistics(moments, running_mean.data, running_var.data, momentum, unbiased)
 
 
 @per_grid
@@ -183,7 +197,7 @@ def instance_norm(
         group = group_over(x, [0])
         if group is not None:
             new = group.sum_in_place(new, "the running statistics of instance_norm")
-        running_statistics(new[:, None], running_mean, running_var, momentum, 1.0)
+        _move(running_mean, running_var, new[:, None], momentum, 1.0)
 
     return _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype, note=note)
 

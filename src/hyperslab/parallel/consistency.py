@@ -204,16 +204,15 @@ class EqualLosses:
     def look(self, outputs: Sequence[torch.Tensor]) -> None:
         """Compare the numbers with which a pass has begun; cut ones are equal on all ranks."""
         grid = self._grid()
-        if grid is None:
+        if grid is None or not grid.has_values:
             return
         self._read(grid)
         self.passes += 1
         if self.passes & (self.passes - 1):
             return
+        ordinary = [y for y in outputs if type(y) is torch.Tensor]  # torch takes graph edges, too
         losses = [
-            y.detach().reshape(())
-            for y in outputs
-            if y.numel() == 1 and y.is_floating_point() and not isinstance(y, Sharded)
+            y.detach().reshape(()) for y in ordinary if y.numel() == 1 and y.is_floating_point()
         ]
         self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
         total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))

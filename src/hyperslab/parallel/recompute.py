@@ -25,6 +25,9 @@ _POOLINGS = (nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
 Buffers = dict[tuple[nn.Module, str], torch.Tensor]
 """Holds buffers by their module and their name there."""
 
+Modes = dict[nn.Module, bool]
+"""Holds whether modules are in training mode."""
+
 
 def recompute_stages(module: nn.Module) -> int:
     """Let a network keep the inputs of its stages only; in place, returns how many it has.
@@ -102,12 +105,19 @@ class _Stage:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.layers = layers
 
+    def modes(self) -> Modes:
+        """Tell of all layers, and their parts, whether they train."""
+        return {module: module.training for layer in self.layers for module in layer.modules()}
+
+    def versions(self) -> list[int]:
+        """Count the changes of the parameters of all layers."""
+        return [version_of(p) for layer in self.layers for p in layer.parameters()]
+
     def buffers(self) -> Buffers:
         """Return the buffers of all layers."""
-        modules = {module: None for layer in self.layers for module in layer.modules()}
         return {
             (module, name): buffer
-            for module in modules
+            for module in self.modes()
             for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
         }
 
@@ -128,20 +138,25 @@ class _Run:
     stage: _Stage
     cut: Callable[..., Any] | None = None
     again: bool = False
-    _before: Buffers = field(default_factory=dict)
-    _kept: list[Buffers] = field(default_factory=list)
+    _before: tuple[Buffers, Modes] = field(default_factory=lambda: ({}, {}))
+    _kept: list[tuple[Buffers, Modes]] = field(default_factory=list)
+    _weights: list[int] = field(default_factory=list)
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
         versions = _versions(tensors)
         y = self._result(tensors)
         if _versions(tensors) != versions:
-            first = type(self.stage.layers[0]).__name__
-            raise LayoutError(
-                f'memory="recompute": the stage that begins with {first} changes its input in '
-                "place, of which it has to be computed again\n"
-                "    change a copy (x = x + 1 for x += 1), or use another memory="
+            raise self._refused(
+                "changes its input in place, of which it has to be computed again\n    change a "
+                "copy (x = x + 1 for x += 1)"
             )
         return y
+
+    def _refused(self, why: str) -> LayoutError:
+        first = type(self.stage.layers[0]).__name__
+        return LayoutError(
+            f'memory="recompute": the stage that begins with {first} {why}, or use another memory='
+        )
 
     def _result(self, tensors: Operands) -> Any:
         if self.cut is None:
@@ -154,21 +169,28 @@ class _Run:
         return y
 
     def first_and_again(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        self._before = _copies(self.stage.buffers())
+        self._before = _copies(self.stage.buffers()), self.stage.modes()
+        self._weights = self.stage.versions()
         return nullcontext(), self
 
     def __enter__(self) -> None:
         """Begin to repeat the call, which happens as often as there are backward passes.
 
-        Layers find their buffers as they were before the first run. What they change is dropped:
-        the first run has updated statistics, and others may have done so since.
+        Layers find their mode, and their buffers, as they were before the first run. What they
+        change is dropped: the first run has updated statistics, and others may have done so since.
         """
+        if self.stage.versions() != self._weights:
+            raise self._refused(
+                "has other parameters in its backward pass than it had before\n    call backward() "
+                "before optimizer.step()"
+            )
         self.again = True
-        self._kept.append(self.stage.buffers())
-        _put(_copies(self._before))
+        self._kept.append((self.stage.buffers(), self.stage.modes()))
+        buffers, modes = self._before
+        _put(_copies(buffers), modes)
 
     def __exit__(self, *error: Any) -> None:
-        _put(self._kept.pop())
+        _put(*self._kept.pop())
 
 
 def _versions(tensors: Operands) -> list[int]:
@@ -181,9 +203,11 @@ def _copies(buffers: Buffers) -> Buffers:
     return {place: copies[id(buffer)] for place, buffer in buffers.items()}
 
 
-def _put(buffers: Buffers) -> None:
+def _put(buffers: Buffers, modes: Modes) -> None:
     for (module, name), buffer in buffers.items():
         setattr(module, name, buffer)
+    for module, training in modes.items():
+        module.training = training
 
 
 def _stages(layers: nn.Sequential) -> Iterator[_Stage | nn.Module]:

@@ -19,6 +19,7 @@ from typing import Literal, get_args
 
 import torch
 import xxhash
+from torch.utils.data import get_worker_info
 
 from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.collectives import AllGatheredInts
@@ -238,6 +239,19 @@ _NOT_COMPARED = -1  # in place of the order of dims
 NO_TENSOR = InputSpec(0, (), channels=True, of_replica=False)
 CUT_ALREADY = InputSpec(1, (), channels=True, of_replica=False)
 TOO_MANY_DIMS = InputSpec(2, (), channels=True, of_replica=False)
+
+
+def refuse_workers(name: str, grid: Grid) -> None:
+    """Refuse what ranks exchange messages in, in a process that loads samples for one of them.
+
+    Raises:
+        LayoutError: this is a worker of a DataLoader, and there are several ranks.
+    """
+    if grid.size > 1 and get_worker_info() is not None:
+        raise LayoutError(
+            f"{name} was called in a worker of a DataLoader, but the ranks themselves have to call "
+            "it: they exchange messages in it\n    call it in the loop, on what the loader yields"
+        )
 
 
 def check_spec(form: InputSpec, what: str = "what is handed in") -> None:

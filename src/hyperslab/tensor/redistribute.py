@@ -25,6 +25,7 @@ from hyperslab.tensor.inputs import (
     compare_statements,
     comparisons_of,
     input_partition,
+    refuse_workers,
 )
 from hyperslab.tensor.sharded import Sharded
 
@@ -112,6 +113,7 @@ def shard(
         LayoutError: an extent has fewer elements than its axis has ranks, the ranks hand in
             tensors of different shapes or types, or ranks that share a sample different ones.
     """
+    refuse_workers("hyperslab.shard", grid)
     form = InputSpec.of(tensor, channels=channels, batch=batch)
     if check:
         check_same_sample(tensor, form, grid)
@@ -170,6 +172,7 @@ class LoadedBoxes:
         Raises:
             LayoutError: it is not the box of this rank, or the ranks differ in type or in number.
         """
+        refuse_workers("LoadedBoxes.join", self.grid)
         first = 1 + self.channels  # of the dims that are cut
         fits = isinstance(local, torch.Tensor) and local.dim() == 1 + len(self.shape)
         fits = fits and tuple(local.shape[first:]) == self.shape[first - 1 :]

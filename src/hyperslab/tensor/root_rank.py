@@ -25,6 +25,7 @@ from hyperslab.tensor.inputs import (
     describe_specs,
     input_partition,
     memory_order,
+    refuse_workers,
 )
 from hyperslab.tensor.sharded import Sharded
 from hyperslab.util.derivatives import differentiable_once
@@ -201,6 +202,7 @@ def scatter(
             than its axis has ranks, or the ranks, or replicas, differ in what they ask for.
         CommError: another rank died or did not answer within the time limit.
     """
+    refuse_workers("hyperslab.scatter", grid)
     sources = _source_ranks(src, grid, batch)
     is_source = grid.rank in sources.values()
     form = InputSpec.of(tensor if is_source else None, channels=channels, batch=batch)

@@ -111,6 +111,29 @@ def test_module_over_three_steps(
         assert max(found.values()) <= TOLERANCE[dtype], found
 
 
+def several_calls() -> list[float]:
+    """Of a whole tensor and of cut ones, in both modes, before one backward pass."""
+    found = []
+    for grid in (None, hs.Grid(depth=2)):
+        torch.manual_seed(1)
+        norm = module(0.1, torch.float64)
+        small, large = torch.randn(2, 3, 4, 3, 2).double(), torch.randn(2, 3, 8, 3, 2).double()
+        given: list[Any] = [small, large, small, large]
+        if grid is not None:
+            given = [hs.shard(x, grid) for x in given]
+            given[0] = hs.gather(given[0], "depth")
+        total: Any = 0.0
+        for x, training in zip(given, [True, True, False, True], strict=True):
+            total = total + norm.train(training)(x).pow(3).sum()
+        total.backward()
+        found.append([norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var])
+    return [distance(a, b) for a, b in zip(*found, strict=True)]
+
+
+def test_calls_between_which_running_statistics_move() -> None:
+    assert max(map(max, run_ranks(2, several_calls))) <= 1e-10
+
+
 def far_from_zero(dtype: torch.dtype, ratio: float) -> float:
     """Error of the running variance of values whose mean is ``ratio`` times their deviation."""
     grid = hs.Grid(depth=4)
