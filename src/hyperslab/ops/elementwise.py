@@ -261,7 +261,6 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _converting_cut_tensors(original: Operator) -> Operator:
     """Wraps a function that asks no ``__torch_function__``: it would return the block alone."""
 
-    copies = original.__name__ == "tensor"
     # Torch 2.11 detaches what `asarray` gets; later ones do not, and warn of the change.
     with warnings.catch_warnings(action="ignore"):
         attaches = original(torch.ones((), requires_grad=True)).requires_grad
@@ -274,15 +273,13 @@ def _converting_cut_tensors(original: Operator) -> Operator:
         attached = options.pop("requires_grad", attaches)
         given = {name: v for name, v in options.items() if v is not None and v is not x}
         y = x.to(**given) if given else x
-        if copies:
-            return y.detach().clone().requires_grad_(attached)
         return y if attached else y.detach()
 
     keep_known(run, original)
     return run
 
 
-for _name in ("as_tensor", "asarray", "tensor"):
+for _name in ("as_tensor", "asarray"):
     wrap_while_cut(torch, _name, _converting_cut_tensors)
 
 

@@ -122,6 +122,7 @@ def several_calls() -> list[float]:
         if grid is not None:
             given = [hs.shard(x, grid) for x in given]
             given[0] = hs.gather(given[0], "depth")
+            hs.parallelize(norm, grid)
         total: Any = 0.0
         for x, training in zip(given, [True, True, False, True], strict=True):
             total = total + norm.train(training)(x).pow(3).sum()
