@@ -84,6 +84,11 @@ def test_thresholds() -> None:
     assert conv_variant(problem("forward", 512, 4, torch.float32)) == "contiguous"
     assert conv_variant(problem("forward", 64, 16, torch.float32)) == "onednn"
     assert conv_variant(problem("input", 64, 16, torch.float32)) == "flipped"
+    steps = ConvOptions((2, 2, 2), (1, 1, 1), 1)
+    for classes, best in ((2, "parity"), (16, "onednn")):
+        x = (1, classes, 64, 64, 64)
+        one = Problem("input", x, (32, classes, 3, 3, 3), torch.float32, steps, (1, 1, 1))
+        assert conv_variant(one) == best
 
 
 def test_no_large_columns_of_torchs() -> None:

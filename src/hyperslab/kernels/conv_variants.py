@@ -530,6 +530,47 @@ def input_by_flipped_kernel(
     return in_channels_last(x)
 
 
+TAPS_BY_PARITY = torch.tensor([2, 0, 3, 1], device="cpu")
+"""Lists the taps of three of which even results are made, then odd ones; the fourth is zero."""
+
+
+def input_by_parity(
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    problem: Problem,
+    dispatch: Dispatch,
+) -> torch.Tensor:
+    """Makes the results between two neighbours of ``g``, even and odd, channels of one result."""
+    filters, channels, *kernel = weight.shape
+    n = len(kernel)
+    taps = F.pad(weight, [0, 1] * n)
+    for dim in range(2, n + 2):
+        taps = taps.index_select(dim, TAPS_BY_PARITY)
+    order = [*range(2, 2 * n + 2, 2), 1, 0, *range(3, 2 * n + 3, 2)]
+    taps = taps.view(filters, channels, *[2] * (2 * n)).permute(order)
+    taps = in_channels_last(taps.reshape(-1, filters, *[2] * n))
+    options = replace(problem.options, stride=(1,) * n)
+    shapes = tuple(problem.y), tuple(taps.shape)
+    forward = problem_for("forward", *shapes, problem.dtype, options, (1,) * n)
+    bias = None if bias is None else bias.repeat(2**n)
+    pairs = dispatch(forward, g, taps, bias).movedim(1, -1)
+    pairs = pairs.unflatten(-1, (*[2] * n, channels))
+    order = [0, *(i for dim in range(1, n + 1) for i in (dim, dim + n)), 2 * n + 1]
+    doubled = [2 * extent for extent in forward.y[2:]]
+    x = pairs.permute(order).reshape(len(g), *doubled, channels).movedim(-1, 1)
+    for dim, (padding, extent) in enumerate(zip(problem.padding, problem.x[2:], strict=True), 2):
+        x = x.narrow(dim, padding, extent)
+    return in_channels_last(x)
+
+
+def steps_by_two(problem: Problem) -> bool:
+    """Asks for windows of three voxels in steps of two, in every dim."""
+    options = problem.options
+    kinds = set(problem.kernel), set(options.stride), set(options.dilation)
+    return options.groups == 1 and kinds == ({3}, {2}, {1})
+
+
 def turned_kernel(weight: torch.Tensor, groups: int) -> torch.Tensor:
     """Returns the kernel turned round, inputs and outputs changing places."""
     dims = tuple(range(2, weight.dim()))
@@ -570,6 +611,7 @@ INPUT_VARIANTS: ConvVariants = {
     "contiguous": ConvVariant(in_contiguous_memory(input_by_onednn), onednn_has_input_pass),
     "torch": ConvVariant(input_by_torch, torch_memory_is_small),
     "matrix": ConvVariant(input_by_matrix, windows_tile),
+    "parity": ConvVariant(input_by_parity, steps_by_two, nested=True),
     "voxels": ConvVariant(by_voxels, is_voxelwise),
     "registers": ConvVariant(input_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct.c"),
 }

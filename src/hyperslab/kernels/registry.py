@@ -385,6 +385,9 @@ def _average_by_dims(x: torch.Tensor) -> bool:
 FEW_CHANNELS = 16
 """Channels of both volumes up to which the direct kernels in bfloat16 are faster than oneDNN."""
 
+FEWEST_CHANNELS = 4
+"""Channels of an input's gradient up to which results of both parities may be channels of one."""
+
 WORTH_COLUMNS = 1 << 22
 """Products from which on a copy of the input counts less than what it saves."""
 
@@ -436,6 +439,10 @@ def _windows(problem: Problem) -> bool:
 def _small_tiles(problem: Problem) -> bool:
     # Of large volumes a step may fit by less than the copies that the product takes.
     return _windows(problem) and math.prod(problem.x) + math.prod(problem.y) <= COPIED
+
+
+def _fills_channels(problem: Problem) -> bool:
+    return problem.x[1] <= FEWEST_CHANNELS and problem.products >= WORTH_COLUMNS
 
 
 def _flips(problem: Problem) -> bool:
@@ -559,6 +566,13 @@ RULES: dict[str, tuple[Case, ...]] = {
             f"windows of several voxels tile the volume; {COPIED:,} elements or fewer",
             "one product of matrices, and nothing is added up",
             _small_tiles,
+        ),
+        _conv_case(
+            "input",
+            "parity",
+            f"windows of 3 in steps of 2, at most {FEWEST_CHANNELS} channels, not small",
+            "oneDNN works on 16 channels: there are as many of eight results at once",
+            _fills_channels,
         ),
         _conv_case(
             "input",

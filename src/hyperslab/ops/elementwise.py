@@ -49,7 +49,7 @@ from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import EnableTorchFunction, keep_known
+from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, keep_known
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -406,7 +406,30 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
         raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
     if weight.numel() != 1 and input.dim() > 1:
         input = with_whole(input, (1,), "prelu")
-    return input.like(torch.prelu(input.block, weight), fresh=True)
+    run = _PReLU.apply if device_kind(input) == "cpu" else torch.prelu
+    return input.like(run(input.block, weight), fresh=True)
+
+
+class _PReLU(BlockFunction):
+    """Computes PReLU, and its gradients by operators that take a processor's wide registers.
+
+    Torch's own backward pass goes number by number (2.13).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.prelu(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)
+        one = weight.numel() == 1
+        slopes = weight.reshape(() if one else (-1, *[1] * (x.dim() - 2)))
+        above = torch.ops.aten.threshold_backward(gradient, x, 0)
+        below = gradient - above
+        dx = torch.addcmul(above, below, slopes)
+        return dx, (below * x.clamp(max=0)).sum_to_size(slopes.shape).view_as(weight)
 
 
 @register(F.glu, family="elementwise", dims=["dim"])

@@ -308,6 +308,30 @@ def test_operands_by_name() -> None:
     run_ranks(2, by_name)
 
 
+def slopes() -> None:
+    """Of all channels or each, zeros included; a gradient is differentiated again."""
+    grid = hs.Grid(depth=2)
+    for count, dtype in itertools.product((1, 3), (torch.float64, torch.bfloat16)):
+        full = torch.randint(-2, 3, (2, 3, 6, 4, 4)).to(dtype)
+        found = []
+        for cut in (False, True):
+            leaf = full.clone().requires_grad_()
+            weight = torch.linspace(0.25, 0.5, count).to(dtype).requires_grad_()
+            y = F.prelu(hs.shard(leaf, grid) if cut else leaf, weight)
+            y = y.full() if isinstance(y, hs.Sharded) else y
+            gradients = torch.autograd.grad((y * y).sum(), leaf, create_graph=True)
+            (gradients[0] ** 2).sum().backward()
+            assert leaf.grad is not None
+            assert weight.grad is not None
+            found.append((y, *gradients, leaf.grad, average(weight.grad)))
+        for a, b in zip(*found, strict=True):
+            assert torch.allclose(a, b, rtol=1e-12 if dtype == torch.float64 else 2e-2)
+
+
+def test_slopes_of_prelu() -> None:
+    run_ranks(2, slopes)
+
+
 def truncated(x: torch.Tensor) -> torch.Tensor:
     """The last state of a loop whose states are detached in place, with gradients of two steps."""
     state = x * 0.5
