@@ -34,6 +34,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import average_gradient
 from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
+from hyperslab.util.capture import do_beside
 from hyperslab.util.torch_internals import tree_leaves
 
 DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
@@ -131,6 +132,9 @@ class EqualParameters:
         cut = any(type(value) is Sharded for value in args)
         if not cut and not any(isinstance(value, Sharded) for value in tree_leaves((args, kwargs))):
             return
+        do_beside(self._look, "the comparison of parameters")
+
+    def _look(self) -> None:
         self._read()
         self.forwards += 1
         if self.forwards & (self.forwards - 1):
@@ -312,7 +316,12 @@ class OrdinaryInputs:
                     'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
                 )
 
-        on_host, on_device = digest_of_all(ordinary, self.grid.device)
-        numbers = [zlib.crc32(forms.encode()), on_host]
-        rows = AllGatheredInts(self.grid, numbers, on_device, "the comparison of ordinary inputs")
-        comparisons_of(self.grid).add(rows, (name, forms), judge)
+        what = "the comparison of ordinary inputs"
+
+        def compare() -> None:
+            on_host, on_device = digest_of_all(ordinary, self.grid.device)
+            numbers = [zlib.crc32(forms.encode()), on_host]
+            rows = AllGatheredInts(self.grid, numbers, on_device, what)
+            comparisons_of(self.grid).add(rows, (name, forms), judge)
+
+        do_beside(compare, what)
