@@ -181,7 +181,7 @@ def irregular(*, graphs: bool, set_to_none: bool) -> tuple[list[list[torch.Tenso
             return {"loss": loss, "prediction": y}
 
         run = hs.graphed(step) if graphs else step
-        for number in range(36):
+        for number in range(28):
             if number == 24:
                 for p in net.parameters():
                     p.data = p.data.clone()
@@ -200,7 +200,7 @@ def irregular(*, graphs: bool, set_to_none: bool) -> tuple[list[list[torch.Tenso
 def irregular_compared(set_to_none: bool) -> float:
     eager, ran = irregular(graphs=False, set_to_none=set_to_none)
     replayed, captured = irregular(graphs=True, set_to_none=set_to_none)
-    assert captured < ran == 36
+    assert captured < ran == 28
     return max(map(apart, replayed, eager))
 
 
@@ -377,8 +377,7 @@ def test_without_a_gpu_the_step_runs_as_it_is(caplog: pytest.LogCaptureFixture) 
     run = hs.graphed(step)
     with caplog.at_level(logging.INFO, "hyperslab"):
         assert [run(torch.full((2,), float(i))).item() for i in range(20)] == [*range(0, 40, 2)]
-    assert len(caplog.records) == 1
-    assert "step runs eagerly" in caplog.text
+    assert caplog.text.count("step runs eagerly") == 1
 
 
 def test_many_kinds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -386,7 +385,7 @@ def test_many_kinds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
         run = hs.graphed(lambda x, rate: x * rate)
         for number in range(20):
             run(torch.ones(2), 0.1 * number)
-    (record,) = caplog.records
+    (record,) = [r for r in caplog.records if r.name == "hyperslab.parallel.graphed"]
     assert "pass numbers that change as tensors" in record.message
 
 
@@ -405,6 +404,7 @@ def test_a_capture_that_fails_says_why() -> None:
         mock.patch("torch.cuda.Stream"),
         mock.patch("torch.cuda.CUDAGraph"),
         mock.patch("torch.cuda.graph", ends_badly),
+        mock.patch("torch.autograd.graph.set_override_stale_capture_stream", create=True),
     ):
         recorder = CudaRecorder(torch.device("cuda"))
         with pytest.raises(hs.LayoutError, match="first"):

@@ -51,7 +51,7 @@ EAGER_CALLS = 11
 """Counts the calls of a kind before its capture: DistributedDataParallel arranges its buckets and
 times its first steps, kernels are chosen and compiled, indices of messages are made."""
 
-MANY_KINDS = 8
+MANY_KINDS = 16
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
