@@ -85,7 +85,7 @@ def program(network: str, grid: hs.Grid, *, graphs: bool) -> Iterator[list[torch
     torch.manual_seed(1)
     model, batch, wrong = NETWORKS[network](grid)
     model = hs.parallelize(model.double(), grid)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.5)
     ran = 0
 
     def step(*inputs: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def compared(network: str, axes: dict[str, int]) -> list[float]:
 @pytest.mark.parametrize("network", NETWORKS)
 def test_replays_are_the_eager_steps(network: str, axes: dict[str, int]) -> None:
     for found in run_ranks(2, compared, network, axes):
-        assert max(found) < 1e-12, found
+        assert all(difference < 1e-12 for difference in found), found
 
 
 @pytest.mark.gpu
