@@ -25,6 +25,7 @@ from hyperslab.parallel.graphed import CudaRecorder
 from tests.gpus import needs_a_gpu
 from tests.parallel.pretended_graph import pretended_device
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 STEPS = 6
 
@@ -128,8 +129,9 @@ def compared(network: str, axes: dict[str, int]) -> list[float]:
     return [*map(apart, replayed, eager)]
 
 
-@pytest.mark.parametrize("axes", [{"depth": 2}, {"data": 2}], ids=str)
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    ("network", "axes"), by_rotation(NETWORKS, [{"depth": 2}, {"data": 2}]), ids=str
+)
 def test_replays_are_the_eager_steps(network: str, axes: dict[str, int]) -> None:
     for found in run_ranks(2, compared, network, axes):
         assert all(difference < 1e-12 for difference in found), found
