@@ -17,6 +17,7 @@ import struct
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -210,14 +211,17 @@ class EqualLosses:
         grid = self._grid()
         if grid is None or not grid.has_values:
             return
-        self._read(grid)
-        self.passes += 1
-        if self.passes & (self.passes - 1):
-            return
         ordinary = [y for y in outputs if type(y) is torch.Tensor]  # torch takes graph edges, too
         losses = [
             y.detach().reshape(()) for y in ordinary if y.numel() == 1 and y.is_floating_point()
         ]
+        do_beside(partial(self._look, grid, losses), "the comparison of losses")
+
+    def _look(self, grid: Grid, losses: Sequence[torch.Tensor]) -> None:
+        self._read(grid)
+        self.passes += 1
+        if self.passes & (self.passes - 1):
+            return
         self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
         total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
         bits = total.view(torch.int64)
