@@ -47,6 +47,7 @@ PARTS = {
     "step-unet3d-256": "The same of the U-Net.",
     "profile": "Which operators take the time, and at how many GB/s?",
     "host": "From which size on does the device wait for the host?",
+    "graphs": "Is a step that a CUDA graph replays the eager one, and how long is the host busy?",
     "nccl": "Do ranks over NCCL give the same numbers, in any order?",
     "failures": "What happens where a rank raises, is killed, or stops?",
     "thresholds": "From where on do our kernels and slabs pay?",

@@ -423,6 +423,51 @@ def host(options: Options) -> Iterator[Row]:
         yield {**row, "step [ms]": 1e3 * statistics.median(ended[1:])}
 
 
+def replayed(width: int, axes: dict[str, int], calls: int) -> tuple[bool, dict[str, float]]:
+    """Steps of CosmoFlow with dropout, eager and by `hs.graphed`; if equal, and times [ms]."""
+    grid = hs.Grid(**axes)
+    results: list[list[torch.Tensor]] = []
+    times: dict[str, float] = {}
+    for name in ("eager", "graphed"):
+        torch.manual_seed(0)
+        model = hs.parallelize(hs.models.CosmoFlow(width, batch_norm=True, dropout=0.3), grid)
+        x = hs.shard(torch.randn(1, 4, width, width, width, device=grid.device), grid)
+        y = torch.rand(1, 4, device=grid.device)
+
+        def step(x: Any, y: Any, model: nn.Module = model) -> torch.Tensor:
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        run = hs.graphed(step) if name == "graphed" else step
+        found: list[torch.Tensor] = []
+        queued = []
+        for number in range(calls):
+            model.zero_grad()
+            now(grid.device)
+            began = time.perf_counter()
+            loss = run(x * (1 + number), y)
+            queued.append(time.perf_counter() - began)
+            found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        results.append(found)
+        times[f"{name}, host [ms]"] = 1e3 * statistics.median(queued[-3:])
+    return all(map(torch.equal, *results)), times
+
+
+def graphs(options: Options) -> Iterator[Row]:
+    """Whether replays equal eager steps, on one rank and on two that NCCL connects."""
+    torch.backends.cudnn.deterministic = True  # and no choice by times: the bits are compared
+    width, calls = (32, 2) if options.tiny else (64, 16)
+    same, times = replayed(width, {}, calls)
+    yield {"ranks": 1, "calls": calls, **times, "ok": same}
+    backend = nccl_backend(options, 2)
+    if backend == GLOO_ON_CUDA:
+        yield {"ranks": 2, "left out": "several ranks on one device need NCCL 2.30"}
+        return
+    same, times = run_ranks(2, replayed, width, {"depth": 2}, calls, backend=backend)[0]
+    yield {"ranks": 2, "backend": backend, "calls": calls, **times, "ok": same}
+
+
 def one_after_the_other(axes: dict[str, int], width: int, steps: int) -> tuple[bool, str]:
     """The same step again and again, with sums of gradients and halos under way together.
 
@@ -655,6 +700,7 @@ PARTS: dict[str, Callable[[Options], Iterator[Row]]] = {
     **{f"step-{case.name}": partial(step, case) for case in gpu.CASES},
     "profile": profile,
     "host": host,
+    "graphs": graphs,
     "nccl": nccl,
     "failures": failures,
     "thresholds": thresholds,

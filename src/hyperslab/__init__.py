@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         RecipeError,
         UnsupportedOp,
     )
-    from hyperslab.parallel import no_sync, parallelize
+    from hyperslab.parallel import graphed, no_sync, parallelize
     from hyperslab.studies.fit import TrainedRun, fit
     from hyperslab.tensor import LoadedBoxes, Sharded, boxes, gather, register, scatter, shard
 
@@ -43,6 +43,7 @@ __all__ = [
     "fit",
     "formats",
     "gather",
+    "graphed",
     "load",
     "losses",
     "models",
@@ -67,7 +68,7 @@ _MODULES = {
         "RecipeError",
         "UnsupportedOp",
     ),
-    "parallel": ("no_sync", "parallelize"),
+    "parallel": ("graphed", "no_sync", "parallelize"),
     "studies.fit": ("TrainedRun", "fit"),
     "tensor": (
         "LoadedBoxes",

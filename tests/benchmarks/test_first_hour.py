@@ -56,8 +56,8 @@ def on_pool(size: int, function: Callable[..., Any], *given: Any, **_: Any) -> l
 def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "run_ranks", on_pool)
     monkeypatch.setattr(parts, "networks_of", lambda _: [("cosmoflow", 32)])
-    rows = [*parts.equality_ranks(TINY), *parts.nccl(TINY)]
-    assert len(rows) == 5
+    rows = [*parts.equality_ranks(TINY), *parts.nccl(TINY), *parts.graphs(TINY)]
+    assert len(rows) == 7
     assert all(row["ok"] for row in rows)
 
 

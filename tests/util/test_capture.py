@@ -19,6 +19,7 @@ from hyperslab.comm.bootstrap import world
 from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.comm.communicator import ThroughHost
 from hyperslab.ops.operands import device_constant
+from hyperslab.parallel.offload import HostMemory
 from hyperslab.util.capture import is_capturing
 from tests.ranks import run_ranks
 
@@ -105,6 +106,7 @@ def refusals() -> dict[str, str]:
         "ring": lambda: attention(x),
         "mask": lambda: F.dropout3d(x, 0.5),
         "numbers": lambda: AllGatheredInts(grid, [1], None, "a comparison"),
+        "offload": lambda: HostMemory().move(torch.ones(2)),
         "gloo": lambda: ThroughHost(group, [], [], "a halo exchange"),
     }
     words = {}
@@ -130,6 +132,7 @@ def test_ranks_refuse_what_the_host_does_beside_a_step() -> None:
         "ring": "random states",
         "mask": "random states",
         "numbers": "a comparison",
+        "offload": 'memory="offload"',
         "gloo": "a halo exchange",
     }
     assert first.keys() == parts.keys()

@@ -231,6 +231,11 @@ _BEGUN: deque[tuple[int, str]] = deque(maxlen=4096)
 """Notes when [ns] this process began its last messages over NCCL, and what for."""
 
 
+def note_messages(what: str) -> None:
+    """Note messages over NCCL that begin without Python: those of a graph that is replayed."""
+    _BEGUN.append((time.time_ns(), what))
+
+
 def messages_begun() -> list[tuple[int, str]]:
     """Return when [ns since 1970] messages over NCCL were begun of late, and what for."""
     return list(_BEGUN)

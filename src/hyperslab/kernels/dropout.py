@@ -17,11 +17,11 @@ from hyperslab.kernels.registry import declare
 
 
 def drop_elements(
-    x: torch.Tensor, shape: Sequence[int], first: Sequence[int], seed: int, p: float
+    x: torch.Tensor, shape: Sequence[int], first: Sequence[int], seed: torch.Tensor, p: float
 ) -> torch.Tensor:
     """Zeroes elements with the probability ``p`` and scales the others by 1 / (1 - p).
 
-    ``x`` is the box that begins at ``first`` of a volume of ``shape``.
+    ``x`` is the box that begins at ``first`` of a volume of ``shape``; ``seed`` is one number.
     """
     box = Box(tuple(first), tuple(a + b for a, b in zip(first, x.shape, strict=True)))
     keep = uniform_bits(shape, box, seed, x.device) >= least_kept(p)
@@ -39,4 +39,4 @@ def scale_of(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-declare(drop_elements, cuda="dropout:triton_drop_elements")
+declare(drop_elements, cuda="dropout:triton_drop_elements", beside=(torch.int64,))

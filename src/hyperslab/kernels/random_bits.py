@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from hyperslab.geometry import Box
-from hyperslab.util.capture import refuse_capture
+from hyperslab.util.capture import beside_capture, refuse_capture
+from hyperslab.util.torch_internals import graph_task
 
 _GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
 _MIX_64 = (-4658895280553007687, -7723592293110705685)  # Steele et al. 2014, SplitMix64
 _MIX_32 = (0x7FEB352D, -2073254261)  # Wellons 2018, "lowbias32"
 
 
-def draw_seed() -> int:
+def draw_seed(device: torch.device) -> torch.Tensor:
     """Draws a seed by the CPU's generator, which is in the same state on all ranks.
 
+    It is a number on ``device``: one of `hyperslab.graphed` gets another value at each replay.
+
     Raises:
-        UnsupportedOp: a CUDA graph is being captured, whose replays would all have this seed.
+        UnsupportedOp: another CUDA graph is being captured, whose replays would all have this seed;
+            or a backward pass repeats a forward pass in it, and would draw other numbers.
     """
-    refuse_capture(
-        "the seed of a random operator (dropout, say) on a volume",
-        "run this step eagerly, or capture a network in evaluation mode or with a dropout of 0",
-    )
+    beside = beside_capture("the seed of a random operator (dropout, say) on a volume")
+    if beside is None:
+        return torch.full((), _draw(), device=device)
+    if graph_task() != -1:
+        refuse_capture(
+            "a random operator that a backward pass computes again (activation checkpointing)",
+            "leave dropout out of what is recomputed, or run this step eagerly",
+        )
+    beside.seeds.append(torch.empty((), dtype=torch.int64, device=device))
+    return beside.seeds[-1]
+
+
+def fill_seeds(seeds: Iterable[torch.Tensor]) -> None:
+    """Draws the seeds of a captured step as `draw_seed` does in an eager one."""
+    for seed in seeds:
+        seed.fill_(_draw())
+
+
+def _draw() -> int:
     return int(torch.randint(2**62, ()).item())
 
 
-def uniform_bits(shape: Sequence[int], box: Box, seed: int, device: torch.device) -> torch.Tensor:
+def uniform_bits(
+    shape: Sequence[int], box: Box, seed: torch.Tensor | int, device: torch.device
+) -> torch.Tensor:
     """Draws integers evenly distributed in [0, 2**31), one for every element of ``box``.
 
     Element ``i`` of a tensor of the global ``shape`` gets the same number whatever the box. Outer

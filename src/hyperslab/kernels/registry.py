@@ -96,6 +96,7 @@ class KernelOperator:
     meta: Callable[..., Any] | None = None
     writes: tuple[str, ...] = ()  # the arguments that are changed
     doubles: bool = False  # the Triton version takes numbers of float64, too
+    beside: tuple[torch.dtype, ...] = ()  # further types that it takes behind the first operand
 
     @cached_property
     def name(self) -> str:
@@ -158,8 +159,9 @@ class KernelOperator:
         """Runs the Triton version where it knows the dtypes, else the reference."""
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
-        known = {*TRITON_DTYPES, torch.uint8, torch.float64 if self.doubles else torch.uint8}
-        if not {block.dtype, *types} <= known or not triton_runs() or self._is_forced():
+        usual = {*TRITON_DTYPES, torch.uint8, torch.float64 if self.doubles else torch.uint8}
+        known = block.dtype in usual and types <= {*usual, *self.beside}
+        if not known or not triton_runs() or self._is_forced():
             return self.reference(block, *rest)
         with torch.cuda.device(block.device):  # Triton starts its kernels on the current one
             return self.triton(block, *rest)

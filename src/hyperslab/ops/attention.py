@@ -72,7 +72,7 @@ class Scheme:
         causal: whether query i sees the keys up to i alone.
         scale: the factor of the scores.
         dropout: the probability with which a weight is dropped.
-        seed: of that.
+        seed: of that, on the device; None without dropout.
     """
 
     grid: Grid
@@ -83,7 +83,7 @@ class Scheme:
     causal: bool
     scale: float
     dropout: float
-    seed: int
+    seed: torch.Tensor | None
 
     @property
     def place(self) -> int:
@@ -161,6 +161,7 @@ class Scheme:
         )
         # A dim of 1 between queries and keys: the innermost two may have 2^31 elements at most.
         shape = (*self.shape[:-1], 1, self.shape[-1])
+        assert self.seed is not None
         bits = uniform_bits(shape, box, self.seed, like.device).squeeze(-2)
         return (bits >= least_kept(self.dropout)).to(like.dtype).mul_(scale_of(self.dropout))
 
@@ -476,10 +477,10 @@ def _attend_over_blocks(
     q, k, v = (block.expand(*lead, *block.shape[first:]) for block in blocks)
     shape = (*(extents[label] for label in output[:-1]), extents["key"])
     of_scores = Partition(shape, (*(cuts.get(label) for label in output[:-1]), None))
-    seed = 0
+    seed = None
     if dropout:
         check_random_state(like)
-        seed = draw_seed()
+        seed = draw_seed(q.device)
     box = of_scores.box(grid.coords)
     scheme = Scheme(grid, shape, box, keys, travels, causal, scale, dropout, seed)
     with torch.autocast(q.device.type, enabled=False):

@@ -47,7 +47,7 @@ from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.attributes import lies_as_whole
 from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
-from hyperslab.util.capture import refuse_capture
+from hyperslab.util.capture import do_beside
 from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, keep_known
 
@@ -582,7 +582,7 @@ def dropout_volume(x: Sharded, p: float, inplace: bool) -> Sharded:
     """
     check_random_state(x)
     if device_kind(x) == "cuda" and not inplace:
-        given = ([*x.partition.shape], [*x.box.lo], draw_seed(), p)
+        given = ([*x.partition.shape], [*x.box.lo], draw_seed(x.device), p)
 
         def drop(block: torch.Tensor) -> torch.Tensor:
             return torch.ops.hyperslab.drop_elements(block, *given)
@@ -612,18 +612,17 @@ def check_random_state(x: Sharded) -> None:
 
     Raises:
         CommError: the ranks' random states differ.
-        UnsupportedOp: a CUDA graph is being captured.
+        UnsupportedOp: a CUDA graph is being captured, and not by `hyperslab.graphed`.
     """
-    grid = x.grid
-    if grid.size == 1:
-        return
-    refuse_capture(
-        "a look at the ranks' random states",
-        "run this step eagerly, or capture a network that draws no random numbers",
-    )
+    if x.grid.size > 1:
+        look = partial(_look_at_random_state, x.grid, x.device)
+        do_beside(look, "a look at the ranks' random states")
+
+
+def _look_at_random_state(grid: Grid, device: torch.device) -> None:
     if next(_random_calls(grid)) % CHECK_EVERY != 0:
         return
-    state = torch.get_rng_state() if x.device.type == "cpu" else torch.cuda.get_rng_state(x.device)
+    state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
     if not grid.same_on_all(zlib.crc32(state.numpy().tobytes())):
         raise CommError(
             "the ranks' random states differ, so they would not drop the same elements\n"
@@ -804,7 +803,7 @@ def _normal(x: Sharded, like: torch.Tensor) -> torch.Tensor:
 
 def _random_bits(x: Sharded, device: torch.device) -> torch.Tensor:
     """Hashes a drawn seed and each element's global index to 31 bits."""
-    return uniform_bits(x.partition.shape, x.box, draw_seed(), device)
+    return uniform_bits(x.partition.shape, x.box, draw_seed(device), device)
 
 
 def drawn_whole(x: Sharded) -> bool:

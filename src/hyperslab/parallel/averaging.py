@@ -33,6 +33,7 @@ from hyperslab.comm import (
 from hyperslab.comm.agreement import keeping_contact
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.capture import refuse_capture
 from hyperslab.util.torch_internals import at_end_of_backward, version_of
 
 Gradients = Literal["exact", "bf16"]
@@ -362,6 +363,10 @@ class BucketedGradients(Averaging):
             for parameter in frozen:
                 parameter.requires_grad_(False)
         if self.grid.data > 1 and without:  # the ranks of a replica run the same program
+            refuse_capture(
+                "the question which parameters the losses of other replicas used",
+                "run this step eagerly, or freeze the parameters that no loss uses",
+            )
             used = torch.stack([_was_used(p.grad) for p in without if p.grad is not None])
             without = [p for p, other in zip(without, used.tolist(), strict=True) if not other]
         for parameter in without:

@@ -17,6 +17,7 @@ import struct
 import weakref
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -34,6 +35,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import average_gradient
 from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
+from hyperslab.util.capture import do_beside
 from hyperslab.util.torch_internals import tree_leaves
 
 DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
@@ -131,6 +133,9 @@ class EqualParameters:
         cut = any(type(value) is Sharded for value in args)
         if not cut and not any(isinstance(value, Sharded) for value in tree_leaves((args, kwargs))):
             return
+        do_beside(self._look, "the comparison of parameters")
+
+    def _look(self) -> None:
         self._read()
         self.forwards += 1
         if self.forwards & (self.forwards - 1):
@@ -206,14 +211,17 @@ class EqualLosses:
         grid = self._grid()
         if grid is None or not grid.has_values:
             return
-        self._read(grid)
-        self.passes += 1
-        if self.passes & (self.passes - 1):
-            return
         ordinary = [y for y in outputs if type(y) is torch.Tensor]  # torch takes graph edges, too
         losses = [
             y.detach().reshape(()) for y in ordinary if y.numel() == 1 and y.is_floating_point()
         ]
+        do_beside(partial(self._look, grid, losses), "the comparison of losses")
+
+    def _look(self, grid: Grid, losses: Sequence[torch.Tensor]) -> None:
+        self._read(grid)
+        self.passes += 1
+        if self.passes & (self.passes - 1):
+            return
         self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
         total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
         bits = total.view(torch.int64)
@@ -312,7 +320,12 @@ class OrdinaryInputs:
                     'hyperslab.parallelize(module, grid, ordinary_inputs="trust")'
                 )
 
-        on_host, on_device = digest_of_all(ordinary, self.grid.device)
-        numbers = [zlib.crc32(forms.encode()), on_host]
-        rows = AllGatheredInts(self.grid, numbers, on_device, "the comparison of ordinary inputs")
-        comparisons_of(self.grid).add(rows, (name, forms), judge)
+        what = "the comparison of ordinary inputs"
+
+        def compare() -> None:
+            on_host, on_device = digest_of_all(ordinary, self.grid.device)
+            numbers = [zlib.crc32(forms.encode()), on_host]
+            rows = AllGatheredInts(self.grid, numbers, on_device, what)
+            comparisons_of(self.grid).add(rows, (name, forms), judge)
+
+        do_beside(compare, what)

@@ -30,7 +30,7 @@ from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs, equal_losses
 from hyperslab.tensor import Sharded, boxes, gather, scatter, shard
 from hyperslab.tensor.dispatch import watched_gradients
-from hyperslab.util.capture import refuse_capture
+from hyperslab.util.capture import beside_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
     EagerReason,
@@ -317,6 +317,8 @@ class GuardedForward(functools.partial[Any]):
     ``__call__`` written in Python.)
     """
 
+    guard: Guard | None
+
     def __new__(cls, forward: Callable[..., Any], guard: Guard | None = None) -> GuardedForward:
         def run(*args: Any, **kwargs: Any) -> Any:
             if asks_for_one_graph():
@@ -327,13 +329,18 @@ class GuardedForward(functools.partial[Any]):
                     guard.begun = True
                     replace_sync_batch_norm(guard.module)
                 if torch.is_grad_enabled():
-                    _refuse_capture_of_training(guard.module)
+                    beside_capture(
+                        f"what guards a training forward of {type(guard.module).__name__}, "
+                        "parallelised over several ranks, with comparisons of parameters and inputs"
+                    )
                     if not guard.gradients_arrive():
                         guard.begin(args, kwargs)
             with torch.compiler.set_stance("force_eager"):  # for compiled parts of it
                 return _force_outputs(forward(*args, **kwargs))
 
-        return super().__new__(cls, run_eagerly(run))
+        made = super().__new__(cls, run_eagerly(run))
+        made.guard = guard
+        return made
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise _no_copy()
@@ -393,19 +400,6 @@ def _refuse_tracing(module: object) -> None:
             "same class that is not parallelised, after load_state_dict(net.state_dict()): the "
             "keys and the weights are those of the serial network"
         )
-
-
-def _refuse_capture_of_training(module: object) -> None:
-    """
-    Raises:
-        UnsupportedOp: a CUDA graph is being captured, whose replays would leave out what the guard
-            does around each forward and backward pass.
-    """
-    refuse_capture(
-        f"a training forward of {type(module).__name__}, parallelised over several ranks, with its "
-        "comparisons of parameters and inputs,",
-        "train eagerly; under torch.no_grad() a network without random operators can be captured",
-    )
 
 
 def _force_outputs(outputs: Any) -> Any:

@@ -21,6 +21,7 @@ from torch import nn
 from hyperslab.comm import Grid
 from hyperslab.errors import HyperslabError, LayoutError
 from hyperslab.tensor import Sharded
+from hyperslab.util.capture import refuse_capture
 from hyperslab.util.free_memory import FreedMemory
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
@@ -129,6 +130,10 @@ class HostMemory:
     """Holds tensors of a GPU in page-locked memory; the copies are in the order of its stream."""
 
     def move(self, tensor: torch.Tensor) -> Load:
+        refuse_capture(
+            'memory="offload", in memory of the host that is somebody else\'s at the next replay,',
+            'use memory="tile" or "recompute", or run this step eagerly',
+        )
         copy = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
         )

@@ -27,6 +27,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.box import Interval
 from hyperslab.tensor.sharded import Sharded
+from hyperslab.util.capture import do_beside
 
 DIGEST_CHUNK = 1 << 22  # numbers of a tensor on a device that are looked at at once
 _POSITIVE = (1 << 63) - 1
@@ -317,6 +318,7 @@ _DTYPES = {
 }
 
 
+_COMPARISON = "the comparison of the ranks' samples"
 _SAME_SAMPLE_REMEDY = (
     "    let one rank hand its tensor out: hyperslab.scatter(x, grid)\n"
     "    or give all ranks of a replica the same samples: the same seeds for NumPy, Python and "
@@ -335,6 +337,11 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
     if not grid.has_values or grid.size == 1:
         check_spec(form)
         return
+    do_beside(functools.partial(_compare_samples, tensor, form, grid), _COMPARISON)
+    check_spec(form)
+
+
+def _compare_samples(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
     samples = torch.zeros(())
     if form.can_be_cut:
         lo, hi = form.samples(grid.coords["data"], grid)
@@ -358,7 +365,6 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
         sharers.setdefault(key, []).append(rank)
     judge = functools.partial(compare_statements, sharers=[*sharers.values()])
     comparisons_of(grid).add(rows, form, judge)
-    check_spec(form)
 
 
 def _gather_statements(
@@ -372,7 +378,7 @@ def _gather_statements(
         numbers.append(digest_in_memory(samples, order or ()))
     else:
         last = digest_on_device(samples)
-    return AllGatheredInts(grid, numbers, last, "the comparison of the ranks' samples")
+    return AllGatheredInts(grid, numbers, last, _COMPARISON)
 
 
 def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:

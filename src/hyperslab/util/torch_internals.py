@@ -74,9 +74,11 @@ class BlockFunction(torch.autograd.Function):
     apply: Any = vars(torch._C._FunctionBase).get("apply", vars(torch.autograd.Function)["apply"])
 
 
+tree_flatten = _pytree.tree_flatten
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
 tree_map_only = _pytree.tree_map_only
+tree_unflatten = _pytree.tree_unflatten
 """Walk nested arguments as torch does, users' registered containers included."""
 
 

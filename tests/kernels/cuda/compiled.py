@@ -69,7 +69,7 @@ def run_all() -> None:
     _, shared = kernels["parameter_gradients"](sums[:2, None], norm, moments, 1)
     kernels["through_statistics"](shared, norm, moments, 64, 1)
     kernels["reorder"](x, False, torch.float32)
-    kernels["drop_elements"](x, x.shape, [0] * 5, 2**61, 0.5)
+    kernels["drop_elements"](x, x.shape, [0] * 5, torch.tensor(2**61), 0.5)
     boxes = plan_of(0).boxes_sent
     block = torch.zeros(boxes.own.shape, dtype=torch.bfloat16)
     pieces = boxes.pack(block)

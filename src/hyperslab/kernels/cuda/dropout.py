@@ -120,7 +120,7 @@ def _drop(  # type: ignore[no-untyped-def]
     outer = a0.to(tl.int64) * O0 + a1.to(tl.int64) * O1 + a2.to(tl.int64) * O2
     outer += a3.to(tl.int64) * O3 + a4.to(tl.int64) * O4 + begin_outer
 
-    key = outer.to(tl.uint64) * GOLDEN + seed
+    key = outer.to(tl.uint64) * GOLDEN + tl.load(seed).to(tl.uint64)
     key = (key ^ (key >> 30)) * FIRST_64  # Steele et al. 2014, SplitMix64
     key = (key ^ (key >> 27)) * SECOND_64
     key = key ^ (key >> 31)
