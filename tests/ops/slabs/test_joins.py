@@ -122,7 +122,7 @@ REPLICAS = {"data": 2, "height": 2}
 
 @pytest.mark.parametrize("axes", in_gate([{"depth": 2}, REPLICAS], kept=[REPLICAS]), ids=str)
 def test_a_unet_on_a_grid(axes: dict[str, int]) -> None:
-    assert max(run_ranks(2 * len(axes), unets, axes, (2, 2, 20, 24, 17))) < 1e-4
+    assert max(run_ranks(2 * len(axes), unets, axes, (2, 2, 12, 16, 9))) < 1e-4
 
 
 @pytest.mark.parametrize("memory", ["tile", "recompute"])
@@ -130,7 +130,7 @@ def test_neither_the_joined_channels_nor_the_upsampled_ones_ever_exist(memory: M
     """Neither forward nor backward: the widest tensor is half of the map at full resolution."""
     torch.manual_seed(0)
     model = UNet3D(1, 2, channels=4, levels=1)
-    x = torch.randn(1, 1, 32, 12, 12)
+    x = torch.randn(1, 1, 16, 12, 12)
     voxels = x[0, 0].numel()
     with slabs_of(1):
         hs.parallelize(model, hs.Grid(), memory=memory)

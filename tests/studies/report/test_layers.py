@@ -26,6 +26,7 @@ def write_layers(run: Path, steps: list[int]) -> Path:
     return run / "layers.csv"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_shows_them_where_they_were_recorded(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=2, wanted=2)
     assert "Share of energy common" not in write_report(run).read_text()
@@ -39,6 +40,7 @@ def test_the_page_shows_them_where_they_were_recorded(tmp_path: Path) -> None:
         assert (run / "report-figures" / f"{figure}.png").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_network_that_has_other_layers_than_before(tmp_path: Path) -> None:
     run = fake_run(tmp_path, epochs=2, wanted=2)
     path = write_layers(run, [1, 3])

@@ -258,6 +258,7 @@ def test_volumes_of_one_name_and_other_truths_are_not_compared(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
     """The recipe has the last values alone."""
     run = fake_run(tmp_path, epochs=3, wanted=3)

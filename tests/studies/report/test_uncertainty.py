@@ -43,8 +43,9 @@ def uncertain_run(folder: Path, *, width: float = 1.0, parts: int = 1) -> Path:
 
 def test_a_page_has_bars_coverage_and_ranks(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = uncertain_run(tmp_path)
-    page = write_report(run).read_text()
+    assert uncertainty_blocks(read_run(run)), "drawn"
     request.getfixturevalue("undrawn")
+    page = write_report(run).read_text()
     plain = write_report(fake_run(tmp_path / "plain")).read_text()
     assert page.count("<figure>") == plain.count("<figure>") + 1 + len(NAMES)
     for words in ("Coverage of predicted intervals", "Bars: the predicted standard", "underconf"):

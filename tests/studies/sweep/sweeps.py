@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ TIMES = ("seconds", "total_seconds")
 def write_sweep(folder: Path, **keys: Any) -> Path:
     """Two variants, two rates, two seeds: four runs that choose and four at the best rates."""
     recipe = {
-        "model": {"variant": "lbann", "batch_norm": True},
+        "model": keys.pop("model", {"variant": "lbann", "batch_norm": True}),
         "data": {"synthetic": {"width": 16, "samples": 20}, "batch_size": 4},
         "optimizer": {"eps": 1e-3, "schedule": {"epochs": 2}},
         "epochs": 3,
@@ -79,11 +78,11 @@ def launch_here(
             raise AssertionError(words)
 
 
-def sweep_here(path: Path, *overrides: str, at_once: int = 1, narrow: bool = True) -> SweepState:
-    """Run a sweep in this process, by default with a narrow network; its runs take turns."""
+def sweep_here(path: Path, *overrides: str, at_once: int = 1) -> SweepState:
+    """Run a sweep in this process, with a narrow network; its runs take turns."""
     sweep = load_sweep(path, overrides)
     ways = [partial(do_run, start=launch_here)] * at_once
-    with narrow_network() if narrow else nullcontext():
+    with narrow_network():
         return run_sweep(sweep, 1, SweepProgress(sweep), ways)
 
 

@@ -327,6 +327,7 @@ def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_pa
     """Each on a rank of its own; SIGTERM comes when two are under way. One is halved later."""
     keys: dict[str, Any] = {"variants": {"plain": {"epochs": 6, "checkpoint.every": 6}}}
     keys |= {"seeds": [0], "choose": {"epochs": 1, "halve": 4}}
+    keys["model"] = {"name": "multiscale", "channels": [2, 4]}  # a command's cannot be narrowed
     path = write_sweep(tmp_path / "killed", **keys)
     command = [sys.executable, "-m", "hyperslab", "sweep", str(path), "--at-once", "2"]
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -349,7 +350,7 @@ def test_runs_at_once_are_stopped_together_and_end_as_one_after_the_other(tmp_pa
             pass  # nobody works there any more
     again = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
     assert again.returncode == 0, again.stderr
-    sweep_here(write_sweep(tmp_path / "plain", **keys), narrow=False)
+    sweep_here(write_sweep(tmp_path / "plain", **keys))
     out, plain = path.parent / "out", tmp_path / "plain" / "out"
     assert without_plan(table_of(out)) == without_plan(table_of(plain))
     assert "plain, rate 0.001, seed 0, choosing" in again.stdout, "planned and taken times"
