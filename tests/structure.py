@@ -5,10 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "hyperslab"
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a file, which several tests look at: to parse them all takes a second."""
+    return ast.parse(text)
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:
@@ -34,7 +40,7 @@ class Tree:
         for path in sorted(self.root.rglob("*.py")):
             parts = [self.root.name, *path.relative_to(self.root).with_suffix("").parts]
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = ast.parse(path.read_text())
+            found[name] = parsed(path.read_text())
         return found
 
     @cached_property

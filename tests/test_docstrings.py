@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.structure import SOURCE
+from tests.structure import SOURCE, parsed
 
 NOT_FIRST = set("Of What Whether Where Those As From By Who So Such".split())
 
@@ -90,7 +90,7 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str, bool]]:
 def offences(text: str) -> list[str]:
     """First lines that begin with one of `NOT_FIRST`, or, but for those of values, have no verb."""
     found = []
-    for line, words, needs_verb in docstrings(ast.parse(text)):
+    for line, words, needs_verb in docstrings(parsed(text)):
         first = re.split(r"\W", words.lstrip("`*"), maxsplit=1)[0]
         prose = re.sub(r"``.*?``|`.*?`", "", words, flags=re.S).lower()
         has_verb = first in VERBS_IF_FIRST or not VERBS.isdisjoint(re.findall(r"[a-z]+", prose))

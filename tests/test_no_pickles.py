@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "hyperslab"
+from tests.structure import SOURCE, parsed
 
 MODULES = {
     "pickle",
@@ -130,7 +130,7 @@ def test_the_source_unpickles_no_file() -> None:
         (name, use)
         for name, text in texts.items()
         if WORDS.search(text)
-        for use in found_in(ast.parse(text))
+        for use in found_in(parsed(text))
     }
     assert found - ALLOWED.keys() == set()
     assert ALLOWED.keys() - found == set(), "not used any more"

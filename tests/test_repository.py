@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from hyperslab.tensor import RULES
+from tests.structure import parsed
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("src", "tests", "docs", "benchmarks", "recipes", "examples")
@@ -73,7 +74,7 @@ def name_of(path: Path) -> str:
 
 def imports(path: Path) -> Iterator[str]:
     """Top-level packages that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hyperslab.util import torch_internals
+from tests.structure import parsed
 
 ROOT = Path(__file__).parent.parent / "src" / "hyperslab"
 ALLOWED = ROOT / "util" / "torch_internals.py"
@@ -35,7 +36,7 @@ def is_private(name: str) -> bool:
 
 def private_names(text: str) -> Iterator[str]:
     """What a module takes of private torch: imports, attributes, names in strings."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     of_torch = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hyperslab.formats.convert.scans import convert_scans
 from hyperslab.formats.nifti.source import find_pairs
@@ -40,6 +41,7 @@ def demo(folder: Path) -> float:
     return result.scores["liver"]["dice"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_from_phantoms_to_masks_that_lie_where_they_do(tmp_path: Path) -> None:
     nifti = tmp_path / "phantoms" / "nifti"
     make_phantoms(nifti, COUNT, slices=16, width=16)

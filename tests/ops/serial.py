@@ -32,6 +32,7 @@ SHARES = {1: 7, 6: 3, 8: 4}
 """By what the number of examples on so many ranks is divided in the gate."""
 
 TOGETHER = 14  # examples that are drawn at a time
+FEW = 2  # such draws, of which the first has the simplest examples alone
 AXES = ("data", "depth", "height", "width")
 
 
@@ -59,10 +60,20 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
     long as drawing it: of three times as many these are the ones that cover most. Many are drawn at
     a time, which takes half as long and makes them more different.
     """
+    examples = some_of(strategy, FEW)
+    if isinstance(examples[0], Example) and settings.default.derandomize:  # the gate's profile
+        count //= SHARES.get(math.prod(examples[0].grid.values()), 1)
+    if 3 * count > FEW * TOGETHER:
+        examples = some_of(strategy, math.ceil(3 * count / TOGETHER))
+    return covering(examples, count)
+
+
+def some_of(strategy: st.SearchStrategy[Any], times: int) -> list[Any]:
+    """The different ones among so many times `TOGETHER` examples."""
     found: dict[str, Any] = {}
 
     @settings(
-        max_examples=math.ceil(3 * count / TOGETHER),
+        max_examples=times,
         derandomize=True,
         database=None,
         deadline=None,
@@ -74,10 +85,7 @@ def draw_examples(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
         found.update((repr(example), example) for example in examples)
 
     collect()
-    examples = list(found.values())
-    if isinstance(examples[0], Example) and settings.default.derandomize:  # the gate's profile
-        count //= SHARES.get(math.prod(examples[0].grid.values()), 1)
-    return covering(examples, count)
+    return list(found.values())
 
 
 def covering(examples: list[Any], count: int) -> list[Any]:

@@ -19,6 +19,7 @@ from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import lock_run
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 from tests.train.universes import losses, run, write_recipe
 
 TOLERANCE = 1e-4
@@ -119,7 +120,7 @@ GRIDS = [
 
 @pytest.mark.parametrize(
     ("first", "grid", "second", "other"),
-    GRIDS,
+    in_gate(GRIDS, kept=GRIDS[1:]),
     ids=lambda v: "-".join(v) if v and isinstance(v, list) else None,
 )
 def test_gone_on_with_on_another_grid(

@@ -85,6 +85,7 @@ def test_a_run_goes_on(tmp_path: Path, serial: Path) -> None:
     assert losses(tmp_path / "run") == pytest.approx(losses(serial))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_it_is_evaluated_and_reported(serial: Path) -> None:
     with narrow_network():
         result = evaluate(serial)
@@ -95,6 +96,7 @@ def test_it_is_evaluated_and_reported(serial: Path) -> None:
     assert "<dd>synthetic</dd>" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_classes(tmp_path: Path) -> None:
     run_ranks(2, run, write(tmp_path / "run.yaml", CLASSES), "grid.depth=2")
     result = evaluate(tmp_path / "run", overrides=["grid.depth=1"])

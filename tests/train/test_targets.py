@@ -65,6 +65,7 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scans(tmp_path_factory.mktemp("scans") / "d", 13, shape=(16, 16, 16))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_monai_is_trained_gone_on_with_on_another_grid_evaluated_and_reported(
     tmp_path: Path, scans: Path
 ) -> None:
@@ -82,9 +83,10 @@ def test_monai_is_trained_gone_on_with_on_another_grid_evaluated_and_reported(
         ]
         assert all(b == pytest.approx(a, rel=1e-4) for a, b in pairs), name
     first = segresnet(tmp_path / "moved.yaml", scans)
-    run_ranks(2, run, first, "grid.width=2", "epochs=2")
-    run(first, "optimizer.schedule.T_max=3", resume=True)
-    assert losses(tmp_path / "moved")[:4] == pytest.approx(losses(tmp_path / "whole")[:4], rel=1e-4)
+    run_ranks(2, run, first, "grid.width=2", "epochs=1", "optimizer.schedule.T_max=3")
+    run(first, "epochs=2", "optimizer.schedule.T_max=3", resume=True)
+    first_two = losses(tmp_path / "whole")[:-3]
+    assert losses(tmp_path / "moved") == pytest.approx(first_two, rel=1e-4)
     scores = evaluate(tmp_path / "whole").facts
     assert set(scores["metrics"]) == {"ce", "tversky"}
     assert "SegResNet" in write_report(tmp_path / "whole").read_text()
@@ -168,6 +170,7 @@ def test_a_source_of_ones_own_is_trained_on(tmp_path: Path) -> None:
     assert set(evaluate(tmp_path / "run").errors) == {"y0"}  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_a_stranger_calls_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither evaluating nor going on calls what is of another kind in a run's own recipe."""
     values = {

@@ -16,6 +16,7 @@ from hyperslab.comm.exchange import fetch
 from tests.ops.convolution import test_conv, test_conv_transpose
 from tests.ops.serial import RANKS, Example, average, compare, distance, draw_examples
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 COVERS = {"autograd": {"grad"}}
 
@@ -163,8 +164,10 @@ def step(axes: dict[str, int] | None, penalty: Callable[..., Any]) -> list[torch
     return [loss.detach(), *(p.grad for p in critic.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda p: p.__name__)
-@pytest.mark.parametrize("axes", [{"depth": 4}, {"data": 2, "width": 2}, {"depth": 2, "height": 2}])
+PENALISED = [{"depth": 4}, {"data": 2, "width": 2}, {"depth": 2, "height": 2}]
+
+
+@pytest.mark.parametrize(("axes", "penalty"), by_rotation(PENALISED, PENALTIES))
 def test_a_gradient_penalty_is_the_serial_one(
     axes: dict[str, int], penalty: Callable[..., Any]
 ) -> None:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 COVERS = {"autograd": {"register_hook"}}
 
@@ -100,8 +101,7 @@ def compare_hooks(kind: str, recomputed: bool | None, axes: dict[str, int]) -> N
     assert any(name.startswith("seen") for name in serial)
 
 
-@pytest.mark.parametrize("recomputed", [None, False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "recomputed"), by_rotation(KINDS, [None, False, True]))
 def test_hooks_see_serial_gradients(kind: str, recomputed: bool | None) -> None:
     for ranks, grids in GRIDS.items():
         for axes in grids:

@@ -15,6 +15,7 @@ import hyperslab as hs
 from hyperslab.ops import convolution, filter_parallel
 from hyperslab.ops.filter_parallel import filter_share
 from tests.ranks import run_ranks
+from tests.selection import by_rotation
 
 GRIDS = [
     {"depth": 2},
@@ -100,8 +101,7 @@ def train(extents: dict[str, int], kernels: str, steps: int) -> list[torch.Tenso
     return found
 
 
-@pytest.mark.parametrize("kernels", ["fixed", "torch"])
-@pytest.mark.parametrize("extents", GRIDS, ids=str)
+@pytest.mark.parametrize(("extents", "kernels"), by_rotation(GRIDS, ["fixed", "torch"]), ids=str)
 def test_results_are_the_serial_ones_and_alike_on_all_ranks(
     extents: dict[str, int], kernels: str
 ) -> None:
