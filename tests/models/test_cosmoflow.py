@@ -175,6 +175,8 @@ def test_it_learns_two_volumes_by_heart() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if loss < 0.025:
+            break
     assert loss < 0.025
 
 

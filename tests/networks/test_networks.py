@@ -15,8 +15,8 @@ from tests.ranks import run_ranks
 from tests.selection import in_gate
 
 GRIDS = {  # and how many steps: what one leaves for the next is looked at on one of them
-    "2": ({"depth": 2}, 1),
-    "2x2": ({"depth": 2, "height": 2}, 2),
+    "2": ({"depth": 2}, 2),
+    "2x2": ({"depth": 2, "height": 2}, 1),
     "2x2x2": ({"depth": 2, "height": 2, "width": 2}, 1),
 }
 IN_FLOAT32 = ["UNet", "SegResNet", "AttentionUnet", "DenseNet", "EfficientNet"]
