@@ -343,7 +343,7 @@ def test_words_of_hdf5_that_stand_for_gigabytes(tmp_path: Path) -> None:
         (tmp_path / where).mkdir()
         words_of_gigabytes(tmp_path / where / "a.hdf5", where)
     command = [sys.executable, "-c", OPENS, *(str(tmp_path / where) for where in WORDS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for where, said in zip(WORDS, done.stdout.splitlines(), strict=True):
         assert re.search(rf"{where}/a\.hdf5: .* strings of variable", said), done.stdout

@@ -102,7 +102,7 @@ def test_many_steps_of_cosmoflow(kind: str) -> None:
     check("2 in replicas", MANY, 8, kind)
 
 
-IN_GATE = [("2", "float32"), ("2x2x2", "float64"), ("2x2 in replicas", "float32")]
+IN_GATE = [("2", "float32"), ("2x2x2", "float64")]
 """Of the other grids `networks` and the many steps above have some."""
 
 

@@ -64,7 +64,7 @@ SKIPPING = [
     for way in itertools.product(("direct", "store", "sample"), (1, 2))
     for grid in ("data", "width", "data width")
 ]
-IN_TURN = [("direct", 1, "width"), ("store", 2, "data width"), ("sample", 1, "data")]
+IN_TURN = [("direct", 1, "width"), ("store", 2, "data width")]
 
 
 @pytest.mark.parametrize(("mode", "accumulate", "cut"), in_gate(SKIPPING, kept=IN_TURN))

@@ -14,7 +14,6 @@ from hyperslab.studies.sweep.budget import forecast_sweep, forecast_table
 from hyperslab.studies.sweep.results import RunResult, rates_table
 from hyperslab.studies.sweep.run import RunSteps, SweepProgress, SweepState, run_sweep
 from hyperslab.studies.sweep.schema import SweepRun, load_sweep
-from tests.selection import in_gate
 from tests.studies.sweep.sweeps import killed_sweep, sweep_here, table_of, way, write_sweep
 
 pytestmark = pytest.mark.usefixtures("forked")
@@ -105,7 +104,8 @@ def test_a_dry_run_afterwards_finds_nothing_to_do(done: Path) -> None:
     assert rows[-1][-1] == "0.00 s"
 
 
-@pytest.mark.parametrize("at_once", in_gate([1, 3], kept=[3]))
+@pytest.mark.long
+@pytest.mark.parametrize("at_once", [1, 3])
 def test_killed_at_random_moments_it_ends_with_the_same_table(
     done: Path, tmp_path: Path, at_once: int
 ) -> None:

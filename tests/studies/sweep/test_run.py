@@ -362,6 +362,7 @@ def without_plan(table: Any) -> Any:
     return {key: value for key, value in table.items() if key != "predicted_for"}
 
 
+@pytest.mark.long
 def test_the_table_does_not_depend_on_how_many_runs_go_at_once(done: Path, tmp_path: Path) -> None:
     sweep_here(write_sweep(tmp_path), at_once=3)
     assert table_of(tmp_path / "out") == table_of(done.parent / "out")

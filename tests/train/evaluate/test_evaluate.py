@@ -330,7 +330,12 @@ def on_ranks(run: Path, overrides: tuple[str, ...]) -> tuple[np.ndarray, dict[st
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("grid.data=2",), ("grid.data=2", "grid.width=2"), ("grid.data=3", "data.batch_size=5")],
+    [
+        (),
+        pytest.param(("grid.data=2",), marks=pytest.mark.long),
+        ("grid.data=2", "grid.width=2"),
+        pytest.param(("grid.data=3", "data.batch_size=5"), marks=pytest.mark.long),
+    ],
     ids=["depth=2", "data=2", "data=2,width=2", "data=3"],
 )
 def test_the_same_on_every_grid(

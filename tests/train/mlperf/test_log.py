@@ -95,31 +95,37 @@ def compliant(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[bool, str
     return good, caplog.text
 
 
+@pytest.fixture(scope="module")
+def learnt(records: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A serial run; the targets lie within 0.1 of 0, which a network learns in a few epochs."""
+    folder = tmp_path_factory.mktemp("learnt")
+    run(records, folder, **LEARNS)
+    return folder
+
+
 def test_the_benchmarks_own_checker_accepts_a_run_that_reaches_the_target(
-    records: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    learnt: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The targets here lie within 0.1 of 0, which a network learns in a few epochs."""
-    run(records, tmp_path, **LEARNS)
-    good, why = compliant(tmp_path, caplog)
+    good, why = compliant(learnt, caplog)
     assert good, why
-    errors = [row["value"] for row in lines(tmp_path) if row["key"] == "eval_error"]
+    errors = [row["value"] for row in lines(learnt) if row["key"] == "eval_error"]
     assert errors[-1] <= 0.124 < min(errors[:-1], default=1)
-    keys = keys_of(tmp_path)
+    keys = keys_of(learnt)
     assert keys[:2] == ["cache_clear", "init_start"]
     assert keys.index("init_stop") < keys.index("run_start") < keys.index("train_samples")
     order = ["epoch_start", "eval_start", "eval_stop", "eval_error", "epoch_stop"]
     assert [key for key in keys if key in order] == order * len(errors)
     assert keys[-1] == "run_stop"
-    assert value(tmp_path, "train_samples") == COUNTS["train"]
-    assert value(tmp_path, "eval_samples") == COUNTS["validation"]
-    assert value(tmp_path, "global_batch_size") == 2
-    assert value(tmp_path, "opt_name") == "sgd"
-    assert value(tmp_path, "opt_learning_rate_decay_boundary_epochs") == [32, 64]
-    assert value(tmp_path, "dropout") == 0
-    (stop,) = [row for row in lines(tmp_path) if row["key"] == "run_stop"]
+    assert value(learnt, "train_samples") == COUNTS["train"]
+    assert value(learnt, "eval_samples") == COUNTS["validation"]
+    assert value(learnt, "global_batch_size") == 2
+    assert value(learnt, "opt_name") == "sgd"
+    assert value(learnt, "opt_learning_rate_decay_boundary_epochs") == [32, 64]
+    assert value(learnt, "dropout") == 0
+    (stop,) = [row for row in lines(learnt) if row["key"] == "run_stop"]
     assert stop["metadata"]["status"] == "success"
-    assert len(losses(tmp_path)) == 3 * len(errors) < 3 * LEARNS["epochs"]  # it ended there
-    times = [row["time_ms"] for row in lines(tmp_path)]
+    assert len(losses(learnt)) == 3 * len(errors) < 3 * LEARNS["epochs"]  # it ended there
+    times = [row["time_ms"] for row in lines(learnt)]
     assert times == sorted(times)
 
 
@@ -141,17 +147,16 @@ def test_the_logged_error_is_that_of_the_evaluation(records: Path, tmp_path: Pat
     assert value(tmp_path, "eval_error") == pytest.approx(expected, rel=1e-5)
 
 
-def test_on_ranks_one_of_them_writes(records: Path, tmp_path: Path) -> None:
+def test_on_ranks_one_of_them_writes(records: Path, learnt: Path, tmp_path: Path) -> None:
     """And all of them stop, with what they have read ahead for the next epoch."""
     grid = {"grid.data": 2, "grid.depth": 2}
     run_ranks(4, functools.partial(run, **LEARNS, **grid), records, tmp_path / "cut")
-    run(records, tmp_path / "serial", **LEARNS)
-    cut, serial = (lines(tmp_path / name) for name in ("cut", "serial"))
+    cut, serial = lines(tmp_path / "cut"), lines(learnt)
     assert [row["key"] for row in cut] == [row["key"] for row in serial]
     for one, other in zip(cut, serial, strict=True):
         if one["key"] == "eval_error":
             assert one["value"] == pytest.approx(other["value"], rel=1e-3)
-    assert losses(tmp_path / "cut") == pytest.approx(losses(tmp_path / "serial"), rel=1e-3)
+    assert losses(tmp_path / "cut") == pytest.approx(losses(learnt), rel=1e-3)
 
 
 def test_a_run_that_goes_on_goes_on_with_its_log(
