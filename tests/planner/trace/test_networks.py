@@ -16,8 +16,8 @@ from hyperslab.planner.trace import Workload, trace_step
 from tests.networks.zoo import NETWORKS, Network
 from tests.selection import in_gate
 
-# In the gate one third of them is counted against torch, another one cut.
-COUNTED, CUT_UP = [*NETWORKS][2::3], [*NETWORKS][::3]
+# In the gate one sixth of them is counted against torch, another one cut.
+COUNTED, CUT_UP = [*NETWORKS][2::6], [*NETWORKS][::6]
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # MONAI's own
 
