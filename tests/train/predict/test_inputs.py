@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -36,6 +37,22 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
     found = list_inputs([tmp_path])
     assert [entry.name for entry in found] == ["a", "b", "c", "x/a"]
     assert found[3] == InputFile(tmp_path / "x" / "a.nii", "x/a")
+
+
+def test_labels_that_a_list_names_are_no_scans(tmp_path: Path) -> None:
+    names = ("1/ct.nii", "1/seg.nii", "2/ct.nii.gz", "2/truth.nii.gz", "3/ct.nii")
+    touch(*(tmp_path / name for name in names), tmp_path / "1" / "other.csv")
+    listed = {
+        "labels": {"0": "background", "1": "liver"},
+        "training": [{"image": "1/ct.nii", "label": "./1/seg.nii"}],
+        "testing": ["3/ct.nii", "4/gone.nii"],
+    }
+    (tmp_path / "dataset.json").write_text(json.dumps(listed))
+    rows = "# classes: background, liver\nimage,label\nct.nii.gz,truth.nii.gz\n"
+    (tmp_path / "2" / "scans.csv").write_text(rows)
+    assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "2/ct", "3/ct"]
+    (tmp_path / "dataset.json").write_text("{}")
+    assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "1/seg", "2/ct", "3/ct"]
 
 
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:
