@@ -118,7 +118,6 @@ def test_channels_that_the_redshifts_gainsay(tmp_path: Path) -> None:
     assert opened(tmp_path, "first").shape == (6, 6, 6, 3)
 
 
-
 def test_few_handles_stay_open(tmp_path: Path) -> None:
     volumes = folder(tmp_path, MOST_OPEN_FILES + 3)
     source = opened(tmp_path)
