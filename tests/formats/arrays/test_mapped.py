@@ -341,6 +341,7 @@ def test_slips_of_a_table_are_named(tmp_path: Path, text: str, words: str) -> No
 def test_a_comment_need_not_name_columns(tmp_path: Path) -> None:
     assert table_of(tmp_path, "# Omega_m, sigma_8, no units\n0.2 0.8\n").columns == ()
     assert table_of(tmp_path, "# a, b\n0.2;0.8\n").columns == ("a", "b")
+    assert table_of(tmp_path, "a,\tb\n0.2,\t0.8\n").columns == ("a", "b")
 
 
 def test_rows_of_other_folders_are_not_taken(tmp_path: Path) -> None:

@@ -502,9 +502,9 @@ def _rows_of(text: str) -> tuple[list[str], bool, list[list[str]], list[int]]:
     for number, line in enumerate(text.splitlines(), 1):
         plain = line.strip()
         if plain.startswith("#"):
-            header = header if rows else _fields(plain.lstrip("# "), ",;\t")
+            header = header if rows else _fields(plain.lstrip("# "))
         elif plain:
-            rows.append(_fields(plain, ";\t,"))  # the comma of 0,3;0,8 is in a number
+            rows.append(_fields(plain))
             lines.append(number)
     comment = not rows or any(map(_number, rows[0]))
     if not comment:
@@ -513,7 +513,11 @@ def _rows_of(text: str) -> tuple[list[str], bool, list[list[str]], list[int]]:
     return header, comment, rows, lines
 
 
-def _fields(line: str, separators: str) -> list[str]:
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
+
+
+def _fields(line: str) -> list[str]:
+    separators = ";\t," if _COMMA_IN_NUMBER.search(line) else ",;\t"  # as in 0,3;0,8
     separator = next((s for s in separators if s in line), None)
     if separator is None:
         return line.split()
