@@ -352,12 +352,13 @@ def _entries_of_decathlon(
             what = f"{key}[{number}]"
             if split == "test" and not (isinstance(entry, dict) and "label" in entry):
                 continue  # published without labels
-            if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
+            labels = entry.get("label") if isinstance(entry, dict) else None
+            if not (labels and isinstance(labels, str) and "image" in entry):
                 raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
             images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
             if len(images) == 1:
                 images = _suffixed(path.parent, str(images[0]), channels)
-            yield _Entry(what, list(map(str, images)), str(entry["label"]), split)
+            yield _Entry(what, list(map(str, images)), labels, split)
 
 
 def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
