@@ -87,7 +87,7 @@ def list_inputs(
             inputs = _in_folder(argument, mapping)
         for entry in _channels_grouped(inputs, channels):
             other = found.setdefault(entry.name, entry)
-            if other.path.absolute() != entry.path.absolute():
+            if os.path.realpath(other.path) != os.path.realpath(entry.path):
                 raise DataError(
                     f"{other.path} and {entry.path} would both be written as {entry.name}\n"
                     "    predict them into two folders"

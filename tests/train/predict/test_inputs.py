@@ -64,6 +64,8 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     touch(tmp_path / "a.nii", tmp_path / "x" / "a.hdf5")
     with pytest.raises(DataError, match=r"x/a\.hdf5 would both be written as a\n"):
         list_inputs([tmp_path / "a.nii", tmp_path / "x"])
+    twice = [tmp_path / "x", tmp_path / "x" / ".." / "x", tmp_path / "x" / "a.hdf5"]
+    assert [entry.path for entry in list_inputs(twice)] == [tmp_path / "x" / "a.hdf5"]
 
 
 def test_a_folder_that_no_key_of_the_recipe_speaks_of(tmp_path: Path) -> None:
