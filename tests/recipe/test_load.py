@@ -148,13 +148,24 @@ def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
         ("model.name=unet", "'unet' for 'model.name': it should be one of"),
         ("model.levels=4", "'model.levels' does not go with the chosen model.name"),
         ("loss=dise", "nearest: 'dice'"),
-        ("data.window=3", "bad value 3 for 'data.window'"),
+        ("data.window=3", "bad value 3 for 'data.window': it should be a list, [...]"),
+        ("metrics=mse", "it should be {key: value}"),
+        ("data.batch_size=yes", "bad value True for 'data.batch_size': it should be a number"),
+        ("optimizer.clip=true", "bad value True for 'optimizer.clip': it should be a number"),
+        ("data.counts=[on, 1, 1]", "bad value True for 'data.counts.0': it should be a number"),
+        ("data.ranges={a: [no, 1]}", "bad value False for 'data.ranges.a.0'"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, words: str) -> None:
     message = error(write(tmp_path, SMALLEST), override)
     assert f"override {override.partition('=')[0]}=: " in message
     assert words in message
+
+
+def test_a_pattern_of_files_may_begin_with_a_star(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, SMALLEST), ["data.files=*/snap_*.h5", "data.augment=yes"])
+    assert recipe.data.files == ("*/snap_*.h5",)
+    assert recipe.data.augment
 
 
 def test_a_metric_has_a_target_and_a_name_for_a_column(tmp_path: Path) -> None:

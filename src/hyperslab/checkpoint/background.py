@@ -52,7 +52,7 @@ class BackgroundWriter:
     def start(self, write: WriteFiles, optimizer: torch.optim.Optimizer) -> None:
         """Begin to write; every rank calls it. `wait` comes before."""
         assert self._thread is None
-        self._hook = optimizer.register_step_pre_hook(self._await_copies)
+        self._hook = optimizer.register_step_pre_hook(self.await_copies)
         if self._group is None and ranks_in() > 1:
             group = make_group(backend="gloo", timeout=WRITE_TIMEOUT)
             dist.barrier(group)  # nobody must leave it while others still connect to it
@@ -77,6 +77,10 @@ class BackgroundWriter:
         if error is not None:
             raise error
 
+    def await_copies(self, *_: Any) -> None:
+        """Wait until the weights may be changed; whoever changes them calls it before."""
+        self.memory.copied.wait()
+
     @contextmanager
     def finishing(self) -> Iterator[None]:
         """Finishes writing what is begun inside, after an error, too; raises as `wait`."""
@@ -90,9 +94,6 @@ class BackgroundWriter:
                 error.add_note(f"also: {other}")
             raise
         self.wait()
-
-    def _await_copies(self, *_: Any) -> None:
-        self.memory.copied.wait()
 
     def _run(self, write: WriteFiles) -> None:
         problem = None

@@ -7,8 +7,9 @@ ask.
 `SnapshotMemory` is host memory, taken once and used again for every checkpoint. Small tensors,
 and all that others than the optimizer may change, such as running statistics, are copied at
 once. What only a step of the optimizer changes has time until the next one: a thread copies it
-during the forward and backward pass, and the optimizer waits for that. A device copies in the
-order of its work, so there nobody waits.
+during the forward and backward pass, and the optimizer waits for that, as a validation does that
+puts averages in place of the weights. A device copies in the order of its work, so there nobody
+waits.
 """
 
 from __future__ import annotations

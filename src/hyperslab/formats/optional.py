@@ -5,6 +5,7 @@ Each function returns a module, or raises a `HyperslabError` that says which ext
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from hyperslab.errors import HyperslabError
@@ -17,9 +18,15 @@ def zarr() -> Any:
     return zarr
 
 
+def _is_news(told: logging.LogRecord) -> bool:
+    """Tells of a line of nibabel's that it is not the one that each read of odd files has."""
+    return "not SPM compatible" not in told.getMessage()
+
+
 def nibabel() -> Any:
     with importing("medical", "NIfTI"):
         import nibabel
+    logging.getLogger("nibabel.global").addFilter(_is_news)  # which is there once
     return nibabel
 
 

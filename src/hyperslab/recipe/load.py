@@ -77,6 +77,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise RecipeError(f"{text!r} is not an override: write key=value, such as grid.depth=2")
+    if value.startswith("*"):  # a pattern of files: there is nothing that YAML could refer to
+        return key, value
     try:
         return key, parse_yaml(value)
     except yaml.YAMLError as error:
@@ -108,6 +110,8 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
         return f"bad value {value!r} for {key!r}: it should be {valid}"
     message = problem.removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("Input is not a valid path.*", "it should be a path", message)
+    message = message.replace("a valid tuple", "a list, [...]")
+    message = message.replace("a valid dictionary", "{key: value}")
     return f"bad value {value!r} for {key!r}: {message}"
 
 
@@ -414,9 +418,27 @@ def recipe_of_values(
     """
     write_out_short_forms(values)
     try:
-        return Recipe.model_validate(values, context={"trust": trust})
+        recipe = Recipe.model_validate(values, context={"trust": trust})
     except ValidationError as error:
         raise RecipeError(explain_errors(error, values, file, sources or {})) from None
+    for key, value in _truths_for_numbers(values, recipe):
+        problem = bad_value(key, value, "it should be a number, which yes and no are not", ())
+        raise RecipeError(f"{origin_of(key, file, sources or {})}: {problem}")
+    return recipe
+
+
+def _truths_for_numbers(given: Any, taken: Any, key: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield the keys with ``yes`` or ``no`` that pydantic has taken for 1 or 0."""
+    if isinstance(given, bool):
+        if isinstance(taken, (int, float)) and not isinstance(taken, bool):
+            yield key, given
+    elif isinstance(given, list) and isinstance(taken, tuple):
+        for place, pair in enumerate(zip(given, taken, strict=False)):
+            yield from _truths_for_numbers(*pair, f"{key}.{place}")
+    elif isinstance(given, dict):
+        for word, value in given.items():
+            inner = taken.get(word) if isinstance(taken, dict) else getattr(taken, str(word), None)
+            yield from _truths_for_numbers(value, inner, f"{key}.{word}".removeprefix("."))
 
 
 def save_recipe(recipe: Recipe, path: Path) -> None:

@@ -171,6 +171,7 @@ class Surfaces:
 
 Masks = dict[str, NDArray[np.uint8]]
 
+FACTS_FILE = "metrics.json"  # in an evaluation's folder: without it there is no evaluation
 MASKS_SHOWN = 3  # samples whose masks are kept for the report
 
 
@@ -227,7 +228,7 @@ class ClassEvaluation:
         with created_aside(folder / "masks.npz") as file:
             np.savez_compressed(file, samples=np.array(list(self.masks)), **arrays)
         content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
-        write_json(folder / "metrics.json", content)
+        write_json(folder / FACTS_FILE, content)
 
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
         """Return the table of samples; cells are empty where no surface was measured."""
@@ -348,7 +349,7 @@ class Evaluation:
         keys = list(self.errors[self.predictions.names[0]])
         errors = ([name, *row.values()] for name, row in self.errors.items())
         write_csv(folder / "metrics.csv", ["parameter", *keys], errors)
-        write_json(folder / "metrics.json", {"parameters": self.errors, **self.facts})
+        write_json(folder / FACTS_FILE, {"parameters": self.errors, **self.facts})
 
 
 def write_predictions(path: Path, p: Predictions) -> None:
@@ -600,6 +601,8 @@ def evaluate(
 def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None:
     """Write all files beside the folder, then move them there: an older evaluation is not mixed in.
 
+    Without its facts, ``metrics.json``, a folder holds none, as one that a kill leaves half moved.
+
     Raises:
         OSError: they cannot be written; what was there stays.
     """
@@ -608,10 +611,11 @@ def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None
     try:
         result.write(aside)
         folder.mkdir(exist_ok=True)
-        for path in sorted(aside.iterdir()):
-            path.replace(folder / path.name)
+        (folder / FACTS_FILE).unlink(missing_ok=True)
         if not (isinstance(result, Evaluation) and result.validation is not None):
             (folder / VALIDATION_FILE).unlink(missing_ok=True)  # of another checkpoint
+        for path in sorted(aside.iterdir(), key=lambda path: path.name == FACTS_FILE):
+            path.replace(folder / path.name)
     finally:
         remove_scratch(aside)
 

@@ -8,6 +8,7 @@ Legend: C channels, (D, H, W) voxels.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder
 from hyperslab.formats.files import DataMap, check_names, walk_folder
 from hyperslab.formats.nifti import image
 from hyperslab.formats.nifti.image import NIFTI_SUFFIXES as NIFTI
+from hyperslab.formats.nifti.source import DATASET_JSON, labels_of_list
 from hyperslab.formats.source import ScanOptions, Source
 from hyperslab.formats.tfrecord.source import TfRecordFolder
 from hyperslab.formats.views import Selected
@@ -85,7 +87,7 @@ def list_inputs(
             inputs = _in_folder(argument, mapping)
         for entry in _channels_grouped(inputs, channels):
             other = found.setdefault(entry.name, entry)
-            if other.path.absolute() != entry.path.absolute():
+            if os.path.realpath(other.path) != os.path.realpath(entry.path):
                 raise DataError(
                     f"{other.path} and {entry.path} would both be written as {entry.name}\n"
                     "    predict them into two folders"
@@ -153,10 +155,14 @@ def _in_folder(folder: Path, mapping: DataMap | None) -> list[InputFile]:
 
 def _files_below(folder: Path) -> list[InputFile]:
     names = [name for name in walk_folder(folder) if is_one_file(folder / name)]
+    lists = [name for name in names if name.endswith((DATASET_JSON, ".csv"))]
+    labels = {os.path.abspath(path) for name in lists for path in labels_of_list(folder / name)}
     found = [
         name
         for name in names
-        if name.endswith((*NIFTI, *KEYED_SUFFIXES)) and not _is_label_or_mask(name)
+        if name.endswith((*NIFTI, *KEYED_SUFFIXES))
+        and not _is_label_or_mask(name)
+        and os.path.abspath(folder / name) not in labels
     ]
     if not found and any(name.endswith(ARRAY_SUFFIXES) for name in names):
         found = files_of_volumes(folder, DataMap())  # which knows fields of several kinds

@@ -395,6 +395,8 @@ class Trainer:
         signal_of_any = 0
         pending: Vote | None = None
         vote = "the vote on a mini-batch of a validation"
+        if self.average is not None:
+            self.progress.writer.await_copies()
         with nullcontext() if self.average is None else self.average.in_place():
             for x, y in split.epoch(0):
                 with self.autocast():

@@ -108,6 +108,16 @@ def test_the_channel_order_is_asked_for_where_it_is_not_clear(tmp_path: Path) ->
         opened(tmp_path)
 
 
+def test_channels_that_the_redshifts_gainsay(tmp_path: Path) -> None:
+    """Else an axis of space would be the channels of a network, without a word."""
+    public(tmp_path / "u.hdf5", counts(0, (6, 6, 6, 4)))
+    with pytest.raises(DataError, match=r"4 redshifts and is \(6, 6, 6, 4\), .* not come first"):
+        opened(tmp_path, "first")
+    assert opened(tmp_path, "last").shape == opened(tmp_path).shape == (4, 6, 6, 6)
+    public(tmp_path / "u.hdf5", counts(0, (6, 6, 6, 3)))  # whose redshifts are of other channels
+    assert opened(tmp_path, "first").shape == (6, 6, 6, 3)
+
+
 def test_few_handles_stay_open(tmp_path: Path) -> None:
     volumes = folder(tmp_path, MOST_OPEN_FILES + 3)
     source = opened(tmp_path)

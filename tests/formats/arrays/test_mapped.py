@@ -322,6 +322,28 @@ def test_a_first_row_with_a_slip_is_no_header(tmp_path: Path) -> None:
     assert table_of(tmp_path, "a b\n0.2 0.8\n").columns == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Omega_m,sigma_8,\n0.2,0.8\n0.3,0.9\n", r"first line names .*'sigma_8', ''\], but a row"),
+        ("Omega_m\n0.2,0.8\n0.3,0.9\n", "first line names"),
+        ("a,a\n0.2,0.8\n0.3,0.9\n", r"\['a', 'a'\], but .*\n.*data.columns"),
+        ("a;b\n0,2;0,8\n0,3;0,9\n", "line 2: '0,8' is not a number"),
+        ("a\tb\n0,2\t0,8\n0,3\t0,9\n", "line 2: '0,8' is not a number"),
+        ("a,b\n0.2,0.8\n,0.9\n0.2,0.7\n", "line 3 has an empty first field"),
+    ],
+)
+def test_slips_of_a_table_are_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        table_of(tmp_path, text)
+
+
+def test_a_comment_need_not_name_columns(tmp_path: Path) -> None:
+    assert table_of(tmp_path, "# Omega_m, sigma_8, no units\n0.2 0.8\n").columns == ()
+    assert table_of(tmp_path, "# a, b\n0.2;0.8\n").columns == ("a", "b")
+    assert table_of(tmp_path, "a,\tb\n0.2,\t0.8\n").columns == ("a", "b")
+
+
 def test_rows_of_other_folders_are_not_taken(tmp_path: Path) -> None:
     table = table_of(tmp_path, "name y\nrun2/a 1\nrun2/b 2\nc.npy 3\n")
     assert rows_of_samples(table, ["run2/b", "deep/run2/a", "deep/c"]) == [1, 0, 2]

@@ -100,6 +100,20 @@ def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(whole(path), expected * 0.5 - 1024)
 
 
+def test_voxels_at_an_odd_place_are_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """nibabel has a line for each read of such a file."""
+    raw = np.random.default_rng(0).integers(0, 200, XYZ).astype("int16")
+    path = write(tmp_path / "a.nii", raw)
+    data = path.read_bytes()
+    path.write_bytes(
+        data[:108] + np.array(353, "<f4").tobytes() + data[112:352] + b"\0" + data[352:]
+    )
+    np.testing.assert_array_equal(whole(path), raw.transpose(2, 1, 0))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "int32", "float32", "float64"])
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 def test_boxes_of_a_scaled_scan_are_those_of_the_whole_to_the_bit(

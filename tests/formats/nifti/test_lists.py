@@ -180,6 +180,10 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "neither": (change(training=None), "neither training .* nor channel_names"),
     "nothing": (change(training=[]), "lists no scan"),
     "not a pair": (change(training=["imagesTr/BRATS_000.nii.gz"]), r"training\[0\] is 'imagesTr"),
+    "no file": (
+        change(training=[{"image": "imagesTr/BRATS_000.nii.gz", "label": None}]),
+        r"training\[0\] is \{.*None\}; needs image and label",
+    ),
     "gone": (entry("imagesTr/BRATS_999.nii.gz"), r"training\[0\] refers to .* not there"),
     "no NIfTI": (entry("/etc/passwd"), r"dataset.json: training\[0\] refers to /etc/passwd, which"),
     "outside": (outside, r"dataset.json: training\[0\] refers to .*secret.nii, which is not in"),

@@ -273,6 +273,32 @@ def test_a_full_disk_leaves_the_evaluation_that_was_there(
     }
 
 
+def test_a_kill_between_two_files_leaves_no_evaluation(
+    serial: Evaluation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "evaluation"
+    write_evaluation(serial, folder)
+    replace_file = Path.replace
+    moved: list[str] = []
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.parent == folder:
+            assert "metrics.json" not in {file.name for file in folder.iterdir()}
+            moved.append(path.name)
+            if len(moved) == 2:
+                raise KeyboardInterrupt
+        return replace_file(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_evaluation(serial, folder)
+    assert len(moved) == 2
+    assert {file.name for file in folder.iterdir()} == {"metrics.csv", "predictions.csv"}
+    write_evaluation(serial, folder)
+    assert (folder / "metrics.json").exists()
+
+
 def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
     console = Console(file=io.StringIO(), width=80)
     show_evaluation(serial, made, console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -38,6 +39,22 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
     assert found[3] == InputFile(tmp_path / "x" / "a.nii", "x/a")
 
 
+def test_labels_that_a_list_names_are_no_scans(tmp_path: Path) -> None:
+    names = ("1/ct.nii", "1/seg.nii", "2/ct.nii.gz", "2/truth.nii.gz", "3/ct.nii")
+    touch(*(tmp_path / name for name in names), tmp_path / "1" / "other.csv")
+    listed = {
+        "labels": {"0": "background", "1": "liver"},
+        "training": [{"image": "1/ct.nii", "label": "./1/seg.nii"}],
+        "testing": ["3/ct.nii", "4/gone.nii"],
+    }
+    (tmp_path / "dataset.json").write_text(json.dumps(listed))
+    rows = "# classes: background, liver\nimage,label\nct.nii.gz,truth.nii.gz\n"
+    (tmp_path / "2" / "scans.csv").write_text(rows)
+    assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "2/ct", "3/ct"]
+    (tmp_path / "dataset.json").write_text("{}")
+    assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "1/seg", "2/ct", "3/ct"]
+
+
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:
     given = [tmp_path / "segmentation-1.nii", tmp_path / "gone.nii", tmp_path / "gone.nii"]
     assert [entry.name for entry in list_inputs(given)] == ["segmentation-1", "gone"]
@@ -47,6 +64,8 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     touch(tmp_path / "a.nii", tmp_path / "x" / "a.hdf5")
     with pytest.raises(DataError, match=r"x/a\.hdf5 would both be written as a\n"):
         list_inputs([tmp_path / "a.nii", tmp_path / "x"])
+    twice = [tmp_path / "x", tmp_path / "x" / ".." / "x", tmp_path / "x" / "a.hdf5"]
+    assert [entry.path for entry in list_inputs(twice)] == [tmp_path / "x" / "a.hdf5"]
 
 
 def test_a_folder_that_no_key_of_the_recipe_speaks_of(tmp_path: Path) -> None:

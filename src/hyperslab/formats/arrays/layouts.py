@@ -136,6 +136,13 @@ def read_header(
                 f'{path}: its channels come {said}, not {channels}: use channels="{said}"'
             )
         count = -1 if redshift is None else redshift.size
+        first, *_, last = array.shape
+        told, other = (first, last) if channels == "first" else (last, first)
+        if channels and len(array.shape) == 4 and told != count == other:
+            raise DataError(
+                f"{path}: has {count} redshifts and is {array.shape}, so its channels do not come "
+                f"{channels}; leave channels out"
+            )
         found = channels or said or channel_order(path, array.shape, count)
         order = storage_order(path, key, found, lbann)
         return FileHeader(

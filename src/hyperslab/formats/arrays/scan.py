@@ -454,7 +454,7 @@ def read_target_table(path: Path) -> TargetTable:
 
 
 def _of_text(path: Path, text: str) -> TargetTable:
-    header, rows, lines = _rows_of(text)
+    header, comment, rows, lines = _rows_of(text)
     if not rows:
         raise DataError(f"{path}: has no row of numbers ({OWN_DATA})")
     for number, row in zip(lines, rows, strict=True):
@@ -472,6 +472,8 @@ def _of_text(path: Path, text: str) -> TargetTable:
     first = int(named)
     if len(rows[0]) == first:
         raise DataError(f"{path}: names samples but has no column of numbers")
+    if "" in names:
+        raise DataError(f"{path}: line {lines[names.index('')]} has an empty first field")
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{path}: has two rows for {printable(twice)!r}")
@@ -480,11 +482,20 @@ def _of_text(path: Path, text: str) -> TargetTable:
     columns = tuple(map(printable, header))
     columns = columns[first:] if len(columns) == len(rows[0]) else columns
     fits = len(columns) == values.shape[1] and len({*columns, ""}) == len(columns) + 1
+    if header and not comment and not fits:
+        raise DataError(
+            f"{path}: its first line names the columns {reprlib.repr(header)}, but a row is "
+            f"{reprlib.repr(rows[0])}; each needs a name of its own\n    correct the line, or put "
+            "# before it and name them: data.columns"
+        )
     return TargetTable(path, values, columns if fits else (), names)
 
 
-def _rows_of(text: str) -> tuple[list[str], list[list[str]], list[int]]:
-    """Splits text into the fields of a header, if there is one, and of rows with line numbers."""
+def _rows_of(text: str) -> tuple[list[str], bool, list[list[str]], list[int]]:
+    """Splits text into the fields of a header, if there is one, and of rows with line numbers.
+
+    Says also whether the header is a comment, which need not be about columns.
+    """
     header: list[str] = []
     rows: list[list[str]] = []
     lines: list[int] = []
@@ -495,14 +506,19 @@ def _rows_of(text: str) -> tuple[list[str], list[list[str]], list[int]]:
         elif plain:
             rows.append(_fields(plain))
             lines.append(number)
-    if rows and not any(map(_number, rows[0])):
+    comment = not rows or any(map(_number, rows[0]))
+    if not comment:
         header = rows.pop(0)
         lines.pop(0)
-    return header, rows, lines
+    return header, comment, rows, lines
+
+
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
 
 
 def _fields(line: str) -> list[str]:
-    separator = next((s for s in ",;\t" if s in line), None)
+    separators = ";\t," if _COMMA_IN_NUMBER.search(line) else ",;\t"  # as in 0,3;0,8
+    separator = next((s for s in separators if s in line), None)
     if separator is None:
         return line.split()
     return [field.strip() for field in next(csv.reader([line], delimiter=separator))]

@@ -20,6 +20,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -176,8 +177,7 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
     Errors of entries, classes, and paths that leave the folder or are missing name the list.
     """
     with naming(path, "a list of scans", ANY):
-        text = read_bytes(path, LARGEST_LIST).decode("utf-8-sig")
-        content = _of_csv(path, text) if path.suffix == ".csv" else _of_json(path, text)
+        content = _content_of(path)
         pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in content.entries])
     classes = tuple(content.classes)
     if not 2 <= len(classes) <= MOST_CLASSES or len({*classes, ""}) != len(classes) + 1:
@@ -193,6 +193,18 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
         words = f"{len(splits)} of {len(pairs)} rows have a split"
         raise DataError(f"{path}: {words}; give all of them one, or none")
     return ScanList(pairs, classes, content.channels, splits)
+
+
+def labels_of_list(path: Path) -> list[Path]:
+    """Returns the files of labels that a list names; none where it is no list of scans."""
+    with suppress(DataError), naming(path, "a list of scans", ANY):
+        return [path.parent / entry.labels for entry in _content_of(path).entries]
+    return []
+
+
+def _content_of(path: Path) -> _Content:
+    text = read_bytes(path, LARGEST_LIST).decode("utf-8-sig")
+    return _of_csv(path, text) if path.suffix == ".csv" else _of_json(path, text)
 
 
 def _pair_of(path: Path, entry: _Entry, reach: FileAccess) -> Pair:
@@ -340,12 +352,13 @@ def _entries_of_decathlon(
             what = f"{key}[{number}]"
             if split == "test" and not (isinstance(entry, dict) and "label" in entry):
                 continue  # published without labels
-            if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
+            labels = entry.get("label") if isinstance(entry, dict) else None
+            if not (labels and isinstance(labels, str) and "image" in entry):
                 raise DataError(f"{path}: {what} is {entry!r}; needs image and label")
             images = entry["image"] if isinstance(entry["image"], list) else [entry["image"]]
             if len(images) == 1:
                 images = _suffixed(path.parent, str(images[0]), channels)
-            yield _Entry(what, list(map(str, images)), str(entry["label"]), split)
+            yield _Entry(what, list(map(str, images)), labels, split)
 
 
 def _suffixed(folder: Path, image: str, channels: int) -> list[str]:
