@@ -50,3 +50,32 @@ def test_a_rule_gets_the_operator_and_its_dims(rules: dict[Callable[..., Any], A
     assert torch.Tensor.inner not in rules
     assert rules[torch.inner].doc == "Says who was called."
     assert rules[torch.inner].run.__module__ == __name__
+
+
+ALONG_NO_DIM: dict[str, Callable[[Any], Any]] = {
+    "sums": lambda x: [x.sum(0), x.mean(), x.prod(-1, keepdim=True), x.norm(p=2, dim=0)],
+    "extrema": lambda x: [*x.max(0), *x.min(-1), x.amax(0), x.argmin(0), torch.max(x, x + 1)],
+    "variances": lambda x: [torch.var(x, 0, unbiased=False), *torch.std_mean(x, 0, correction=0)],
+    "orders": lambda x: [*x.sort(), *x.topk(1), *x.median(0), x.quantile(0.5, 0)],
+    "scans": lambda x: [x.cumsum(0), *x.cummax(0), (x * 1).cumprod_(0)],
+    "shares": lambda x: [x.softmax(0), F.normalize(x, dim=0), x.logsumexp(0)],
+    "views": lambda x: [x.squeeze(0), x.unfold(0, 1, 1), x.expand(3), x.flatten()],
+    "places": lambda x: [x.index_select(0, torch.tensor([0])), x.gather(0, torch.tensor(0))],
+    "two": lambda x: [F.cosine_similarity(x, x * 2, dim=0), torch.tensor(2.0).expand_as(x)],
+}
+"""What torch lets one do along dim 0 of a tensor that has none."""
+
+
+@pytest.mark.parametrize("name", ALONG_NO_DIM)
+def test_a_number_has_a_dim_for_torch(name: str) -> None:
+    serial, leaf = (torch.tensor(1.5, requires_grad=True) for _ in range(2))
+    expected = ALONG_NO_DIM[name](serial)
+    results: list[Any] = ALONG_NO_DIM[name](hs.shard(leaf, hs.Grid()))
+    found = [y.full() if isinstance(y, hs.Sharded) else y for y in results]
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got, want)
+        assert got.dtype == want.dtype
+    for values in (found, expected):
+        sum(y.sum() for y in values if y.requires_grad).backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, serial.grad)

@@ -129,7 +129,7 @@ def compiled_resample(functions: Library, given: Operands) -> torch.Tensor:
     return y
 
 
-_IDENTITY = [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1)]
+_IDENTITY = [torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, dtype=torch.float32)]
 """The map of a dim that is not there."""
 
 

@@ -344,6 +344,13 @@ def detach_(input: Sharded) -> Sharded:
     return input
 
 
+@register(torch.frexp, torch.Tensor.frexp, family="elementwise", merged=True)
+def frexp(input: Sharded) -> Any:
+    """Runs block by block; returns mantissas and exponents."""
+    mantissa, exponent = torch.frexp(input.block)
+    return torch.return_types.frexp((input.like(mantissa), input.like(exponent)))
+
+
 @register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
     """Runs block by block, in one pass with a normalisation before and a pooling after it."""

@@ -157,7 +157,7 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Takes integers, slices, ... and None anywhere; a list of positions, several over uncut dims.
+    """Takes integers, slices, ... and None anywhere; positions, several and masks over uncut dims.
 
     A dim that is cut is whole while positions along it are taken, and then cut as before.
     """
@@ -194,8 +194,10 @@ def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:
 def _by_tables(x: Sharded, index: object) -> Sharded | None:
     """Looks up positions in several dims at once, or in tables of several dims; all are whole.
 
-    Returns None for any other subscript.
+    A mask of several dims is such positions. Returns None for any other subscript.
     """
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
+        index = index if _is_cut(index) else _positions_of(index, x)
     items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     tables: dict[int, torch.Tensor] = {}
@@ -224,6 +226,13 @@ def _by_tables(x: Sharded, index: object) -> Sharded | None:
     cuts[front:front] = [None] * (block.dim() - len(cuts))
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
+
+
+def _positions_of(mask: torch.Tensor, x: Sharded) -> tuple[torch.Tensor, ...]:
+    """Returns where a mask of the first dims of ``x`` is true, a list of positions for each dim."""
+    if mask.shape != x.shape[: mask.dim()]:
+        raise IndexError(f"a mask {tuple(mask.shape)} for {x.partition}: its extents differ")
+    return whole_of(mask, "mask").nonzero(as_tuple=True)
 
 
 def _is_cut(x: torch.Tensor) -> bool:
@@ -279,10 +288,14 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
     self.force()
     check_writable(self, "assignment to a part")
     if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
-        if isinstance(value, torch.Tensor) and value.dim():
-            raise refused_subscript(self, index, "a mask takes one number")
         if index.shape != self.shape:
             raise IndexError(f"a mask {tuple(index.shape)} for {self.partition}: use masked_fill_")
+        if isinstance(value, torch.Tensor) and value.dim():
+            if any(_is_cut(operand) for operand in (self, index, value)):
+                raise refused_subscript(self, index, "a mask takes one number")
+            self.local[whole_of(index, "mask")] = whole_of(value, "values")
+            self.note_change()
+            return
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
         return
     found = parse_written(self, index)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -216,10 +217,25 @@ def fixed_product(
     return matrix_product(name, input, other)
 
 
-DIMS_OF_FACTORS = {"addmm": 2, "baddbmm": 3}
+@dataclass(frozen=True, slots=True)
+class AddedProduct:
+    """Describes a product to which a tensor is added: its factors' names and numbers of dims."""
+
+    names: tuple[str, str]
+    dims: tuple[int, int]
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@register_each(*DIMS_OF_FACTORS, family="linalg", merged=True)
+ADDED_PRODUCTS = {
+    "addbmm": AddedProduct(("batch1", "batch2"), (3, 3), partial(torch.einsum, "bij,bjk->ik")),
+    "addmm": AddedProduct(("mat1", "mat2"), (2, 2), torch.mm),
+    "addmv": AddedProduct(("mat", "vec"), (2, 1), torch.mv),
+    "addr": AddedProduct(("vec1", "vec2"), (1, 1), torch.outer),
+    "baddbmm": AddedProduct(("batch1", "batch2"), (3, 3), torch.bmm),
+}
+
+
+@register_each(*ADDED_PRODUCTS, family="linalg", merged=True)
 def add_product(
     operator: Operator,
     input: torch.Tensor,
@@ -232,24 +248,24 @@ def add_product(
 ) -> torch.Tensor:
     """Multiplies as the product, then adds the first part, broadcast by global shape."""
     name = operator.__name__
-    factor = "mat" if name == "addmm" else "batch"
-    a, b = named.pop(f"{factor}1", a), named.pop(f"{factor}2", b)
+    traits = ADDED_PRODUCTS[name]
+    first, second = traits.names
+    a, b = named.pop(first, a), named.pop(second, b)
     if a is None or b is None or named:
-        raise TypeError(f"{name} takes {factor}1 and {factor}2, not {', '.join(named) or 'one'}")
-    dims = DIMS_OF_FACTORS[name]
+        raise TypeError(f"{name} takes {first} and {second}, not {', '.join(named) or 'one'}")
     if not all(isinstance(t, torch.Tensor) for t in (a, b)):
-        raise LayoutError(f"{name} takes a tensor and two matrices")
+        raise LayoutError(f"{name} takes a tensor, {first} and {second}")
     cut = any(isinstance(t, Sharded) for t in (a, b))
-    if (a.dim(), b.dim()) != (dims, dims) or not cut:
+    if (a.dim(), b.dim()) != traits.dims or not cut:
         raise LayoutError(
-            f"{name} takes matrices of {dims} dims, one of them cut\n{describe([input, a, b])}"
-            "    use a @ b, and add to it"
+            f"{name} takes {first} and {second} of {traits.dims[0]} and {traits.dims[1]} dims, one "
+            f"of them cut\n{describe([input, a, b])}    use their product, and add to it"
         )
     exact = not (input.is_floating_point() or input.is_complex())
     if exact and not all(isinstance(n, int) for n in (alpha, beta)):
         raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
-    y = matrix_product(name, a, b)
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        y = traits.product(a, b)
         y = y if alpha == 1 else y * alpha
         added = input if beta == 1 else input * beta
         return y if beta == 0 else (y + added).to(y.dtype)  # autocast may have lowered it

@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,6 +177,61 @@ def multilabel_soft_margin_loss(
     with EnableTorchFunction():  # as above
         each: Any = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
         each = (each if weight is None else each * weight).mean(-1)
+    return reduce_losses(each, reduction) if isinstance(each, Sharded) else each
+
+
+@register(F.triplet_margin_loss, family="losses")
+def triplet_margin_loss(
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Takes distances over the last dim, cut or not; mean and sum are global."""
+    check_reduction(reduction, size_average, reduce)
+    return triplet_margin_with_distance_loss(
+        anchor,
+        positive,
+        negative,
+        distance_function=functools.partial(F.pairwise_distance, p=p, eps=eps),
+        margin=margin,
+        swap=swap,
+        reduction=reduction,
+    )
+
+
+@register(F.triplet_margin_with_distance_loss, family="losses")
+def triplet_margin_with_distance_loss(
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    *,
+    distance_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Calls the function with cut tensors; mean and sum are global."""
+    check_reduction(reduction)
+    if margin <= 0:
+        raise ValueError(f"margin must be greater than 0, got {margin}")
+    if not anchor.dim() == positive.dim() == negative.dim():
+        raise LayoutError(
+            "the anchor, positive and negative examples of a triplet loss must have as many dims, "
+            f"not {anchor.dim()}, {positive.dim()} and {negative.dim()}"
+        )
+    distance = F.pairwise_distance if distance_function is None else distance_function
+    with EnableTorchFunction():  # as above
+        near, far = distance(anchor, positive), distance(anchor, negative)
+        if swap:
+            far = torch.minimum(far, distance(positive, negative))
+        each = torch.clamp_min(margin + near - far, 0)
     return reduce_losses(each, reduction) if isinstance(each, Sharded) else each
 
 

@@ -342,7 +342,7 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
     )
 
 
-@register_each("max", "min", family="reductions")
+@register_each("max", "min", family="reductions", dims=["dim"])
 def values_with_indices(
     operator: Operator,
     input: Sharded,
@@ -365,7 +365,7 @@ def values_with_indices(
         return apply_pointwise(elementwise, (input, other), {})
     if dim is not None:
         (given,) = integers(dim)
-        dim = read_dim(given, input.dim() or 1, operator.__name__)
+        dim = read_dim(given, input.dim(), operator.__name__)
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
     if dim is not None:
@@ -537,11 +537,11 @@ def cosine_similarity(
     target = common_partition((x1, x2), F.cosine_similarity)
     like = next(value for value in (x1, x2) if isinstance(value, Sharded))
     a, b = (like.like(operand_block(value, target=target, like=like), target) for value in (x1, x2))
-    dims = (read_dim(dim, a.dim(), "cosine_similarity"),)
+    dims = (read_dim(dim, a.dim(), "cosine_similarity"),) if a.dim() else ()
     a = without_empty_shards(a, dims)
     b = without_empty_shards(b, dims)
     if group_over(a, dims) is None:
-        return wrap_reduced(a, F.cosine_similarity(a.local, b.local, dims[0], eps), dims, False)
+        return wrap_reduced(a, F.cosine_similarity(a.local, b.local, dim, eps), dims, False)
     probes = (value.local.new_zeros(1) for value in (a, b))
     dtype = F.cosine_similarity(next(probes), next(probes), 0).dtype  # autocast may choose another
     first, second = (

@@ -23,6 +23,7 @@ from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 Results = torch.Tensor | tuple[torch.Tensor, ...]
 """Types a tensor, or torch's named tuple of values and indices."""
@@ -181,7 +182,8 @@ def running_total_in_place(
 ) -> Sharded:
     """Runs as the operator without _, and writes into the tensor."""
     before = input.like(input.local.clone())  # which a gradient of products reads
-    total = running_total(getattr(torch, operator.__name__[:-1]), before, dim, dtype=dtype)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        total = getattr(torch, operator.__name__[:-1])(before, dim, dtype=dtype)
     written: Sharded = apply_pointwise(torch.Tensor.copy_, (input, total), {})
     return written
 

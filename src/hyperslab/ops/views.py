@@ -629,7 +629,7 @@ def _spans_of_split(
     return [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
 
 
-@register(torch.Tensor.unfold, family="views")
+@register(torch.Tensor.unfold, family="views", dims=["dimension"])
 def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     """Takes any dim; windows that lie within their rank's block are views of it.
 
@@ -637,7 +637,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     have none, cut that dim in balanced shards, or not at all if there are fewer windows than ranks,
     2. every rank fetches the inputs of its windows, 3. and returns views of them.
     """
-    dim = read_dim(dimension, self.dim(), "unfold")
+    dim = dimension  # as torch calls it
     if not 1 <= size <= self.shape[dim]:
         raise ValueError(
             f"unfold: windows of {size} elements along dim {dim}, which has {self.shape[dim]}: "
@@ -889,7 +889,7 @@ def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
 def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Expands dims of extent 1 to a global shape, as a view; -1 keeps a dim."""
     if not isinstance(x, Sharded):
-        return x.expand(*shape)
+        return x.expand(shape)
     front = len(shape) - x.dim()
     own = (*[1] * front, *x.shape)
     found = [b if a == -1 else a for a, b in zip(shape, own, strict=front >= 0)]

@@ -127,7 +127,8 @@ class ForwardBody(nn.Module):
                 f"{type(self.module).__name__}, so its gradients would not be averaged\n"
                 "    call the module that parallelize returned (give it a forward that does all: "
                 "encode and decode),\n    parallelize this part by itself instead, or use "
-                "torch.no_grad()"
+                "torch.no_grad();\n    two modules that share it are parallelised as one, a module "
+                "that holds both"
             )
 
 

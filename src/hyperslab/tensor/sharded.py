@@ -44,6 +44,7 @@ from hyperslab.util.torch_internals import (
     node_number,
     refusal_to_compile,
     transforms_active,
+    tree_map,
 )
 
 
@@ -442,8 +443,28 @@ class Sharded(DeferredTensor):
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            check_operands(kwargs.values(), rule, Sharded, first)
+            first = check_operands(kwargs.values(), rule, Sharded, first)
+            if rule.signature.dims and first is not None and not first._partition.shape:
+                others = [v for v in (*args, *kwargs.values()) if isinstance(v, Sharded)]
+                if not any(v._partition.axes for v in others) and func.__name__[-1] != "_":
+                    return _of_a_number(func, first, args, kwargs)
             return rule.run(*args, **kwargs)
+
+
+def _of_a_number(
+    func: Callable[..., Any], x: Sharded, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run torch's own operator along dim 0 of a tensor that has no dim, as torch lets one do."""
+
+    def block(operand: Any) -> Any:
+        return operand.block if isinstance(operand, Sharded) else operand
+
+    def wrap(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        return x.like(result, Partition.whole(result.shape))
+
+    return tree_map(wrap, func(*map(block, args), **{k: block(v) for k, v in kwargs.items()}))
 
 
 def _wrap(

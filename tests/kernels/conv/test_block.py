@@ -60,6 +60,34 @@ def test_kernels_ignore_what_memory_held(
             assert (got.double() - want).norm() <= limit * want.norm()
 
 
+def gradients_of_weights(dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape, run = (2, 16, 6, 7, 8), torch.ops.hyperslab
+    x, g = (
+        torch.randn(shape, generator=generator, dtype=torch.float32)
+        .to(dtype)
+        .contiguous(memory_format=torch.channels_last_3d)
+        for _ in range(2)
+    )
+    return [
+        *run.direct_convolution_gradient(x, g, (3, 3, 3), (1, 1, 1), True),
+        *run.winograd_gradient(x, g, (1, 1, 1), True),
+        run.depthwise_gradient(x, g, (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchs_default_type_changes_no_gradient(dtype: torch.dtype) -> None:
+    expected = gradients_of_weights(dtype)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = gradients_of_weights(dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got, want)
+
+
 def test_an_uncut_convolution_ignores_it_too() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(1, 16, 2, 2, 2).bfloat16(), torch.randn(32, 16, 3, 3, 3).bfloat16()

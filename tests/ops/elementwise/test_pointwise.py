@@ -25,10 +25,10 @@ from tests.ops.serial import average
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_"}}
+COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp"}}
 SHAPE = (4, 3, 5, 4, 3)
-UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type"}
-"""Needs a device which this tier has not; has a test below."""
+UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Tensor.frexp"}
+"""The first needs a device which this tier has not; the others have tests below."""
 
 TESTED_ELSEWHERE = {"torch.gradient", "torch.nn.functional.glu"}
 """Take no operands of these shapes: see `test_differences` and `test_softmax`."""
@@ -348,6 +348,23 @@ def slopes() -> None:
 
 def test_slopes_of_prelu() -> None:
     run_ranks(2, slopes)
+
+
+def taken_apart() -> None:
+    """A number is its mantissa times a power of two, of which only the mantissa has a gradient."""
+    leaf = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64, requires_grad=True)
+    serial = leaf.detach().clone().requires_grad_()
+    found, expected = hs.shard(leaf, hs.Grid(depth=2)).frexp(), serial.frexp()
+    assert torch.equal(found.mantissa.full(), expected.mantissa)
+    assert torch.equal(found.exponent.full(), expected.exponent)
+    found.mantissa.square().sum().backward()
+    expected.mantissa.square().sum().backward()
+    assert leaf.grad is not None
+    assert torch.allclose(leaf.grad, serial.grad, rtol=1e-12)
+
+
+def test_mantissas_and_exponents() -> None:
+    run_ranks(2, taken_apart)
 
 
 def truncated(x: torch.Tensor) -> torch.Tensor:

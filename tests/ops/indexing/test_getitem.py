@@ -133,7 +133,8 @@ def by_tables(x: Any) -> list[Any]:
     """Positions in several dims at once, in their place or in front, and tables of several dims."""
     table, row = torch.tensor([[2, 0], [1, -1]]), torch.tensor([0, 3])
     pairs = torch.arange(2)[:, None]
-    chosen = x.mean((2, 3)).topk(2, 1).indices  # equal on all ranks of a replica
+    rows = x.sum((2, 3))  # equal on all ranks of a replica
+    chosen = rows.topk(2, 1).indices
     return [
         x[:, table],
         x[pairs, table],
@@ -143,7 +144,16 @@ def by_tables(x: Any) -> list[Any]:
         x.flatten(2)[pairs, table, row],
         x[:, chosen[0]] if x.shape[0] == 2 else x,
         x.flatten(2).transpose(1, 2)[torch.arange(2)[:, None], chosen],
+        x[torch.tensor([[True, False, True], [False, True, False]])],
+        rows[rows > 0],
+        scaled_where(rows * 1, rows > 0),
     ]
+
+
+def scaled_where(x: Any, mask: torch.Tensor) -> Any:
+    """Values read and written by a mask, as ``x[mask] *= 2`` does."""
+    x[mask] *= 2
+    return x
 
 
 def compare_tables() -> float:
@@ -190,6 +200,7 @@ def refused(case: str) -> None:
         "cut dim": lambda: x.__setitem__((slice(None), slice(None), [0, 1]), 1.0),
         "two lists": lambda: x[:, :, [0, 1], [0, 1]],
         "matrix": lambda: x[:, :, torch.zeros(2, 2, dtype=torch.int64)],
+        "mask over a cut dim": lambda: x[ordinary == 0],
         "matrix of a mask": lambda: x[:, :, :, torch.ones(4, 4, dtype=torch.bool)],
         "bool": lambda: x[True],
         "many": lambda: x[0, 0, 0, 0, 0, 0],
@@ -211,6 +222,7 @@ def refused(case: str) -> None:
         ("cut dim", hs.UnsupportedOp, r"dim 2 is cut; use hyperslab.gather\(x, 'depth'\)"),
         ("two lists", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
         ("matrix", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
+        ("mask over a cut dim", hs.UnsupportedOp, r"cut dims; use hyperslab.gather"),
         ("matrix of a mask", hs.UnsupportedOp, "one-dimensional lists"),
         ("bool", hs.UnsupportedOp, "a lone bool"),
         ("many", hs.UnsupportedOp, "6 indices for 5 dims"),
@@ -234,6 +246,8 @@ def test_what_torch_refuses_too() -> None:
         x[0, 3]
     with pytest.raises(IndexError, match=r"a mask \(1, 3\) for 2 x 3"):
         x[torch.ones(1, 3, dtype=torch.bool)] = 1.0
+    with pytest.raises(IndexError, match=r"a mask \(1, 3\) for 2 x 3"):
+        x[torch.ones(1, 3, dtype=torch.bool)]
     with pytest.raises(ValueError, match="step must be greater than zero"):
         x[:, ::-1]
     with pytest.raises(ValueError, match="shape mismatch"):

@@ -27,7 +27,10 @@ COVERS = {
         "bmm",
         "mv",
         "dot",
+        "addbmm",
         "addmm",
+        "addmv",
+        "addr",
         "baddbmm",
         "einsum",
         "tensordot",
@@ -167,6 +170,9 @@ def special(x: Any, a: torch.Tensor, b: torch.Tensor, *, kind: str) -> Any:
         "addmm": lambda: torch.addmm(b, rows, a, beta=0.5, alpha=2),
         "addmm cut": lambda: torch.addmm(rows[:, :4], rows, a),
         "addmm weight": lambda: torch.addmm(a, a, rows[:2, :4].mT @ rows[:2, :4]),
+        "addbmm": lambda: torch.addbmm(b[:2, None], x.flatten(2), x.flatten(2).mT, beta=0.5),
+        "addmv": lambda: torch.addmv(b[0], rows, rows[0].addmv(rows.mT, b), alpha=3),
+        "addr": lambda: torch.addr(b, rows[:, 0], b, alpha=2) + b.addr(b, vec2=rows[0, :4]),
         "baddbmm": lambda: (
             torch.baddbmm(b, x.flatten(2), a.view(-1, 12, 4)[:1].expand(4, 12, 4), beta=0) + b.sum()
         ),
@@ -187,6 +193,7 @@ def special(x: Any, a: torch.Tensor, b: torch.Tensor, *, kind: str) -> Any:
 
 
 KINDS = """mm,mm method,mv,dot,bmm,addmm,addmm cut,addmm weight,baddbmm,tensordot,tensordot cut
+addbmm,addmv,addr
 tensordot number,bilinear,list,sublists,three,one,diagonal,reversed,cross,cross of three
 linalg cross""".replace("\n", ",").split(",")
 

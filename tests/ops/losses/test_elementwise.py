@@ -29,6 +29,8 @@ COVERS = {
         "multilabel_soft_margin_loss",
         "poisson_nll_loss",
         "soft_margin_loss",
+        "triplet_margin_loss",
+        "triplet_margin_with_distance_loss",
     }
 }
 
@@ -52,6 +54,10 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "multilabel": lambda x, y, w, o: F.multilabel_soft_margin_loss(x, y, w, **o),
     "poisson": lambda x, y, w, o: F.poisson_nll_loss(x, y.exp(), full=True, **o),
     "soft margin": lambda x, y, w, o: F.soft_margin_loss(x, signs(y), **o),
+    "triplet": lambda x, y, w, o: F.triplet_margin_loss(x, y, y - x / 2, 0.4, 1, swap=True, **o),
+    "triplet of cosines": lambda x, y, w, o: F.triplet_margin_with_distance_loss(
+        x, y, x.flip(0), distance_function=F.cosine_similarity, **o
+    ),
 }
 
 
@@ -127,6 +133,21 @@ def classes_of_one_sample(x: Any) -> Any:
 
 def test_one_sample_of_several_classes() -> None:
     run_ranks(2, compare, classes_of_one_sample, [Example({"depth": 2}, (1, 2, 4, 1, 1))])
+
+
+def triplets(case: str) -> None:
+    x = hs.shard(torch.randn(2, 3, 4), hs.Grid(width=2))
+    {
+        "margin": lambda: F.triplet_margin_loss(x, x, x, margin=0.0),
+        "dims": lambda: F.triplet_margin_loss(x, x, torch.randn(4)),
+    }[case]()
+
+
+def test_triplets_that_torch_refuses() -> None:
+    with pytest.raises(ValueError, match="margin must be greater than 0"):
+        run_ranks(2, triplets, "margin")
+    with pytest.raises(hs.LayoutError, match="as many dims, not 3, 3 and 1"):
+        run_ranks(2, triplets, "dims")
 
 
 def autocast() -> None:
