@@ -88,6 +88,7 @@ CASES: dict[str, Case] = {
     "joined": (lambda x, k: conv(torch.cat([conv(x, k), conv(x, k).tanh()], 1)[:, 1:5], k), KERNEL),
     "rows again": (lambda x, k: conv(x, k).view(2, 2, 2, 8, 6, 4).sin(), KERNEL),
     "transposed": (lambda x, k: F.conv_transpose3d(x, k, stride=2), KERNEL),
+    "slopes": (lambda x, w: F.prelu(x, w), ((4,),)),
     "cut again": (lambda x: (hs.shard(x.full(), x.grid) if is_cut(x) else x).sin(), ()),
     "whole": (lambda x, k: conv(hs.gather(x, ["depth"]) if is_cut(x) else x, k).sin(), KERNEL),
 }
