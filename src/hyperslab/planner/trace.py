@@ -33,6 +33,7 @@ from hyperslab.planner.records import Exchange, Offload, Sum, TensorSpec, Trace,
 from hyperslab.planner.unbacked_memory import UnbackedMemory
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
+from hyperslab.util.free_memory import FreedMemory
 from hyperslab.util.torch_internals import FIRST_BUCKET_BYTES, DisableTorchFunctionSubclass
 
 Device = Literal["cpu", "cuda"]
@@ -212,8 +213,10 @@ class _RecordedStore:
 
 
 GIVEN_BACK_FROM = 1 << 25
-"""Bytes of a freed block that leaves no hole where activations go to a file (`FreedMemory`): of a
-U-Net's slabs so many stay that are taken again, and few others."""
+"""Bytes of a block from which on it is given back when it is freed, where activations go to a file.
+
+Smaller ones leave holes between what stays (`FreedMemory`).
+"""
 
 
 @dataclass(frozen=True)
@@ -262,8 +265,9 @@ def trace_step(
         TooLargeError: at some moment all tensors take more than ``most`` [B].
     """
     journal = Journal()
-    to_file = workload.memory == "offload" and device == "cpu"
-    memory = UnbackedMemory(most, GIVEN_BACK_FROM if to_file else math.inf)
+    memory = UnbackedMemory(most)
+    if workload.memory == "offload" and device == "cpu":
+        memory = UnbackedMemory(most, GIVEN_BACK_FROM, FreedMemory.MOST_HOLES)
     step = _Step(workload, VirtualGrid(extents, rank, journal), memory)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -171,18 +171,22 @@ class UnbackedMemory:
 
     ``live`` [B] is what those tensors hold whose storage somebody still refers to, ``peak`` [B] the
     most that it has been, and ``most`` [B] what it may become. ``heap`` [B] estimates the most that
-    the C library would have taken for them; blocks from ``mapped_from`` [B] on lie outside its
-    heap, and are given back when they are freed.
+    the C library would have taken for them; blocks from ``mapped_from`` [B] on are given back when
+    they are freed, but for ``most_holes`` [B] of them.
     """
 
-    def __init__(self, most: float = math.inf, mapped_from: float = math.inf) -> None:
+    def __init__(
+        self, most: float = math.inf, mapped_from: float = math.inf, most_holes: int = 0
+    ) -> None:
         self.most = most
         self.mapped_from = mapped_from
+        self.most_holes = most_holes
         self._memory, self.size = _reserve_addresses()
         self._view = memoryview(self._memory)
         self.begin = torch.frombuffer(self._view, dtype=torch.uint8, count=1).data_ptr()
         self._heap = Heap()
         self._mapped = 0
+        self._most_mapped = 0
         self.live = 0
         self.peak = 0
         self.heap = 0
@@ -227,7 +231,9 @@ class UnbackedMemory:
             place = self._heap.take(nbytes)
         else:
             self._mapped += nbytes
-        self.heap = max(self.heap, int(UNJOINED * self._heap.top) + self._mapped)
+            self._most_mapped = max(self._most_mapped, self._mapped)
+        holes = min(self.most_holes, self._most_mapped)
+        self.heap = max(self.heap, int(UNJOINED * self._heap.top) + self._mapped + holes)
         first = self._heap.top if place is None else place[0]
         at = first % (self.size - nbytes + 1) // ALIGNMENT * ALIGNMENT
         buffer = self._view[at : at + nbytes]  # some may overlap: nobody reads or writes them

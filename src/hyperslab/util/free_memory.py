@@ -81,7 +81,7 @@ class FreedMemory:
     more memory, as they leave holes between what stays (docs/log.md).
     """
 
-    MOST_HOLES = 1 << 28
+    MOST_HOLES = 1 << 29
 
     def __init__(self) -> None:
         self._libc: ctypes.CDLL | None = None

@@ -83,3 +83,8 @@ def test_blocks_that_are_mapped_leave_no_holes() -> None:
         del small
         assert memory.live == 0
     assert mapped.heap < (8 << 20) + 10_000 < kept.heap
+    with_holes = UnbackedMemory(mapped_from=1 << 20, most_holes=3 << 20)
+    for size in (2, 1, 2):  # of which two are there at once
+        held = with_holes.empty((size << 20,), (1,), torch.uint8)
+    assert held.numel() == 2 << 20
+    assert with_holes.heap == 6 << 20
