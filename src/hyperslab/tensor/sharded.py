@@ -401,9 +401,11 @@ class Sharded(DeferredTensor):
     # Torch would not ask __torch_function__.
 
     def set_(self, *args: Any, **_: Any) -> Any:
+        """Refuse: it would give this rank another block, which no other rank knows of."""
         raise refuse(torch.Tensor.set_, (self, *args), {})
 
     def as_subclass(self, *args: Any) -> Any:
+        """Refuse: it would take this rank's block for all of the tensor."""
         raise refuse(torch.Tensor.as_subclass, (self, *args), {})
 
     def _is_view(self) -> bool:  # what torch.compile asks of a tensor first

@@ -64,8 +64,8 @@ def refuse_capture(what: str, remedy: str) -> None:
     """
     if is_capturing():
         raise UnsupportedOp(
-            f"{what} is part of a CUDA graph that is being captured; a replay would leave it out\n"
-            f"    {remedy}"
+            f"{what} is part of a CUDA graph that is being captured; a replay would leave it out, "
+            f"or repeat it wrongly\n    {remedy}"
         )
 
 

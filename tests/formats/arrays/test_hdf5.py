@@ -108,7 +108,7 @@ def test_the_channel_order_is_asked_for_where_it_is_not_clear(tmp_path: Path) ->
         opened(tmp_path)
 
 
-def test_channels_that_the_redshifts_gainsay(tmp_path: Path) -> None:
+def test_channels_that_the_redshifts_contradict(tmp_path: Path) -> None:
     """Else an axis of space would be the channels of a network, without a word."""
     public(tmp_path / "u.hdf5", counts(0, (6, 6, 6, 4)))
     with pytest.raises(DataError, match=r"4 redshifts and is \(6, 6, 6, 4\), .* not come first"):
