@@ -285,3 +285,24 @@ def test_a_full_disk_and_a_missing_folder_are_named(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     with pytest.raises(HyperslabError, match=r"rank 0: .*nowhere: No such file"):
         OffloadFile(0).move(torch.ones(5))
+
+
+def test_a_place_that_could_not_be_written_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OffloadFile(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", full)
+        with pytest.raises(HyperslabError):
+            file.move(torch.ones(5))
+    gc.collect()  # of the error nothing stays
+    kept = file.move(torch.ones(5))
+    assert len(file._places) == 1
+    assert kept().all()
+
+
+def test_a_forked_process_does_not_write_to_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = OffloadFile(0)
+    kept = file.move(torch.ones(5))
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    for use in (kept, lambda: file.move(torch.zeros(5))):
+        with pytest.raises(HyperslabError, match="forked from the one that has"):
+            use()

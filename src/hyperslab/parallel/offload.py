@@ -7,7 +7,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -131,7 +131,7 @@ class HostMemory:
 
     def move(self, tensor: torch.Tensor) -> Load:
         refuse_capture(
-            'memory="offload", in memory of the host that is somebody else\'s at the next replay,',
+            'memory="offload", whose copies on the host are gone at the next replay,',
             'use memory="tile" or "recompute", or run this step eagerly',
         )
         copy = torch.empty_strided(
@@ -155,15 +155,17 @@ class OffloadFile:
         self._freed = freed
         self._folder = os.environ.get("TMPDIR") or "/var/tmp"
         self._file: int | None = None
+        self._process = 0  # which has made it
         self._places: list[_Place] = []
 
     def move(self, tensor: torch.Tensor) -> Load:
-        place = self._take(tensor.nbytes)
+        self._refuse_forks()
+        moved = _InFile(self, self._take(tensor.nbytes), tensor)  # frees it if it is not written
         with self._named_errors():
-            self._write(_bytes_of(tensor), place.begin)
+            self._write(_bytes_of(tensor), moved.place.begin)
         if self._freed is not None:
             self._freed.give_back()
-        return _InFile(self, place, tensor.shape, tensor.stride(), tensor.dtype)
+        return moved
 
     def map(self, place: _Place) -> _Mapped:
         """Map the pages of a place, which are read now.
@@ -171,6 +173,7 @@ class OffloadFile:
         Raises:
             HyperslabError: the file cannot be read.
         """
+        self._refuse_forks()
         if self._freed is not None:
             self._freed.give_back()
         assert self._file is not None
@@ -184,6 +187,14 @@ class OffloadFile:
                     raise
         return pages
 
+    def _refuse_forks(self) -> None:
+        """Refuse a process that was forked since: both would write to the same places."""
+        if self._file is not None and os.getpid() != self._process:
+            raise HyperslabError(
+                f"rank {self._rank}: memory=offload: this process was forked from the one that has "
+                "the activations' file\n    parallelize the network in the process that trains it"
+            )
+
     def _take(self, nbytes: int) -> _Place:
         while self._places and self._places[-1].free:
             self._places.pop()
@@ -196,6 +207,7 @@ class OffloadFile:
         """Write all of ``data``, of which one call of the system may take a part."""
         if self._file is None:
             self._file, name = tempfile.mkstemp(dir=self._folder)
+            self._process = os.getpid()
             weakref.finalize(self, os.close, self._file)
             os.unlink(name)
         while len(data):
@@ -243,25 +255,18 @@ class _Mapped(mmap.mmap):
 class _InFile:
     """Stands for a tensor in the file, and frees its place when it goes."""
 
-    def __init__(
-        self,
-        file: OffloadFile,
-        place: _Place,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, file: OffloadFile, place: _Place, tensor: torch.Tensor) -> None:
         self._file = file
-        self._place = place
-        self._form = (shape, strides)
-        self._dtype = dtype
+        self.place = place
+        self._form = tensor.shape, tensor.stride()
+        self._dtype = tensor.dtype
 
     def __call__(self) -> torch.Tensor:
-        if self._place.begin == self._place.end:
+        if self.place.begin == self.place.end:
             return torch.empty_strided(*self._form, dtype=self._dtype)
-        pages = self._file.map(self._place)
+        pages = self._file.map(self.place)
         pages.source = self
         return torch.frombuffer(pages, dtype=self._dtype).as_strided(*self._form)
 
     def __del__(self) -> None:
-        self._place.free = True  # and no more: it may be any thread's turn
+        self.place.free = True  # and no more: it may be any thread's turn
