@@ -99,15 +99,16 @@ def losses(case: str) -> list[str]:
         for _ in range(2):
             y = model(other(x)).square()
             share = random.random() if case == "of Python" else torch.rand(())
-            count = y.local.numel() if case == "of the block" else 1 if case == "nan" else y.numel()
+            count = y.local.numel() if case == "of the block" else y.numel()
             loss = y.sum() * share / count
-            (loss * float("nan") if case == "nan" else loss).backward()
+            broken = case == "nan" or (case == "nan of one" and grid.rank == 1)
+            (loss * float("nan") if broken else loss).backward()
     finally:
         logger.removeHandler(handler)
     return [line for line in records if "the ranks' losses differ" in line]
 
 
-@pytest.mark.parametrize("case", ["of Python", "of the block"])
+@pytest.mark.parametrize("case", ["of Python", "of the block", "nan of one"])
 def test_losses_that_differ_are_named(case: str) -> None:
     (line,), others = run_ranks(2, losses, case)
     assert others == []

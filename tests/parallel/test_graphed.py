@@ -238,6 +238,66 @@ def test_gradients_may_be_zeroed_in_the_step() -> None:
     run_ranks(2, zeroed_inside)
 
 
+class Uncalled(nn.Module):
+    """Uses parameters of a part that is not called, as attention uses those of its last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv3d(1, 2, 3, padding=1)
+        self.factors = nn.ParameterList([torch.ones(2, 1, 1, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.factors[0]
+
+
+def trained_outside(*, graphs: bool) -> tuple[list[torch.Tensor], int]:
+    """Leaves that no module holds are trained too; one is made in each step."""
+    ran = 0
+    with pretended_device():
+        torch.manual_seed(4)
+        grid = hs.Grid(depth=2)
+        net = hs.parallelize(Uncalled().double(), grid)
+        share = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        trained = [*net.parameters(), share]
+        optimizer = torch.optim.SGD(trained, 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            nonlocal ran
+            ran += 1
+            own = torch.zeros((), dtype=torch.float64, requires_grad=True)
+            loss = net(x).square().mean() * share.exp() - share + own
+            loss.backward()
+            return loss
+
+        run = hs.graphed(step) if graphs else step
+        for number in range(8):
+            if number == 6:
+                share.data = share.data.clone()
+            optimizer.zero_grad()
+            run(volume(number, grid))
+            optimizer.step()
+    return [p.detach().clone() for p in trained], ran
+
+
+def trained_outside_compared() -> float:
+    replayed, ran = trained_outside(graphs=True)
+    assert ran == 6  # it finds modules, then the leaf; two of a kind; two captures
+    return apart(replayed, trained_outside(graphs=False)[0])
+
+
+def test_leaves_outside_called_modules_are_trained() -> None:
+    assert max(run_ranks(2, trained_outside_compared)) < 1e-12
+
+
+def test_a_step_in_inference_mode_is_another_kind() -> None:
+    with pretended_device():
+        run = hs.graphed(lambda x: x * 2)
+        for mode in (torch.inference_mode, torch.no_grad):
+            with mode():
+                found = [run(torch.full((2,), float(n))).sum().item() for n in range(6)]
+            assert found == [*range(0, 24, 4)]
+
+
 def strays() -> list[str]:
     """What ranks say of what one of them did otherwise, once their steps are replayed."""
     words = []
@@ -327,6 +387,17 @@ def refusals() -> dict[str, str]:
             ran("plain")(x)
             torch.optim.SGD(nets["plain"].parameters(), 0.1).step()
 
+        def adding(x: torch.Tensor, total: torch.Tensor) -> None:
+            total += ran("plain")(x).detach()
+
+        def scaling(x: torch.Tensor) -> torch.Tensor:
+            return ran("plain")(x.mul_(2))
+
+        found = volume(0, grid).float().requires_grad_()
+
+        def finding(x: torch.Tensor) -> torch.Tensor:
+            return ran("plain")(x + found)
+
         x = volume(0, grid).float()
         tries: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
             "drawing": (ran("drawing"), (x,)),
@@ -334,6 +405,9 @@ def refusals() -> dict[str, str]:
             "recomputed": (ran("recomputed"), (x,)),
             "reading": (reading, (x,)),
             "stepping": (stepping, (x,)),
+            "adding": (adding, (x, torch.zeros(()))),
+            "scaling": (scaling, (x.clone(),)),
+            "finding": (finding, (x,)),
             "gradient": (ran("plain"), (x.clone().requires_grad_(),)),
             "array": (ran("plain"), (x, np.zeros(3))),
         }
@@ -346,6 +420,8 @@ def refusals() -> dict[str, str]:
                     run(*given)
                 except hs.HyperslabError as error:
                     words[name] = str(error)
+                    if name == "reading":  # it ended in a capture, which computes nothing
+                        assert gradients_of(nets["plain"]) == []
         with torch.autocast("cpu", torch.bfloat16):
             try:
                 hs.graphed(ran("plain"))(x)
@@ -363,6 +439,9 @@ def test_what_no_graph_repeats_is_refused() -> None:
         "recomputed": "that a backward pass computes again",
         "reading": "cannot be captured.*_local_scalar_dense",
         "stepping": "changed parameters",
+        "adding": "changed an argument in place",
+        "scaling": "changed an argument in place",
+        "finding": "the gradient of a cut tensor that it finds",
         "gradient": "requires a gradient",
         "array": "a ndarray, whose values",
         "autocast": "enter torch.autocast inside the step",

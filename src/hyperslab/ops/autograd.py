@@ -393,7 +393,8 @@ def backward_of(
     inputs: Sequence[Any] | None = None,
 ) -> None:
     """Begins with a number, such as one voxel of a network's output."""
-    backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+    several = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    backward(self, gradient, retain_graph, create_graph, inputs=several)
 
 
 @register(torch.autograd.grad, family="autograd")

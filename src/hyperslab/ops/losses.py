@@ -232,7 +232,9 @@ def triplet_margin_with_distance_loss(
         if swap:
             far = torch.minimum(far, distance(positive, negative))
         each = torch.clamp_min(margin + near - far, 0)
-    return reduce_losses(each, reduction) if isinstance(each, Sharded) else each
+    if isinstance(each, Sharded):
+        return reduce_losses(each, reduction)
+    return each if reduction == "none" else getattr(each, reduction)()  # of x.full(), say
 
 
 @register(F.gaussian_nll_loss, family="losses")

@@ -234,11 +234,12 @@ class EqualLosses:
         owed, self._owed = self._owed, None
         if owed is None:
             return
-        losses = [struct.unpack("d", struct.pack("q", bits))[0] for _, bits in owed.read()]
+        found = [struct.unpack("d", struct.pack("q", bits))[0] for _, bits in owed.read()]
+        losses = [math.inf if math.isnan(loss) else loss for loss in found]
         lowest, highest = min(losses), max(losses)
         # Processors of different kinds round otherwise, which adds up in a network.
-        allowed = math.sqrt(self._resolution) * max(abs(lowest), abs(highest))
-        if highest - lowest > allowed and not self._said:
+        alike = math.isclose(lowest, highest, rel_tol=math.sqrt(self._resolution))
+        if not alike and not self._said:
             self._said = True  # of other numbers it would be another message
             log_once(
                 grid,

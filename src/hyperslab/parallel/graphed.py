@@ -9,7 +9,8 @@ as it was at the capture, or is brought up to date beside it:
   (`hyperslab.util.capture.Beside`);
 - what the step finds on the host belongs to its *kind*: shapes, types and cuts of tensors, other
   arguments, which modules train, which parameters have a gradient. Another kind is another graph;
-- parameters and buffers have to lie where they lay, or it is captured again.
+- parameters and buffers have to lie where they lay, or it is captured again;
+- gradients are given back to all that the step trains, in modules or not.
 
 A step that draws on the host, or changes parameters, is refused. What else Python computes in it, a
 count of steps for instance, stays as it was at the capture, and nobody can tell.
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm.bootstrap import own_rank
 from hyperslab.comm.communicator import note_messages
@@ -38,8 +40,11 @@ from hyperslab.parallel.guard import Guard, GuardedForward
 from hyperslab.tensor import Sharded
 from hyperslab.util.capture import Beside
 from hyperslab.util.torch_internals import (
+    BACKWARD_PASSES,
+    leaves_behind,
     own_tensors,
     tree_flatten,
+    tree_leaves,
     tree_map_only,
     tree_unflatten,
     version_of,
@@ -131,8 +136,8 @@ class _Graph:
     statics: list[Any]
     outputs: Any
     lay: list[int]  # where parameters and buffers lay
-    found: list[tuple[nn.Parameter, torch.Tensor]]  # gradients that it adds to
-    gradients: list[tuple[nn.Parameter, torch.Tensor]]
+    found: list[tuple[torch.Tensor, torch.Tensor]]  # gradients that it adds to
+    gradients: list[tuple[torch.Tensor, torch.Tensor]]
     owed: list[tuple[Guard, set[int]]]
 
     def replay(self, leaves: Sequence[Any]) -> Any:
@@ -173,7 +178,8 @@ class GraphedStep(Generic[Arguments, Result]):
     def __init__(self, step: Callable[Arguments, Result]) -> None:
         self._step = step
         self._kinds: dict[Hashable, _Kind] = {}
-        self._modules: dict[nn.Module, None] = {}  # that the step has called
+        self._modules: dict[nn.Module, None] = {}  # that the step has called, and their parts
+        self._leaves = WeakTensorKeyDictionary()  # to which it adds gradients, if they outlive it
         self._said = False
         functools.update_wrapper(self, step, updated=())
 
@@ -213,31 +219,70 @@ class GraphedStep(Generic[Arguments, Result]):
 
     def _say_that_it_is_eager(self) -> None:
         if not self._said and own_rank() == 0:
-            log.info("%s runs eagerly: there is no CUDA graph without a CUDA device", self._name)
+            log.info(
+                "%s runs eagerly: a CUDA graph needs tensors on a CUDA device among its arguments",
+                self._name,
+            )
         self._said = True
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        """Run the step's Python, and note which modules it calls.
+        """Run the step's Python, and note which modules it calls and which leaves it trains.
 
         Raises:
-            UnsupportedOp: it changed their parameters.
+            UnsupportedOp: it changed parameters or arguments, or found a cut tensor to train.
         """
         hook = register_module_forward_pre_hook(lambda module, _: self._note(module))
-        before = {parameter: version_of(parameter) for parameter in self._parameters()}
+        parameters = self._parameters()
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        before = _versions(parameters), _versions(given)
         try:
-            outputs = self._step(*args, **kwargs)
+            with self._noting_leaves():
+                outputs = self._step(*args, **kwargs)
         finally:
             hook.remove()
-        if any(version_of(parameter) != version for parameter, version in before.items()):
+        if _versions(parameters) != before[0]:
             raise UnsupportedOp(
                 f"{self._name} changed parameters: an optimizer's step, whose learning rate and "
                 "counts are the host's, cannot be part of a CUDA graph\n    call optimizer.step() "
                 "after the step that hyperslab.graphed returned"
             )
+        if _versions(given) != before[1]:
+            raise UnsupportedOp(
+                f"{self._name} changed an argument in place, of which a replay would change a copy"
+                "\n    change a copy (x = x + 1 for x += 1), and return what its caller needs"
+            )
         return tree_map_only(torch.Tensor, torch.Tensor.detach, outputs)
 
     def _note(self, module: nn.Module) -> None:
-        self._modules[module] = None
+        """Note a module, and parts that it may use without a call: those of attention do so."""
+        self._modules.update(dict.fromkeys(module.modules()))
+
+    @contextmanager
+    def _noting_leaves(self) -> Iterator[None]:
+        """Note what backward passes add gradients to, in modules or not.
+
+        What two runs find outlives the step, which may make other leaves itself.
+        """
+        owner, name = BACKWARD_PASSES
+        original = getattr(owner, name)
+        earlier = {id(leaf) for leaf in self._leaves}
+
+        def run(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+            for leaf in leaves_behind(outputs) if options.get("accumulate_grad") else ():
+                outlives = id(leaf) in earlier
+                if outlives and isinstance(leaf, Sharded):
+                    raise UnsupportedOp(
+                        f"{self._name} adds to the gradient of a cut tensor that it finds, which a "
+                        "replay would not\n    return torch.autograd.grad(loss, x) from the step"
+                    )
+                self._leaves[leaf] = outlives
+            return original(outputs, *args, **options)
+
+        setattr(owner, name, run)
+        try:
+            yield
+        finally:
+            setattr(owner, name, original)
 
     def _captured(self, recorder: Recorder, leaves: Sequence[Any], form: Any) -> _Graph:
         """Capture the step, which computes nothing yet.
@@ -253,6 +298,7 @@ class GraphedStep(Generic[Arguments, Result]):
         try:
             with beside.open():
                 outputs = recorder.record(lambda: self._run(args, kwargs))
+            left = self._gradients()
         except (HyperslabError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
@@ -261,6 +307,11 @@ class GraphedStep(Generic[Arguments, Result]):
                 "reads no value of a tensor (.item(), if loss > 0, print), makes no tensor from "
                 "Python's numbers and copies none from the host: pass them as arguments"
             ) from error
+        finally:  # nothing has been computed yet
+            for parameter in self._parameters():
+                parameter.grad = None
+            for parameter, gradient in found:
+                parameter.grad = gradient
         if _host_random_states() != drawn:
             raise UnsupportedOp(
                 f"{self._name} draws random numbers on the host (torch's generator of the CPU, "
@@ -268,24 +319,23 @@ class GraphedStep(Generic[Arguments, Result]):
                 "before, and pass them as arguments"
             )
         owed = [(guard, set(guard.averaging.owed)) for guard in self._guards() if guard.averaging]
-        left = self._gradients()
-        for parameter, gradient in found:  # nothing has been computed yet
-            parameter.grad = gradient
         return _Graph(recorder, beside, statics, outputs, self._lie(), found, left, owed)
 
     def _lie(self) -> list[int]:
-        """Return where the modules' parameters and buffers lie now."""
-        return [
-            0 if own is None else own.data_ptr()
-            for module in self._modules
-            for _, own in own_tensors(module)
-        ]
+        """Return where parameters and buffers lie now."""
+        found = [own for module in self._modules for _, own in own_tensors(module)]
+        return [0 if own is None else own.data_ptr() for own in (*found, *self._leaves_outside())]
 
-    def _parameters(self) -> list[nn.Parameter]:
+    def _parameters(self) -> list[torch.Tensor]:
+        """Return the modules' parameters, and what else has gradients from the step."""
         found = (own for module in self._modules for _, own in own_tensors(module))
-        return [*dict.fromkeys(own for own in found if isinstance(own, nn.Parameter))]
+        inside = (own for own in found if isinstance(own, nn.Parameter))
+        return [*dict.fromkeys((*inside, *self._leaves_outside()))]
 
-    def _gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+    def _leaves_outside(self) -> list[torch.Tensor]:
+        return [leaf for leaf, outlives in self._leaves.items() if outlives]
+
+    def _gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(p, p.grad) for p in self._parameters() if p.grad is not None]
 
     def _guards(self) -> list[Guard]:
@@ -296,6 +346,7 @@ class GraphedStep(Generic[Arguments, Result]):
         """Return what a step finds on the host that decides what it does."""
         return [
             torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
             tuple(module.training for module in self._modules),
             tuple((own.requires_grad, own.grad is None) for own in self._parameters()),
             tuple(g.averaging is None or g.averaging.synchronised for g in self._guards()),
@@ -337,7 +388,8 @@ def _kind_of(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         block = leaf.local if isinstance(leaf, Sharded) else leaf
         cut = (leaf.partition, id(leaf.grid)) if isinstance(leaf, Sharded) else ()
-        return (type(leaf), cut, tuple(block.shape), block.stride(), block.dtype)
+        form = tuple(block.shape), block.stride(), block.dtype, block.device
+        return (type(leaf), cut, *form)
     try:
         hash(leaf)
     except TypeError:
@@ -346,6 +398,12 @@ def _kind_of(leaf: Any) -> Hashable:
             "a replay would not see\n    pass tensors, and numbers and words that stay the same"
         ) from None
     return (type(leaf), leaf)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """Count the changes in place of tensors; those of inference have no count."""
+    blocks = [x.block if isinstance(x, Sharded) else x for x in tensors]
+    return [None if x.is_inference() else version_of(x) for x in blocks]
 
 
 def _host_random_states() -> tuple[Any, ...]:
@@ -357,24 +415,26 @@ def graphed(step: Callable[Arguments, Result]) -> GraphedStep[Arguments, Result]
     """Make a step that is captured in a CUDA graph, and then replayed without its Python.
 
     Call what it returns in place of ``step``, for forward and backward pass, behind
-    ``zero_grad()`` and before ``optimizer.step()``. Its first 11 calls run the step as it is; the
+    ``zero_grad()`` and before ``optimizer.step()``. Its first 12 calls run the step as it is; the
     next one captures it, with halos, sums over ranks and averages of gradients. From then on a call
     copies its arguments to where the step reads them, draws the seeds of its dropout as the step
     would, and replays the graph: the results are those of the step. Comparisons between ranks are
     made behind the replay. Other shapes, types or cuts, other numbers, another mode of a module,
     gradients where there were none before: each is a kind of its own with 11 calls and a graph,
     which keeps the memory of a step. Parameters that lie elsewhere than before are captured anew.
+    Gradients lie in a graph's memory: clone() those that are to outlive the next call.
 
     Without a CUDA device the step runs eagerly each time, which the log says once. Ranks need NCCL.
 
     Args:
-        step: takes tensors, cut or not, of one device, in any nesting, beside numbers and words. It
-            returns tensors, of which the caller gets copies without a graph of autograd. It reads
-            no value of a tensor and draws nothing on the host. What its Python counts or decides
-            stays as it was at the capture.
+        step: takes tensors, cut or not, of one device, in any nesting, beside numbers and words,
+            and changes none of them. It returns tensors, of which the caller gets copies without a
+            graph of autograd. It reads no value of a tensor and draws nothing on the host. What its
+            Python counts or decides stays as it was at the capture.
 
     Raises, when it is called:
-        UnsupportedOp: the step cannot be captured, or changes parameters.
+        UnsupportedOp: the step cannot be captured, changes parameters or arguments, or adds to the
+            gradient of a cut tensor that it was not given.
         LayoutError: its arguments are on several devices, require a gradient, or are no values
             that can be compared; or autocast is on around it.
 

@@ -13,7 +13,7 @@ import importlib
 import operator
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch, _pytree
@@ -261,6 +261,21 @@ def keep_known(replacement: Callable[..., Any], original: Callable[..., Any]) ->
 
 BACKWARD_PASSES: tuple[Any, str] = (torch.autograd, "_engine_run_backward")
 """Says where ``torch.autograd.grad`` and ``backward`` run the engine."""
+
+
+def leaves_behind(outputs: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the leaves to whose gradients a backward pass from tensors, or edges, adds."""
+    nodes: list[Any] = [y.node if isinstance(y, GradientEdge) else y.grad_fn for y in outputs]
+    seen: set[Any] = {None}
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable
+        nodes += (before for before, _ in node.next_functions)
+
 
 CHECKPOINTS: tuple[Any, str] = (torch.utils.checkpoint, "_checkpoint_without_reentrant_generator")
 """Says where ``checkpoint(function, *args, use_reentrant=False)`` prepares to call it again."""

@@ -255,7 +255,9 @@ def one_number() -> None:
         net(x)[1, 0, 4, 3, 2].backward()
         net(x)[0, 0, 0, 0, :1].backward(torch.tensor([3.0], dtype=torch.float64))
         torch.autograd.backward([net(x)[0, 1, 2, 2, 2], net(x).square().mean()])
-        gradients = [x.grad, net.weight.grad, net.bias.grad]
+        alone = (hs.shard(full, grid) if parallel else full.clone()).requires_grad_()
+        alone.sin()[1, 1, 4, 3, 2].backward(inputs=alone)
+        gradients = [x.grad, alone.grad, net.weight.grad, net.bias.grad]
         found.append([g.full() if isinstance(g, hs.Sharded) else g for g in gradients])
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected)

@@ -39,6 +39,12 @@ def signs(x: torch.Tensor) -> torch.Tensor:
     return x.detach().sign()
 
 
+def distance_of_whole(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    difference = a - b
+    whole = difference.full() if isinstance(difference, hs.Sharded) else difference
+    return whole.square().sum(-1)
+
+
 LOSSES: dict[str, Callable[..., Any]] = {
     "bce": lambda x, y, w, o: F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), w, **o),
     "bce_logits": lambda x, y, w, o: F.binary_cross_entropy_with_logits(
@@ -57,6 +63,9 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "triplet": lambda x, y, w, o: F.triplet_margin_loss(x, y, y - x / 2, 0.4, 1, swap=True, **o),
     "triplet of cosines": lambda x, y, w, o: F.triplet_margin_with_distance_loss(
         x, y, x.flip(0), distance_function=F.cosine_similarity, **o
+    ),
+    "triplet out of the cut": lambda x, y, w, o: F.triplet_margin_with_distance_loss(
+        x, y, x.flip(0), distance_function=distance_of_whole, **o
     ),
 }
 
