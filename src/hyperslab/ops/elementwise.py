@@ -433,8 +433,9 @@ class _PReLU(BlockFunction):
         x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)
         one = weight.numel() == 1
         slopes = weight.reshape(() if one else (-1, *[1] * (x.dim() - 2)))
-        above = torch.ops.aten.threshold_backward(gradient, x, 0)
-        below = gradient - above
+        side = x.sign()  # 0 of what is no number, as torch takes the slope there
+        above = torch.ops.aten.threshold_backward(gradient, side, 0)
+        below = torch.ops.aten.threshold_backward(gradient, -side, -0.5)
         dx = torch.addcmul(above, below, slopes)
         return dx, (below * x.clamp(max=0)).sum_to_size(slopes.shape).view_as(weight)
 

@@ -350,6 +350,27 @@ def test_slopes_of_prelu() -> None:
     run_ranks(2, slopes)
 
 
+def slopes_of_infinities() -> None:
+    values = torch.tensor([float("inf"), -float("inf"), float("nan"), 1.0, -1.0, 0.0])
+    x, gradient = (
+        part.reshape(1, 6, 6, 1, 1) for part in torch.meshgrid(values, values, indexing="ij")
+    )
+    found = []
+    for cut in (False, True):
+        leaf = x.clone().requires_grad_()
+        weight = torch.linspace(0.25, 0.5, 6).requires_grad_()
+        y = F.prelu(hs.shard(leaf, hs.Grid(depth=2)) if cut else leaf, weight)
+        y = y.full() if isinstance(y, hs.Sharded) else y
+        y.backward(gradient)
+        found.append((leaf.grad, average(weight.grad)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+
+
+def test_slopes_of_prelu_where_values_are_no_numbers() -> None:
+    run_ranks(2, slopes_of_infinities)
+
+
 def taken_apart() -> None:
     """A number is its mantissa times a power of two, of which only the mantissa has a gradient."""
     leaf = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64, requires_grad=True)
