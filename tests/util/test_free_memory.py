@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="the C library is another one"
+)
+
 PROGRAM = """
 import os, resource, sys, threading
 import numpy as np
@@ -36,7 +40,6 @@ for opens in (False, True):
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 def test_a_thread_takes_what_was_freed_once_data_are_open(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((1, 4, 4, 4), np.float32))
     np.save(tmp_path / "a.target.npy", np.zeros(1, np.float32))
@@ -71,7 +74,6 @@ for mebibytes in (1, 4):
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 def test_holes_are_given_back_when_they_are_many() -> None:
     command = [sys.executable, "-c", HOLES]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

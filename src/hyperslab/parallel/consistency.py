@@ -225,7 +225,7 @@ class EqualLosses:
         self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
         total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
         bits = total.view(torch.int64)
-        self._owed = AllGatheredInts(grid, [self.passes], bits, "the comparison of losses")
+        self._owed = AllGatheredInts(grid, [], bits, "the comparison of losses")
         if grid.device.type == "cpu":
             self._read(grid)
 
@@ -234,7 +234,7 @@ class EqualLosses:
         owed, self._owed = self._owed, None
         if owed is None:
             return
-        found = [struct.unpack("d", struct.pack("q", bits))[0] for _, bits in owed.read()]
+        found = [struct.unpack("d", struct.pack("q", bits))[0] for (bits,) in owed.read()]
         losses = [math.inf if math.isnan(loss) else loss for loss in found]
         lowest, highest = min(losses), max(losses)
         # Processors of different kinds round otherwise, which adds up in a network.
