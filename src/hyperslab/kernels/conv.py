@@ -105,13 +105,30 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
     if problem.has_lone_column:
         y = guarded(run, problem.in_steps_of_one(), first, *others)
         return in_channels_last(y.narrow(-1, 0, 1))
-    if not problem.outreaches:
-        return run(problem, first, *others)
-    margins = margins_of(problem.padding)
-    if problem.task != "input":
-        return run(problem.padded(), in_channels_last(F.pad(first, margins)), *others)
-    padded = run(problem.padded(), first, *others)
-    return in_channels_last(F.pad(padded, [-margin for margin in margins]))
+    if problem.outreaches:
+        margins = margins_of(problem.padding)
+        if problem.task != "input":
+            padded = in_channels_last(F.pad(first, margins))
+            return guarded(run, problem.padded(), padded, *others)
+        padded = guarded(run, problem.padded(), first, *others)
+        return in_channels_last(F.pad(padded, [-margin for margin in margins]))
+    if problem.skips_lines:
+        weight, bias = others
+        channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
+        x, weight = in_channels_last(F.pad(first, channel)), F.pad(weight, channel)
+        return guarded(run, problem.with_empty_channel(), x, weight, bias)
+    if problem.skips_voxels:
+        read = first[:, :, *(slice(None, None, step) for step in problem.options.stride)]
+        return guarded(run, problem.of_voxels_read(), in_channels_last(read), *others)
+    result = run(problem, first, *others)
+    if problem.planes_beyond:
+        _, bias = others
+        beyond = result[:, :, -problem.planes_beyond :]
+        if bias is None:
+            beyond.zero_()
+        else:
+            beyond.copy_(bias.view(-1, *[1] * len(problem.kernel)))
+    return result
 
 
 def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:

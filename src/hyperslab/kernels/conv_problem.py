@@ -7,6 +7,7 @@ convolution computes in channels last, and conversions to the format that it wan
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ HEAVY_WEIGHT = 8  # times both volumes: a weight whose order in memory counts mo
 PROBLEMS = 4096
 
 IM2COL = 20480  # up to this batch * channels * rows torch 2.13 takes im2col in float32
+
+CACHES = (1 << 19, 1 << 20, 2 << 20, 4 << 20)
+"""[B] Second-level caches: processors with AMX have the third, virtual machines say others."""
 
 WINOGRAD_KERNEL = (3, 3, 3)
 """Extents of the windows that Winograd's filtering is for."""
@@ -106,6 +110,17 @@ def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.
     return any(k > e for k, e in zip(weight[2:], x[2:], strict=True))
 
 
+def _channel_blocks(channels: int, groups: int) -> set[int]:
+    """Lists the blocks of 16 channels that a thread may have of a volume, by how many share it."""
+    blocks = -(-channels // groups // 16)
+    return {-(-blocks // threads) for threads in range(1, blocks + 1)}
+
+
+def _whole(count: int, step: int) -> int:
+    """Rounds up to whole steps."""
+    return -(-count // step) * step
+
+
 @dataclass(frozen=True)
 class Problem:
     """Describes one pass of a convolution of one shape: the choice of its kernel depends on it.
@@ -154,6 +169,36 @@ class Problem:
         return tuple(e - ((y - 1) * s - 2 * p + d * (k - 1) + 1) for e, y, k, s, p, d in steps)
 
     @cached_property
+    def skips_lines(self) -> bool:
+        """Says if windows of one channel leave out planes or rows between them, in float32.
+
+        There oneDNN writes beyond its memory in three dims.
+        """
+        of_one = self.weight[1] == self.options.groups == 1 and self.dtype == torch.float32
+        if self.task != "forward" or len(self.kernel) != 3 or not of_one:
+            return False
+        return any(k < s for k, s in zip(self.kernel[:2], self.options.stride[:2], strict=True))
+
+    @cached_property
+    def skips_voxels(self) -> bool:
+        """Says if the weight's gradient reads single voxels some way apart.
+
+        Of fewer channels than oneDNN works on at a time it writes beyond its memory.
+        """
+        apart = max(self.options.stride) > max(self.kernel) == 1
+        return self.task == "weight" and apart and not any(self.padding)
+
+    @cached_property
+    def planes_beyond(self) -> int:
+        """Counts the last planes of ``x`` that no window reads: they get no gradient.
+
+        With AMX oneDNN leaves them as they are, in bfloat16.
+        """
+        if self.task != "input" or self.dtype != torch.bfloat16:
+            return 0
+        return max(0, self.left_over[0] - self.padding[0])
+
+    @cached_property
     def products(self) -> int:
         return self.y[0] * math.prod(self.y[2:]) * math.prod(self.weight)
 
@@ -175,9 +220,13 @@ class Problem:
 
     @cached_property
     def has_lone_column(self) -> bool:
-        """Says if one output in the last dim is made of one channel by a step of several voxels."""
-        one = self.y[-1] == 1 and self.weight[1] == 1
-        return self.task == "forward" and one and self.options.stride[-1] > 1
+        """Says if one output in the last dim is made by a step of several voxels.
+
+        Of one channel oneDNN computes it wrong in any type, of more with AMX in bfloat16.
+        """
+        wrong = self.weight[1] == 1 or self.dtype == torch.bfloat16
+        one = self.task == "forward" and self.y[-1] == 1
+        return one and wrong and self.options.stride[-1] > 1
 
     @cached_property
     def weight_to_volumes(self) -> float:
@@ -188,6 +237,41 @@ class Problem:
         """Says if it is the weight whose order in memory counts; parameters are contiguous."""
         return self.weight_to_volumes > HEAVY_WEIGHT
 
+    @cached_property
+    def overruns_tiles(self) -> bool:
+        """Says if oneDNN's weight gradient with AMX may write beyond its memory (3.12 to 3.14).
+
+        It turns some rows of some planes of both volumes into a buffer that has as many rows of
+        every plane, but counts rows from the volume's first. That is right where all rows fit, and
+        does no harm where planes of the buffer that are not in use are behind.
+        """
+        if self.task != "weight" or self.dtype != torch.bfloat16 or len(self.kernel) != 3:
+            return False
+        inputs, outputs = (_channel_blocks(c, self.options.groups) for c in (self.x[1], self.y[1]))
+        columns = {_whole(self.y[-1], lanes) for lanes in (2, 32)}
+        cases = itertools.product(inputs, outputs, columns, CACHES)
+        return not all(self._fits_tiles(*case) for case in cases)
+
+    def _fits_tiles(self, inputs: int, outputs: int, columns: int, cache: int) -> bool:
+        """Repeats how oneDNN cuts rows and planes for so many blocks of channels a thread."""
+        (depth, height, width), (planes, rows, _) = self.x[2:], self.y[2:]
+        spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.options.dilation, strict=True)]
+
+        def most(steps: int, taps: int, in_bytes: int, out_bytes: int) -> int:
+            free = 3 * cache // 5 - taps * in_bytes
+            blocks = -(-steps // max(1, free // (in_bytes + out_bytes)))
+            return -(-steps // blocks)
+
+        stride = self.options.stride[2]
+        in_row = 64 * inputs * stride * _whole(-(-(width + 2 * self.padding[2]) // stride), 32)
+        out_row = 64 * outputs * columns
+        some_rows = most(rows, self.kernel[1], in_row, out_row)
+        some_planes = most(planes, self.kernel[0], in_row * depth, out_row * planes)
+        in_rows = min(height, (some_rows - 1) * self.options.stride[1] + spans[1])
+        in_planes = min(depth, (some_planes - 1) * self.options.stride[0] + spans[0])
+        fits = (planes - some_planes + 1) * some_rows >= rows
+        return fits and (depth - in_planes + 1) * in_rows >= height
+
     def of(self, task: Task) -> Problem:
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
@@ -197,6 +281,34 @@ class Problem:
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
         zero = (0,) * len(self.padding)
         return problem_for(self.task, x, self.weight, self.dtype, self.options, zero)
+
+    def turned(self) -> Problem:
+        """Returns the same pass in three dims with depth and height exchanged."""
+
+        def swapped(sizes: tuple[int, ...]) -> tuple[int, ...]:
+            *before, depth, height, width = sizes
+            return (*before, height, depth, width)
+
+        options = replace(
+            self.options,
+            stride=swapped(self.options.stride),
+            dilation=swapped(self.options.dilation),
+        )
+        x, weight = swapped(self.x), swapped(self.weight)
+        return problem_for(self.task, x, weight, self.dtype, options, swapped(self.padding))
+
+    def with_empty_channel(self) -> Problem:
+        """Returns the pass over one more channel."""
+        x = (self.x[0], self.x[1] + 1, *self.x[2:])
+        weight = (self.weight[0], self.weight[1] + 1, *self.kernel)
+        return problem_for(self.task, x, weight, self.dtype, self.options, self.padding)
+
+    def of_voxels_read(self) -> Problem:
+        """Returns the pass over the voxels that are read alone, see `skips_voxels`."""
+        one = (1,) * len(self.kernel)
+        options = replace(self.options, stride=one, dilation=one)
+        x = (*self.x[:2], *self.y[2:])
+        return problem_for(self.task, x, self.weight, self.dtype, options, self.padding)
 
     def in_steps_of_one(self) -> Problem:
         """Returns the pass without stride in the last dim: its one output is the first one now."""

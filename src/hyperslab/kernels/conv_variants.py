@@ -683,7 +683,27 @@ def takes_im2col(problem: Problem) -> bool:
     )
 
 
+def weight_turned(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    weight: torch.Tensor,
+    with_bias: bool,
+    problem: Problem,
+    dispatch: Dispatch,
+) -> WeightAndBias:
+    """Lets depth and height change places, so that there are more planes than rows."""
+    turned = [in_channels_last(t.transpose(2, 3)) for t in (x, g, weight)]
+    dw, db = dispatch(problem.turned(), *turned, with_bias)
+    return dw.transpose(2, 3), db
+
+
+def fits_turned(problem: Problem) -> bool:
+    """Asks for what oneDNN computes right only with depth and height exchanged."""
+    return problem.overruns_tiles and not problem.turned().overruns_tiles
+
+
 WEIGHT_VARIANTS: ConvVariants = {
+    "turned": ConvVariant(weight_turned, fits_turned, nested=True),
     "widened": ConvVariant(weight_widened, is_bfloat16, nested=True),
     "torch": ConvVariant(weight_by_torch, torch_memory_is_small),
     "halves": ConvVariant(weight_in_halves, has_halves),

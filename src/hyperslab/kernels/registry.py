@@ -57,6 +57,7 @@ from hyperslab.util.torch_internals import (
     function_modes_active,
     onednn_enabled,
     onednn_has_bfloat16,
+    processor_has_matrix_tiles,
     profiler_runs,
 )
 
@@ -459,6 +460,21 @@ def _widens(problem: Problem) -> bool:
     return problem.dtype == torch.bfloat16 and not onednn_supports(torch.bfloat16)
 
 
+@cache
+def _has_tiles() -> bool:
+    return processor_has_matrix_tiles()
+
+
+def _overruns(problem: Problem) -> bool:
+    return problem.overruns_tiles and _has_tiles()
+
+
+def _is_dilated_in_two_dims(problem: Problem) -> bool:
+    of_one = problem.options.groups == problem.x[1] > 1
+    two = len(problem.kernel) == 2 and max(problem.options.dilation) > 1
+    return problem.dtype == torch.bfloat16 and of_one and two
+
+
 def _few_voxels(problem: Problem) -> bool:
     return not _widens(problem) and problem.x[0] * math.prod(problem.x[2:]) <= FEW_VOXELS
 
@@ -486,6 +502,8 @@ VOXELS = f"windows of one voxel, at most {FEW_VOXELS:,}"
 VOXELS_REASON = "one product of matrices: a call of oneDNN takes longer than the work"
 WIDENED = "bfloat16, no AVX-512"
 WIDENED_REASON = "in float32, slab by slab: torch's own loops take ten to a hundred times as long"
+OVERRUN = "bfloat16, AMX, rows that outgrow the second-level cache over few planes"
+OVERRUN_REASON = "oneDNN writes beyond its memory"
 HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
 HEAVY_REASON = "the order of the weight counts, and parameters are contiguous"
 
@@ -622,6 +640,15 @@ RULES: dict[str, tuple[Case, ...]] = {
             "one product of matrices, where torch takes im2col",
             lambda problem: takes_im2col(problem) or not _windows(problem),
         ),
+        _conv_case(
+            "weight",
+            "widened",
+            "bfloat16, every channel by itself in 2 dims, dilation",
+            "oneDNN's kernel counts voxels wrong",
+            _is_dilated_in_two_dims,
+        ),
+        _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", _overruns),
+        _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", _overruns),
         _conv_case(
             "weight",
             "contiguous",

@@ -1,0 +1,143 @@
+"""Passes that oneDNN computes wrong, or crashes in, equal the reference (tier: no process).
+
+Each shape was found by random ones with freed memory full of NaN: plain torch fails with it on some
+processor. The reference is torch in float64, which is none of oneDNN's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hyperslab.kernels import registry
+from hyperslab.kernels.conv import dispatch
+from hyperslab.kernels.conv_problem import (
+    ConvOptions,
+    Problem,
+    Task,
+    aten_convolution,
+    in_channels_last,
+    problem_for,
+)
+from hyperslab.kernels.registry import conv_variant, force
+
+HALF, FLOAT = torch.bfloat16, torch.float32
+
+
+def problem_of(
+    task: Task,
+    dtype: torch.dtype,
+    x: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: int = 1,
+    groups: int = 1,
+) -> Problem:
+    options = ConvOptions(stride, (dilation,) * len(kernel), groups)
+    return problem_for(task, x, (filters, x[1] // groups, *kernel), dtype, options, padding)
+
+
+def check(problem: Problem) -> None:
+    torch.manual_seed(0)
+    dtype = problem.dtype
+    x = torch.randn(problem.x).to(dtype).double().requires_grad_()
+    weight = torch.randn(problem.weight).to(dtype).double().requires_grad_()
+    y = aten_convolution(x, weight, None, problem.options, problem.padding)
+    g = torch.randn_like(y).to(dtype)
+    dx, dw = torch.autograd.grad(y, (x, weight), g.double())
+    bias = torch.randn(problem.x[1]).to(dtype)  # of a transposed convolution
+    volume, gradient = in_channels_last(x.detach().to(dtype)), in_channels_last(g)
+    narrow = weight.detach().to(dtype)
+    with_bias = dx + bias.double().view(-1, *[1] * (x.dim() - 2))
+    freed = [torch.full((size,), torch.nan) for size in (10**3, 10**4, 10**5, 10**6, 10**7)]
+    del freed
+    pairs = {
+        "forward": lambda: [(dispatch(problem, volume, narrow, None), y.detach())],
+        "input": lambda: [
+            (dispatch(problem, gradient, narrow, None), dx),
+            (dispatch(problem, gradient, narrow, bias), with_bias),
+        ],
+        "weight": lambda: [(dispatch(problem, volume, gradient, narrow, False)[0], dw)],
+    }
+    for found, expected in pairs[problem.task]():
+        most = expected.abs().max()
+        bound = 2e-2 if dtype == HALF else 1e-4
+        torch.testing.assert_close(found.double() / most, expected / most, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((1, 3, 7), (2, 2, 1)), ((3, 1, 7), (1, 2, 1))])
+def test_windows_of_one_channel_that_leave_out_lines(
+    kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    padding = tuple((k - 1) // 2 for k in kernel)
+    problem = problem_of("forward", FLOAT, (1, 1, 24, 32, 34), 4, kernel, stride, padding)
+    assert problem.skips_lines
+    check(problem)
+
+
+@pytest.mark.parametrize("x", [(1, 24, 192, 4), (1, 17, 4, 34, 3)])
+def test_one_output_in_the_last_dim_of_many_channels(x: tuple[int, ...]) -> None:
+    dims = len(x) - 2
+    problem = problem_of("forward", HALF, x, 4, (2,) * dims, (3,) * dims, (0,) * dims)
+    assert problem.has_lone_column
+    check(problem)
+
+
+def test_voxels_some_way_apart_of_few_channels() -> None:
+    problem = problem_of("weight", FLOAT, (2, 12, 96, 96), 48, (1, 1), (2, 2), (0, 0))
+    assert problem.skips_voxels
+    check(problem)
+
+
+@pytest.mark.parametrize("padding", [(0, 1, 1), (1, 3, 1)])
+def test_planes_that_no_window_reads(padding: tuple[int, ...]) -> None:
+    x = (1, 64, 8 if padding[0] == 0 else 9, 32, 34)
+    problem = problem_of("input", HALF, x, 16, (3, 3, 3), (4, 3, 1), padding)
+    assert problem.planes_beyond or problem.outreaches
+    check(problem)
+
+
+@pytest.mark.parametrize(("channels", "dilation"), [(16, 3), (32, 2)])
+def test_channels_by_themselves_in_two_dims(channels: int, dilation: int) -> None:
+    x = (1, channels, 34, 64)
+    problem = problem_of("weight", HALF, x, channels, (3, 3), (1, 1), (1, 1), dilation, channels)
+    assert conv_variant(problem) == "widened"
+    check(problem)
+
+
+OVERRUNS = [
+    problem_of("weight", HALF, (1, 32, 6, 80, 66), 32, (3, 3, 3), (2, 2, 2), (0, 1, 1)),
+    problem_of("weight", HALF, (2, 16, 6, 96, 96), 16, (5, 5, 5), (1, 1, 1), (0, 2, 0)),
+    problem_of("weight", HALF, (1, 4, 5, 130, 96), 16, (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("problem", OVERRUNS)
+@pytest.mark.parametrize("variant", ["turned", "widened"])
+def test_rows_that_outgrow_the_cache_over_few_planes(problem: Problem, variant: str) -> None:
+    assert problem.overruns_tiles
+    with force({"conv weight": variant}):
+        assert conv_variant(problem) == variant
+        check(problem)
+
+
+@pytest.mark.parametrize("problem", OVERRUNS)
+def test_the_rule_goes_round_it_where_there_are_tiles(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tiles in (True, False):
+        monkeypatch.setattr(registry, "_has_tiles", lambda tiles=tiles: tiles)
+        assert (registry.choose("conv weight", problem) == "turned") == tiles
+
+
+def test_depth_and_height_change_places_only_where_that_helps() -> None:
+    thick = replace(OVERRUNS[0], x=(1, 32, 64, 64, 64))
+    assert not thick.overruns_tiles
+    for problem in (thick, *OVERRUNS):
+        turned = registry.CONV_VARIANTS["weight"]["turned"]
+        assert turned.legal(problem) == problem.overruns_tiles
+        assert problem.turned().turned() == problem
