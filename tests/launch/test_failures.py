@@ -37,6 +37,21 @@ def test_a_killed_rank_is_the_cause_although_others_failed_earlier(tmp_path: Pat
     assert "| line 30" not in str(error)
 
 
+def test_a_rank_that_the_c_library_ended_quotes_its_words_and_the_innermost_calls(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "stderr.log"
+    before = [f"step {i}" for i in range(20)] + ["double free or corruption"]
+    calls = [f'  File "deep.py", line {i}' for i in range(40)]
+    dump = ["Fatal Python error: Aborted", "", "Current thread 0x1:", *calls]
+    output.write_text("\n".join(before + dump))
+    error = str(explain(failure(0, -signal.SIGABRT), output={0: output}))
+    assert "| double free or corruption\n" in error
+    assert 'deep.py", line 0\n' in error
+    assert 'deep.py", line 39' not in error
+    assert len(error.splitlines()) < 20
+
+
 def test_what_a_rank_raised_comes_back_as_it_was() -> None:
     error = explain(
         failure(0, 1, "CommError: rank 0 lost another rank", when=5),

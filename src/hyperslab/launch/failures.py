@@ -12,6 +12,7 @@ from hyperslab import errors
 from hyperslab.util.signals import STOP_SIGNALS
 
 LINES_QUOTED = 12  # lines of a rank's error output that an error quotes
+LINES_BEFORE_DUMP = 2  # of these, what comes before the calls in which Python was ended
 
 STOPPED_EXIT_CODES = {128 + number: number for number in STOP_SIGNALS}
 """Exit codes of a rank that wrote a checkpoint and ended because of a signal."""
@@ -151,8 +152,12 @@ def _signal_name(exitcode: int) -> str:
 
 def _quote_output(output: Path | None) -> str:
     try:
-        lines = output.read_text(errors="replace").splitlines()[-LINES_QUOTED:] if output else []
+        lines = output.read_text(errors="replace").splitlines() if output else []
     except OSError:
         return ""
+    # Python writes where a process was ended, the innermost call first; the C library just before.
+    dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    first = max(0, dumps[-1] - LINES_BEFORE_DUMP) if dumps else -LINES_QUOTED
+    lines = lines[first:][:LINES_QUOTED]
     shown = "".join(f"\n    | {line}" for line in lines)
     return f"\n    its last lines, from {output}:{shown}" if lines else ""
