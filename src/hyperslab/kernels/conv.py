@@ -49,7 +49,7 @@ from hyperslab.kernels.memory_format import (
     dense,
 )
 from hyperslab.kernels.registry import conv_format, conv_variant, device_kind
-from hyperslab.util.torch_internals import BlockFunction
+from hyperslab.util.torch_internals import BlockFunction, processor_has_matrix_tiles
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 """Keyed by the number of spatial dims."""
@@ -92,6 +92,12 @@ def aten_backward(
     needs: Sequence[bool],
 ) -> Gradients:
     """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
+    if x.dtype == torch.bfloat16 and device_kind(x) == "cpu" and processor_has_matrix_tiles():
+        # Torch's own kernels are the library's, without `guarded` and the rule between.
+        operands = gradient.float(), x.float(), weight.float()
+        wide = aten_backward(*operands, options, padding, needs)
+        dx, dw, db = (None if one is None else one.to(x.dtype) for one in wide)
+        return dx, dw, db
     if not (needs[0] or needs[1]) or not kernel_is_larger(x, weight, options):
         return aten_gradients(gradient, x, weight, options, padding, needs)
     margins = margins_of(padding)

@@ -39,7 +39,10 @@ from hyperslab.kernels.conv_problem import (
     torch_uses_im2col,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
-from hyperslab.util.torch_internals import onednn_transposed_convolution
+from hyperslab.util.torch_internals import (
+    onednn_transposed_convolution,
+    processor_has_matrix_tiles,
+)
 
 MOST_IM2COL_BYTES = 64 << 20
 """[B] Columns of im2col: as many times a sample's volume as the kernel has taps, at most."""
@@ -617,6 +620,16 @@ INPUT_VARIANTS: ConvVariants = {
 }
 
 
+def overruns(problem: Problem) -> bool:
+    """Says if oneDNN's weight gradient may damage memory on this processor."""
+    return problem.overruns_tiles and processor_has_matrix_tiles()
+
+
+def torch_has_weight_pass(problem: Problem) -> bool:
+    """Asks for what torch computes right, with little memory."""
+    return torch_memory_is_small(problem) and not overruns(problem)
+
+
 def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
@@ -658,8 +671,8 @@ def weight_in_halves(
 
 
 def has_halves(problem: Problem) -> bool:
-    """Asks for one sample and an even number of outputs, each half of which reads something."""
-    if problem.x[0] != 1 or problem.y[2] % 2:
+    """Asks for float32, one sample and even outputs, each half of which reads something."""
+    if problem.dtype != torch.float32 or problem.x[0] != 1 or problem.y[2] % 2:
         return False
     span, starts = _halves(problem)
     return all(lo + span > 0 and lo < problem.x[2] for lo in starts)
@@ -705,9 +718,9 @@ def fits_turned(problem: Problem) -> bool:
 WEIGHT_VARIANTS: ConvVariants = {
     "turned": ConvVariant(weight_turned, fits_turned, nested=True),
     "widened": ConvVariant(weight_widened, is_bfloat16, nested=True),
-    "torch": ConvVariant(weight_by_torch, torch_memory_is_small),
+    "torch": ConvVariant(weight_by_torch, torch_has_weight_pass),
     "halves": ConvVariant(weight_in_halves, has_halves),
-    "contiguous": ConvVariant(weight_contiguous),
+    "contiguous": ConvVariant(weight_contiguous, lambda problem: not overruns(problem)),
     "matrix": ConvVariant(weight_by_matrix, windows_tile),
     "im2col": ConvVariant(weight_by_samples, windows_are_small),
     "registers": ConvVariant(

@@ -49,7 +49,7 @@ from hyperslab.kernels.compile import (
     winograd_is_known,
 )
 from hyperslab.kernels.conv_problem import HEAVY_WEIGHT, PROBLEMS, Kernels, Problem, Task
-from hyperslab.kernels.conv_variants import CONV_VARIANTS, is_depthwise, takes_im2col
+from hyperslab.kernels.conv_variants import CONV_VARIANTS, is_depthwise, overruns, takes_im2col
 from hyperslab.kernels.memory_format import CHANNELS_LAST, MOST_TAPS
 from hyperslab.util.private_folders import make_private, user_folder
 from hyperslab.util.torch_internals import (
@@ -57,7 +57,6 @@ from hyperslab.util.torch_internals import (
     function_modes_active,
     onednn_enabled,
     onednn_has_bfloat16,
-    processor_has_matrix_tiles,
     profiler_runs,
 )
 
@@ -460,15 +459,6 @@ def _widens(problem: Problem) -> bool:
     return problem.dtype == torch.bfloat16 and not onednn_supports(torch.bfloat16)
 
 
-@cache
-def _has_tiles() -> bool:
-    return processor_has_matrix_tiles()
-
-
-def _overruns(problem: Problem) -> bool:
-    return problem.overruns_tiles and _has_tiles()
-
-
 def _is_dilated_in_two_dims(problem: Problem) -> bool:
     of_one = problem.options.groups == problem.x[1] > 1
     two = len(problem.kernel) == 2 and max(problem.options.dilation) > 1
@@ -647,8 +637,8 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernel counts voxels wrong",
             _is_dilated_in_two_dims,
         ),
-        _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", _overruns),
-        _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", _overruns),
+        _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", overruns),
+        _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", overruns),
         _conv_case(
             "weight",
             "contiguous",

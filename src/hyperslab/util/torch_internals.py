@@ -337,6 +337,7 @@ def onednn_has_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+@functools.cache
 def processor_has_matrix_tiles() -> bool:
     """Tell whether oneDNN multiplies bfloat16 in tiles of registers (AMX) on this processor."""
     return bool(torch.cpu._is_amx_tile_supported())

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyperslab.kernels import registry
+from hyperslab.kernels import conv, conv_variants, registry
 from hyperslab.kernels.conv import dispatch
 from hyperslab.kernels.conv_problem import (
     ConvOptions,
@@ -130,7 +130,7 @@ def test_the_rule_goes_round_it_where_there_are_tiles(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tiles in (True, False):
-        monkeypatch.setattr(registry, "_has_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr(conv_variants, "processor_has_matrix_tiles", lambda tiles=tiles: tiles)
         assert (registry.choose("conv weight", problem) == "turned") == tiles
 
 
@@ -141,3 +141,30 @@ def test_depth_and_height_change_places_only_where_that_helps() -> None:
         turned = registry.CONV_VARIANTS["weight"]["turned"]
         assert turned.legal(problem) == problem.overruns_tiles
         assert problem.turned().turned() == problem
+
+
+@pytest.mark.parametrize("tiles", [True, False])
+def test_gradients_with_a_graph_are_no_kernels_for_tiles(
+    tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are torch's own, whose kernels for AMX damage memory: in float32 there."""
+    monkeypatch.setattr(conv, "processor_has_matrix_tiles", lambda: tiles)
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, 4, 5, 6).bfloat16(), torch.randn(3, 2, 3, 3, 3).bfloat16()]
+    x, weight = (leaf.requires_grad_() for leaf in leaves)
+    problem = problem_of("weight", HALF, (1, 2, 4, 5, 6), 3, (3, 3, 3), (1, 1, 1), (1, 1, 1))
+    g = torch.randn(problem.y).bfloat16().requires_grad_()
+    needs = (True, True, True)
+    own = conv.aten_backward(g, x, weight, problem.options, problem.padding, needs)
+    assert all(one is not None and one.dtype == HALF and one.requires_grad for one in own)
+    wide = [one.detach().double().requires_grad_() for one in (g, x, weight)]
+    expected = conv.aten_backward(*wide, problem.options, problem.padding, needs)
+    for of_all, one in ((own, expected), (second(own, g, x, weight), second(expected, *wide))):
+        for got, want in zip(of_all, one, strict=True):
+            torch.testing.assert_close(got.double(), want, rtol=3e-2, atol=0.3)
+
+
+def second(gradients: conv.Gradients, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Differentiates the sum of all gradients."""
+    total = sum(one.float().sum() for one in gradients if one is not None)
+    return torch.autograd.grad(total, leaves)
