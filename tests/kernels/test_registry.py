@@ -12,7 +12,7 @@ import torch
 import hyperslab.kernels
 from hyperslab.kernels import registry
 from hyperslab.kernels.avg_pool import Line, WindowAverage
-from hyperslab.kernels.compile import library
+from hyperslab.kernels.compile import direct_is_known, library, winograd_is_known
 from hyperslab.kernels.conv import conv_backward, conv_forward
 from hyperslab.kernels.conv_problem import KERNELS, ConvOptions, Kernels, Problem, Task
 from hyperslab.kernels.conv_variants import CONV_VARIANTS
@@ -74,21 +74,47 @@ def test_the_rule_takes_what_supports_the_pass(task: Task, dtype: torch.dtype) -
                 assert CONV_VARIANTS[task][conv_variant(one)].legal(one)
 
 
-def test_thresholds() -> None:
+@pytest.mark.parametrize("tiles", [False, True])
+def test_thresholds(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples of a few voxels and many channels are one product; a large weight is contiguous."""
+    monkeypatch.setattr(registry, "processor_has_matrix_tiles", lambda: tiles)
     there = onednn_supports(torch.bfloat16)
+
+    def chosen(one: Problem) -> str:
+        return choose(f"conv {one.task}", one)
+
     many = problem("weight", 256, 2, torch.bfloat16, 64)
-    assert conv_variant(many) == ("im2col" if there else "widened")
+    assert chosen(many) == ("im2col" if there else "widened")
     large = problem("weight", 512, 4, torch.bfloat16)
-    assert conv_variant(large) == ("contiguous" if there else "widened")
-    assert conv_variant(problem("forward", 512, 4, torch.float32)) == "contiguous"
-    assert conv_variant(problem("forward", 64, 16, torch.float32)) == "onednn"
-    assert conv_variant(problem("input", 64, 16, torch.float32)) == "flipped"
+    of_large = "im2col" if tiles else "contiguous"
+    assert chosen(large) == (of_large if there else "widened")
+    assert chosen(problem("forward", 512, 4, torch.float32)) == "contiguous"
+    assert chosen(problem("forward", 64, 16, torch.float32)) == "onednn"
+    assert chosen(problem("input", 64, 16, torch.float32)) == "flipped"
     steps = ConvOptions((2, 2, 2), (1, 1, 1), 1)
     for classes, best in ((2, "parity"), (16, "onednn")):
         x = (1, classes, 64, 64, 64)
         one = Problem("input", x, (32, classes, 3, 3, 3), torch.float32, steps, (1, 1, 1))
-        assert conv_variant(one) == best
+        assert chosen(one) == best
+
+
+@pytest.mark.skipif(not onednn_supports(torch.bfloat16), reason="no AVX-512 here")
+def test_with_matrix_tiles_the_library_is_as_fast_as_the_kernels_for_few_channels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def chosen(tiles: bool, task: Task, channels: int, dtype: torch.dtype) -> str:
+        monkeypatch.setattr(registry, "processor_has_matrix_tiles", lambda: tiles)
+        return choose(f"conv {task}", problem(task, channels, 32, dtype))
+
+    for task, channels in (("forward", 8), ("input", 16), ("weight", 8), ("weight", 32)):
+        assert chosen(True, task, channels, torch.bfloat16) in ("onednn", "torch")
+        assert chosen(True, task, channels, torch.float32) == (
+            chosen(False, task, channels, torch.float32)
+        )
+    if direct_is_known():
+        assert chosen(False, "forward", 8, torch.bfloat16) == "registers"
+    if winograd_is_known():
+        assert chosen(False, "weight", 32, torch.bfloat16) == "winograd"
 
 
 def test_no_large_columns_of_torchs() -> None:

@@ -57,6 +57,7 @@ from hyperslab.util.torch_internals import (
     function_modes_active,
     onednn_enabled,
     onednn_has_bfloat16,
+    processor_has_matrix_tiles,
     profiler_runs,
 )
 
@@ -388,7 +389,7 @@ FEW_CHANNELS = 16
 """Channels of both volumes up to which the direct kernels in bfloat16 are faster than oneDNN."""
 
 FEWEST_CHANNELS = 4
-"""Channels of an input's gradient up to which results of both parities may be channels of one."""
+"""Channels of a volume, for which oneDNN does the work of many."""
 
 WORTH_COLUMNS = 1 << 22
 """Products from which on a copy of the input counts less than what it saves."""
@@ -411,11 +412,21 @@ FEW_VOXELS = 1 << 10
 Half as long for 64 voxels, 256 to 1,000 channels and 128 filters.
 """
 
+LIGHT_WEIGHT = 0.04
+"""Elements of the weight for one of both volumes from which on windows are rows of a matrix."""
+
 WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
 """Elements of the weight for one of both volumes up to which Winograd's sums pay."""
 
 
+def _in_tiles(problem: Problem) -> bool:
+    # There oneDNN multiplies eight times as many numbers of bfloat16 at a time as in registers.
+    return problem.dtype == torch.bfloat16 and processor_has_matrix_tiles()
+
+
 def _few_channels(problem: Problem) -> bool:
+    if _in_tiles(problem):
+        return False
     # Of very few by sixteen the kernel does as much for nothing as oneDNN.
     fewer, more = sorted((problem.x[1], problem.y[1]))
     half = FEW_CHANNELS // 2
@@ -425,6 +436,9 @@ def _few_channels(problem: Problem) -> bool:
 def _fewest_channels(problem: Problem) -> bool:
     # Of one channel torch's is faster, of 16 by 16 Winograd's.
     pairs = problem.x[1] * problem.y[1]
+    if _in_tiles(problem):
+        few = sorted((problem.x[1], problem.y[1]))
+        return not _windows(problem) and few[0] <= FEWEST_CHANNELS and few[1] <= FEW_CHANNELS
     return _few_channels(problem) and problem.x[1] > 1 and pairs < FEW_CHANNELS**2
 
 
@@ -441,6 +455,17 @@ def _windows(problem: Problem) -> bool:
 def _small_tiles(problem: Problem) -> bool:
     # Of large volumes a step may fit by less than the copies that the product takes.
     return _windows(problem) and math.prod(problem.x) + math.prod(problem.y) <= COPIED
+
+
+def _sums_pay(problem: Problem) -> bool:
+    if _in_tiles(problem) and not overruns(problem):
+        return False
+    return problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype]
+
+
+def _multiplies_tiling_windows(problem: Problem) -> bool:
+    few = _in_tiles(problem) and problem.weight_to_volumes > LIGHT_WEIGHT
+    return few or takes_im2col(problem) or not _windows(problem)
 
 
 def _fills_channels(problem: Problem) -> bool:
@@ -486,7 +511,7 @@ def _conv_case(
     return Case(implementation, variant.file, words, why, when, variant.legal)
 
 
-FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16"
+FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16, no AMX"
 FEW_REASON = "oneDNN works on 16 channels, however few there are"
 VOXELS = f"windows of one voxel, at most {FEW_VOXELS:,}"
 VOXELS_REASON = "one product of matrices: a call of oneDNN takes longer than the work"
@@ -556,7 +581,13 @@ RULES: dict[str, tuple[Case, ...]] = {
             _narrow,
         ),
         _conv_case("forward", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
+        _conv_case(
+            "forward",
+            "contiguous",
+            f"{HEAVY}, but for bfloat16 with AMX",
+            HEAVY_REASON,
+            lambda problem: problem.heavy and not _in_tiles(problem),
+        ),
         _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
@@ -601,7 +632,13 @@ RULES: dict[str, tuple[Case, ...]] = {
         Case("torch", "conv_variants.py", "else", "it computes everything"),
     ),
     "conv weight": (
-        _conv_case("weight", "registers", FEW, FEW_REASON, _fewest_channels),
+        _conv_case(
+            "weight",
+            "registers",
+            f"{FEW}; with AMX single voxels and at most {FEWEST_CHANNELS} of either",
+            FEW_REASON,
+            _fewest_channels,
+        ),
         _conv_case(
             "weight",
             "im2col",
@@ -618,17 +655,26 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "winograd",
-            "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large",
+            "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large; "
+            "with AMX in bfloat16 where oneDNN overruns",
             "64 products for 216",
-            lambda problem: problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype],
+            _sums_pay,
         ),
         _conv_case("weight", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case(
             "weight",
             "matrix",
-            "windows tile the volume: of one voxel, or small in float32",
+            "windows tile the volume: of one voxel, small in float32, "
+            f"or AMX in bfloat16 and weight > {LIGHT_WEIGHT} volumes",
             "one product of matrices, where torch takes im2col",
-            lambda problem: takes_im2col(problem) or not _windows(problem),
+            _multiplies_tiling_windows,
+        ),
+        _conv_case(
+            "weight",
+            "im2col",
+            "bfloat16, AMX, weight > volumes",
+            "few sums of many numbers",
+            lambda problem: problem.weight_to_volumes > 1 and _in_tiles(problem),
         ),
         _conv_case(
             "weight",
