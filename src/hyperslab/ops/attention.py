@@ -405,13 +405,8 @@ def scaled_dot_product_attention(
             name, operands, inputs, output, is_causal, scale, dropout_p, enable_gqa
         )
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
+    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    run = functools.partial(F.scaled_dot_product_attention, **options)
     return contract(name, operands, inputs, output, run, linear=False)
 
 
@@ -440,15 +435,16 @@ def _attend_over_blocks(
     than the queries, 3. if their axis also cuts the queries, the blocks of keys travel; otherwise
     they stay.
     """
-    extents = label_extents(name, operands, inputs)
+    pairs = list(zip(operands, inputs, strict=True))
+    extents = label_extents(name, pairs)
     _check_operands(name, operands, grouped)
-    if extents != label_extents(name, operands[:3], inputs[:3]):
+    if extents != label_extents(name, pairs[:3]):
         raise LayoutError(f"{name}: the mask is larger than the scores\n{describe(operands)}")
     like = next(t for t in operands if isinstance(t, Sharded))
     grid = like.grid
     cut_dims = [
         (label, cut)
-        for t, labels in zip(operands, inputs, strict=True)
+        for t, labels in pairs
         if isinstance(t, Sharded)
         for label, cut in zip(labels, t.partition.cuts, strict=True)
         if cut is not None
@@ -468,7 +464,7 @@ def _attend_over_blocks(
             grid,
             f"aligning operands of {name}",
         )
-        for index, (tensor, labels) in enumerate(zip(operands, inputs, strict=True))
+        for index, (tensor, labels) in enumerate(pairs)
     ]
     mask = blocks[3] if len(blocks) > 3 else None
     first = -3 if grouped else -2  # several heads of queries share one of keys
@@ -485,7 +481,7 @@ def _attend_over_blocks(
     scheme = Scheme(grid, shape, box, keys, travels, causal, scale, dropout, seed)
     with torch.autocast(q.device.type, enabled=False):
         y = _Attend.apply(q, k, v, mask, scheme)
-    return wrap_labelled(y, operands, inputs, output, extents, cuts)
+    return wrap_labelled(y, pairs, output, extents, cuts)
 
 
 def _check_operands(name: str, operands: Sequence[torch.Tensor], grouped: bool) -> None:

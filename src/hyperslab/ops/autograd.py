@@ -72,7 +72,7 @@ class _Layout:
         self.grid: Grid = next(v.grid for v in inputs if isinstance(v, Sharded))
         self.inputs = [_likeness(value) for value in inputs]
         self.outputs = [_likeness(value) for value in outputs]
-        self.saved = [_recut(value) for value in getattr(ctx, "to_save", None) or ()]
+        self.saved = [recut(value) for value in getattr(ctx, "to_save", None) or ()]
 
     def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
         what = "the gradient of a number"
@@ -98,7 +98,7 @@ class _Context:
     def saved_tensors(self) -> tuple[Any, ...]:
         """Returns saved tensors, cut again: torch has plain blocks of outputs and packed ones."""
         pairs = zip(self._ctx.saved_tensors, self._layout.saved, strict=True)
-        return tuple(v if recut is None else recut(v) for v, recut in pairs)
+        return tuple(v if again is None else again(v) for v, again in pairs)
 
 
 def _likeness(value: Any) -> Sharded | None:
@@ -109,18 +109,17 @@ def _likeness(value: Any) -> Sharded | None:
     return value.like(block.new_empty(1).expand(block.shape))
 
 
-def _recut(value: Any) -> Recut | None:
+def recut(value: Any) -> Recut | None:
+    """Returns what cuts a block again as the value was, which it does not hold; None of others."""
     if not isinstance(value, Sharded):
         return None
-    cut = functools.partial(
-        Sharded.from_local, partition=value.partition, grid=value.grid, policy=value.policy
-    )
+    how = (value.partition, value.grid, value.policy)
     reordered = value.reordered
 
     def again(saved: torch.Tensor) -> torch.Tensor:
         if isinstance(saved, Sharded):
             return saved
-        y = cut(saved)
+        y = Sharded.from_local(saved, *how)
         if reordered:
             y.mark_as_reordered()
         return y
@@ -169,11 +168,11 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
 
 def _on_arguments_cut_again(run: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that cuts its arguments as ``args`` were, and calls ``run``."""
-    recuts = [_recut(value) for value in args]
+    recuts = [recut(value) for value in args]
 
     def again(*saved: Any, **kwargs: Any) -> Any:
         pairs = zip(saved, recuts, strict=True)
-        return run(*(v if recut is None else recut(v) for v, recut in pairs), **kwargs)
+        return run(*(v if cut is None else cut(v) for v, cut in pairs), **kwargs)
 
     return again
 

@@ -21,7 +21,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -907,8 +907,7 @@ def draw_in_place(
 
 def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
     """Writes this rank's block of new values into ``x``, in place."""
-    y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
-    return y
+    return cast(Sharded, apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {}))
 
 
 SELU_LIMIT = 1.7580993408473766

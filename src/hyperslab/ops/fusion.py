@@ -87,10 +87,6 @@ class Affine:
         )
 
 
-AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-
-
 def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
     """Computes differentiable gradients of block, weight and bias of an `EpilogueFunction`.
 
@@ -142,8 +138,8 @@ def composite_epilogue(
     if links.slope != 1:
         y = F.relu(y) if links.slope == 0 else F.leaky_relu(y, links.slope)
     if links.pool:
-        pools = MAXIMUM if links.maximum else AVERAGE
-        y = pools[len(links.pool)](y, links.pool)
+        pool = getattr(F, f"{'max' if links.maximum else 'avg'}_pool{len(links.pool)}d")
+        y = pool(y, links.pool)
     return y.to(links.dtype)
 
 
@@ -174,8 +170,7 @@ def normalised_with_graph(
     y = ((groups - mean) * (var + eps).rsqrt()).flatten(1, 2)
     shape = [1, -1] + [1] * (x.dim() - 2)
     y = y if weight is None else y * weight.view(shape)
-    y = y if bias is None else y + bias.view(shape)
-    return y
+    return y if bias is None else y + bias.view(shape)
 
 
 def moments_over_ranks(
@@ -270,6 +265,13 @@ class EpilogueOps:
     slope: float = 1.0
     pool: tuple[int, ...] = ()
     maximum: bool = False
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns weight and bias of the normalisation, if there is one."""
+        if self.statistics is None:
+            return None, None
+        return self.statistics.affine.weight, self.statistics.affine.bias
 
     @property
     def empty(self) -> bool:
@@ -500,7 +502,7 @@ class FusedEpilogue:
             rest = links.after(done)
             with recording(self.with_graph):
                 block = dense(parent.block, memory_format_of(parent.block))
-                return _apply_epilogue(block, rest, self.padded)
+                return EpilogueFunction.apply(block, *rest.parameters, rest, self.padded)
         with recording(self.with_graph):
             return self.computed(links)
 
@@ -518,7 +520,7 @@ class FusedEpilogue:
             )
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
-        return _apply_epilogue(self.block, links, self.padded)
+        return EpilogueFunction.apply(self.block, *links.parameters, links, self.padded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -538,17 +540,8 @@ class RecomputedEpilogue:
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
-            return _apply_epilogue(block, self.links)
+            return EpilogueFunction.apply(block, *self.links.parameters, self.links)
         return self.links.forward(block, mark=False, padded=padded)[0]
-
-
-def _apply_epilogue(
-    block: torch.Tensor, links: EpilogueOps, padded: HaloPaddedBuffer | None = None
-) -> torch.Tensor:
-    affine = None if links.statistics is None else links.statistics.affine
-    if affine is None:
-        return EpilogueFunction.apply(block, None, None, links, padded)
-    return EpilogueFunction.apply(block, affine.weight, affine.bias, links, padded)
 
 
 LAUNCH_BOUND = 1 << 17

@@ -276,7 +276,9 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
             return
         check_only_reference(self, value, "assignment to a part")
         partition = _cut_for(self, index, value)
-        if can_wait(value) and _is_complex_zero(self, value.grid):
+        # All ranks decide alike whether a spectrum is to be written there.
+        complex_zero = can_wait(value) and self.is_complex()
+        if complex_zero and not (value.grid.has_values and bool(self.any())):
             self = _deferred_zeros(value, partition, self.dtype).take_place_of(self)
         else:
             self = turn_into_cut(self, partition, value)
@@ -390,11 +392,6 @@ class DeferredWrites:
             for dim, turn in self.turns.items():
                 y = rolled(y, turn, dim)
             return y.block
-
-
-def _is_complex_zero(ordinary: torch.Tensor, grid: Grid) -> bool:
-    """Returns whether a spectrum is to be written there; all ranks decide alike."""
-    return ordinary.is_complex() and not (grid.has_values and bool(ordinary.any()))
 
 
 def _deferred_zeros(like: Sharded, partition: Partition, dtype: torch.dtype) -> Sharded:

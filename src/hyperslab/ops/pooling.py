@@ -268,15 +268,8 @@ def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
         count = math.prod(p.kernel) if divisor is None else divisor
         return WindowAverage.apply(p.block, p.lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
-        row = F.avg_pool2d(
-            p.block.unsqueeze(2),
-            [1, *p.kernel],
-            [1, *p.stride],
-            [0, *p.padding],
-            ceil,
-            divisor_override=divisor,
-        )
-        return row.squeeze(2)
+        row = ([1, *p.kernel], [1, *p.stride], [0, *p.padding], ceil)
+        return F.avg_pool2d(p.block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
     run = AVG[len(p.windows)]
     return run(p.block, p.kernel, p.stride, p.padding, ceil, divisor_override=divisor)
 

@@ -12,7 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F
@@ -370,11 +370,8 @@ def values_with_indices(
     x = without_empty_shards(input, dims)
     if dim is not None:
         results = _with_indices(operator, x, dim, keepdim)
-        named = getattr(torch.return_types, operator.__name__)
-        pair: _ValuesAndIndices = named(
-            [wrap_reduced(x, result, dims, keepdim) for result in results]
-        )
-        return pair
+        wrapped = [wrap_reduced(x, result, dims, keepdim) for result in results]
+        return cast(_ValuesAndIndices, getattr(torch.return_types, operator.__name__)(wrapped))
     if group_over(x, dims) is None:
         return wrap_reduced(x, operator(x.local), dims, False)
     kind = torch.amax if operator is torch.max else torch.amin

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -351,9 +352,7 @@ def _sample_whole_volume(
     n = input.dim() - 2
     outputs: list[DimLabel] = [("output", d) for d in range(n)]
 
-    def run(volume: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        return F.grid_sample(volume, points, mode, padding, align)
-
+    run = partial(F.grid_sample, mode=mode, padding_mode=padding, align_corners=align)
     labels: list[list[DimLabel]] = [
         ["batch", "channel", *[("input", d) for d in range(n)]],
         ["batch", *outputs, "coordinate"],

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -44,31 +44,6 @@ Operands = Sequence[torch.Tensor | None]
 
 FEWEST_SLABS = 4
 """Results of fewer slabs are computed whole."""
-
-
-class InputGradient(Protocol):
-    """Adds up the gradients of windows."""
-
-    def add(self, gradient: torch.Tensor, window: Box) -> None:
-        """Add what one window has."""
-
-    def finish(self) -> list[torch.Tensor | None]:
-        """Send home what belongs to other ranks; return the gradients of the operands."""
-
-
-class SlabInput(Protocol):
-    """Reads windows of a convolution's input; all ranks exchange together."""
-
-    def exchange(self, operands: Operands) -> list[torch.Tensor]:
-        """Return the halos of the whole block."""
-
-    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        """Return a window: a view of an operand where that is all."""
-
-    def gradient(
-        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
-        """Return what adds up gradients of windows, for the operands that ``needs`` names."""
 
 
 class GradientSum:
@@ -109,14 +84,20 @@ class BlockInput:
     def halos(self) -> int:
         return len(self.plan.receives)
 
-    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+    def block_of(self, operands: Operands) -> torch.Tensor:
+        """Return the whole block that windows are read of, with its graph."""
         (x,) = operands
         assert x is not None
+        return x
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        """Return the halos of the whole block; all ranks exchange together."""
+        x = self.block_of(operands)
         return list(start(dense(x, memory_format_of(x)), self.plan, self.name).wait())
 
     def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        (x,) = operands
-        assert x is not None
+        """Return a window: a view of an operand where that is all."""
+        x = self.block_of(operands)
         plan = self.plan
         if plan.own.contains(window):
             return x[window.slices(plan.own)]
@@ -124,10 +105,9 @@ class BlockInput:
 
     def gradient(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
-        (x,) = operands
-        assert x is not None
-        return _BlockGradient(self, x, halos, needs[0])
+    ) -> _BlockGradient:
+        """Return what adds up gradients of windows, for the operands that ``needs`` names."""
+        return _BlockGradient(self, self.block_of(operands), halos, needs[0])
 
 
 class _BlockGradient:
@@ -142,6 +122,7 @@ class _BlockGradient:
         self.halos = [torch.zeros_like(halo) for halo in halos if needed]
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
+        """Add what one window has."""
         if self.block is None:
             return
         parts = [(self.block, self.plan.own)]
@@ -152,6 +133,7 @@ class _BlockGradient:
                 part[common.slices(at)].add_(gradient[common.slices(window)])
 
     def finish(self) -> list[torch.Tensor | None]:
+        """Send home what belongs to other ranks; return the gradients of the operands."""
         if self.block is None:
             return [None]
         arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
@@ -217,7 +199,7 @@ class UpsampledInput:
 
     def gradient(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
+    ) -> _UpsampledGradient:
         return _UpsampledGradient(self, operands, halos, needs)
 
 
@@ -234,7 +216,7 @@ class _UpsampledGradient:
         self.input = input
         self.operands = operands
         self.halos = halos
-        self.needs = [*needs[:2], needs[2] and operands[2] is not None]
+        self.needs = needs
         self.block = input.block.gradient(operands[:1], halos, needs[:1])
         self.weight = GradientSum()
         self.bias = GradientSum()
@@ -263,6 +245,7 @@ class JoinedInput:
     """Reads windows of several inputs, whose channels lie side by side; its operands are theirs."""
 
     parts: tuple[BlockInput | UpsampledInput, ...]
+    block_of: Callable[[Operands], torch.Tensor]
 
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         given = iter(operands)
@@ -278,7 +261,7 @@ class JoinedInput:
 
     def gradient(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
+    ) -> _JoinedGradient:
         given, received, needed = iter(operands), iter(halos), iter(needs)
         return _JoinedGradient(
             self,
@@ -302,7 +285,9 @@ class JoinedInput:
 class _JoinedGradient:
     """Deals the channels of windows' gradients to the inputs that were joined."""
 
-    def __init__(self, input: JoinedInput, parts: Sequence[InputGradient]) -> None:
+    def __init__(
+        self, input: JoinedInput, parts: Sequence[_BlockGradient | _UpsampledGradient]
+    ) -> None:
         self.input = input
         self.parts = parts
 
@@ -314,6 +299,10 @@ class _JoinedGradient:
 
     def finish(self) -> list[torch.Tensor | None]:
         return [gradient for part in self.parts for gradient in part.finish()]
+
+
+SlabInput = BlockInput | JoinedInput
+"""Reads windows of a convolution's input."""
 
 
 def _take(values: Iterator[Any], count: int) -> list[Any]:
@@ -335,9 +324,7 @@ def _check_unchanged(operands: Operands, versions: tuple[int, ...], what: str) -
 
 def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> bool:
     """Tell if a rank's block has several slabs of ``nbytes``; all ranks decide alike."""
-    if nbytes is None or 0 in partition.shape:
-        return False
-    if partition.thin:
+    if nbytes is None or 0 in partition.shape or partition.thin:
         return False
     return math.prod(largest_block(partition)) * dtype.itemsize >= FEWEST_SLABS * nbytes
 
@@ -378,9 +365,6 @@ class DeferredUpsampling:
     @property
     def sources(self) -> Iterable[Sharded]:
         return () if self.source is None else (self.source,)
-
-    def with_tensors(self, tensors: Operands) -> DeferredUpsampling:
-        return replace(self, source=None, tensors=tensors)
 
     def value(self) -> torch.Tensor:
         """Compute the block.
@@ -469,7 +453,8 @@ class DeferredJoin:
             if isinstance(part, torch.Tensor):
                 parts.append((partition, next(given)))
             else:
-                parts.append((partition, part.with_tensors(_take(given, 3))))
+                tensors = _take(given, 3)
+                parts.append((partition, replace(part, source=None, tensors=tensors)))
         return replace(self, sources=(), parts=parts)
 
     def value(self) -> torch.Tensor:
@@ -508,7 +493,7 @@ class DeferredJoin:
                 parts.append(BlockInput(name, plan_exchange(partition, of_part, grid)))
             else:
                 parts.append(part.reader(cover, grid))
-        return JoinedInput(tuple(parts))
+        return JoinedInput(tuple(parts), self.block_of)
 
 
 def _join(

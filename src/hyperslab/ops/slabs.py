@@ -91,8 +91,7 @@ class SlabGeometry:
 
     ``wanted`` is what all slabs read of ``input``, with the padding along the first spatial dim and
     along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
-    output. ``whole(operands, weight, bias, source=...)`` convolves the block at once, with its
-    graph.
+    output. ``run(block, weight, bias, source=...)`` convolves a block at once, with its graph.
     """
 
     input: SlabInput
@@ -106,7 +105,7 @@ class SlabGeometry:
     plane: int  # bytes of the widest plane that a slab makes
     nbytes: int  # of a slab
     too_large: bool  # to be convolved at once
-    whole: Callable[..., torch.Tensor] | None = field(default=None, compare=False)
+    run: Callable[..., torch.Tensor]
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
         """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
@@ -138,6 +137,16 @@ class SlabGeometry:
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
+
+    def whole(
+        self,
+        operands: Operands,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        source: RecomputedInput | None = None,
+    ) -> torch.Tensor:
+        """Convolve the block at once, with its graph."""
+        return self.run(self.input.block_of(operands), weight, bias, source=source)
 
 
 def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
@@ -248,9 +257,8 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor 
     """Compute gradients that can be differentiated again, of the whole stage with its graph."""
     operands, weight, bias, _, _ = _unpack(ctx)
     links = ctx.links
-    affine = None if links.statistics is None else links.statistics.affine
-    norms = [None, None] if affine is None else [affine.weight, affine.bias]
-    z = ctx.geometry.whole(operands, weight, bias, source=None)
+    norms = links.parameters
+    z = ctx.geometry.whole(operands, weight, bias)
     y = EpilogueFunction.apply(z, *norms, links)
     inputs = [weight, bias, *norms, *operands]
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[_WEIGHT:]) if needed]
@@ -292,11 +300,10 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     dinput = geometry.input.gradient(operands, halos, needs_input)
     dweight = GradientSum()
     dbias = GradientSum()
+    _, channels, _, *space = geometry.out.shape
     if any(needs):
         for slab, window, g, mark in parts():
-            shape = list(geometry.out.shape)
-            shape[0] = 1
-            shape[2] = slab.planes.stop - slab.planes.start
+            shape = [1, channels, slab.planes.stop - slab.planes.start, *space]
             z = None if statistics is None else geometry.convolve(window, weight, bias)
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
             passed = _rows_of(through, slab.sample)
@@ -374,14 +381,8 @@ class DeferredConv:
             rows[row] = sums if before is None else before + sums
         return torch.cat([sums for sums in rows if sums is not None], 1)
 
-    def whole(self) -> torch.Tensor:
-        assert self.geometry.whole is not None
-        return self.geometry.whole(self.operands, self.weight, self.bias, source=self.source)
-
     def stage(self, links: EpilogueOps, padded: HaloPaddedBuffer | None) -> torch.Tensor:
-        affine = None if links.statistics is None else links.statistics.affine
-        norms = (None, None) if affine is None else (affine.weight, affine.bias)
-        operands: Operands = (self.weight, self.bias, *norms, *self.operands)
+        operands: Operands = (self.weight, self.bias, *links.parameters, *self.operands)
         if not torch.is_grad_enabled():  # or the marks of the gradient would be made
             operands = [None if t is None else t.detach() for t in operands]
         how = (self.geometry, links, self.halos, self.source, padded, self.wanted)
@@ -435,5 +436,5 @@ class SlabEpilogue(FusedEpilogue):
         conv: DeferredConv = self.block
         joined = isinstance(conv.geometry.input, JoinedInput)
         if links.empty and links.dtype == conv.dtype and not joined and not conv.geometry.too_large:
-            return conv.whole()
+            return conv.geometry.whole(conv.operands, conv.weight, conv.bias, conv.source)
         return conv.stage(links, self.padded)

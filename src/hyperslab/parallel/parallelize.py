@@ -343,7 +343,7 @@ def _average_gradients_of(
     """Return the module's forward, whose backward averages gradients, and its ``no_sync``."""
     if grid.size == 1:
         return GuardedForward(module.forward), contextlib.nullcontext
-    _broadcast_parameters(module, grid)
+    _broadcast_parameters(module)
     averaging: Averaging | None = None
     if any(p.requires_grad for p in module.parameters()):
         body = ForwardBody(module)
@@ -362,7 +362,7 @@ def _can_share(module: nn.Module, grid: Grid) -> bool:
     return shared_channels() is not None and grid.device.type == "cpu" and not sparse
 
 
-def _broadcast_parameters(module: nn.Module, grid: Grid) -> None:
+def _broadcast_parameters(module: nn.Module) -> None:
     """Give every rank rank 0's parameters and buffers."""
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
