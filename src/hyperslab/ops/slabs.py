@@ -41,7 +41,14 @@ from hyperslab.ops.fusion import (
     channel_sums,
     in_format,
 )
-from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
+from hyperslab.ops.slab_inputs import (
+    GradientSum,
+    JoinedInput,
+    Operands,
+    SlabInput,
+    SlabWindows,
+    versions_of,
+)
 from hyperslab.util.torch_internals import BlockFunction
 
 SLAB_BYTES = 1 << 25
@@ -122,16 +129,9 @@ class SlabGeometry:
                 box = Box.of([(n, n + 1), wanted.interval(1), reads, *rest])
                 yield Slab(n - begin, slice(lo - first, hi - first), box)
 
-    def read(
-        self,
-        operands: Operands,
-        halos: Sequence[torch.Tensor],
-        slab: Slab,
-        weight: torch.Tensor,
-    ) -> torch.Tensor:
+    def read(self, windows: SlabWindows, slab: Slab, weight: torch.Tensor) -> torch.Tensor:
         """Return what a slab's outputs read, as it is convolved: a network's input is converted."""
-        window = self.input.read(operands, halos, slab.window)
-        return conv_input(window, weight, self.kernels, self.dtype)
+        return conv_input(windows.read(slab.window), weight, self.kernels, self.dtype)
 
     def convolve(
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -194,8 +194,9 @@ class SlabStage(BlockFunction):
         marks = []
         formats = []  # of slabs, for marks lie in that order: one voxel's may differ
         y = None
+        windows = geometry.input.open(operands, halos, [False] * len(operands))
         for slab in slabs if wanted else ():
-            window = geometry.read(operands, halos, slab, weight)
+            window = geometry.read(windows, slab, weight)
             z = geometry.convolve(window, weight, bias)
             part, mark = chain_forward(z, _rows_of(norm, slab.sample), *options)
             if y is None:
@@ -276,17 +277,20 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     statistics = links.statistics
     nothing = gradient.new_empty(0, dtype=torch.uint8)
 
-    def parts() -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def parts(
+        windows: SlabWindows,
+    ) -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
         for at, slab in enumerate(ctx.slabs):
             part = gradient[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)]
-            window = geometry.read(operands, halos, slab, weight)
+            window = geometry.read(windows, slab, weight)
             yield slab, window, in_format(part, ctx.formats[at]), marks[at] if marks else nothing
 
     dnorm: list[torch.Tensor | None] = [None, None]
     through = None
     if statistics is not None:
         sums = None
-        for slab, window, g, mark in parts():
+        windows = geometry.input.open(operands, halos, [False] * len(operands))
+        for slab, window, g, mark in parts(windows):
             x_of_norm = geometry.convolve(window, weight, bias)
             row_of_norm = _rows_of(statistics.norm, slab.sample)
             found = chain_backward_sums(g, mark, x_of_norm, row_of_norm, *options)
@@ -297,12 +301,12 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             sums[:, row : row + 1] += found
         parameters, through = statistics.gradients(sums, any(needs))
         dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
-    dinput = geometry.input.gradient(operands, halos, needs_input)
+    windows = geometry.input.open(operands, halos, needs_input)
     dweight = GradientSum()
     dbias = GradientSum()
     _, channels, _, *space = geometry.out.shape
     if any(needs):
-        for slab, window, g, mark in parts():
+        for slab, window, g, mark in parts(windows):
             shape = [1, channels, slab.planes.stop - slab.planes.start, *space]
             z = None if statistics is None else geometry.convolve(window, weight, bias)
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
@@ -314,8 +318,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             dweight.add(dw)
             dbias.add(db)
             if dwindow is not None:
-                dinput.add(dwindow, slab.window)
-    return [dweight.value, dbias.value, *dnorm, *dinput.finish()]
+                windows.add(dwindow, slab.window)
+    return [dweight.value, dbias.value, *dnorm, *windows.finish()]
 
 
 @dataclass(slots=True, eq=False)
@@ -373,8 +377,9 @@ class DeferredConv:
         """Sum up what the moments of the result are made of, see ``hyperslab::channel_sums``."""
         geometry = self.geometry
         rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
+        windows = geometry.input.open(self.operands, self.halos, [False] * len(self.operands))
         for slab in geometry.slabs(overlapping=False):
-            window = geometry.read(self.operands, self.halos, slab, self.weight)
+            window = geometry.read(windows, slab, self.weight)
             sums = channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
             row = slab.sample if groups else 0
             before = rows[row]
