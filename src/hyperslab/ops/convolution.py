@@ -622,12 +622,11 @@ def convolve(
     dtype = operand_type(x)
     block, source = conv_operand(x, dtype, padded)
     homes = x.policy.homes
-    if share is None:
-        weight = shard_parameter(weight, operand_type(weight), homes)
-        bias = bias if bias is None else bias.to(operand_type(bias))
-    else:
-        weight = share.of(weight, operand_type(weight), homes)
-        bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
+    rows = () if share is None else (share.rows, share.index)
+    weight = shard_parameter(weight, operand_type(weight), homes, *rows)
+    if bias is not None:
+        kind = operand_type(bias)
+        bias = shard_parameter(bias, kind, homes, *rows) if rows else bias.to(kind)
     last = serial_is_last(x, block, weight, layout.options)
     if geometry is not None:
         conv = DeferredConv(geometry, (block,), weight, bias, source)

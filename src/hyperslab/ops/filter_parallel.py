@@ -125,23 +125,15 @@ LEAST_FILTERS = 2
 class FilterShare:
     """Describes one rank's share of a layer's filters.
 
-    It is the interval ``index`` of ``rows``, a cut of the weight's first dim. ``plan`` gathers the
-    result with all channels, from what every rank computed.
+    It is the interval ``index`` of ``rows``, a cut of the weight's first dim, see
+    `shard_parameter`. Its gradient comes from the losses of all ranks that share the layer, so that
+    the average over ranks is the serial gradient. ``plan`` gathers the result with all channels,
+    from what every rank computed.
     """
 
     rows: Cut
     index: int
     plan: ExchangePlan
-
-    def of(
-        self, parameter: torch.Tensor, dtype: torch.dtype, homes: GradientBuffers | None
-    ) -> torch.Tensor:
-        """Casts the share of a weight (filters, ...) or a bias (filters); differentiable.
-
-        Its gradient is zero in the rows of other ranks. Those of this rank come from the losses of
-        all ranks that share the layer, so that the average over ranks is the serial gradient.
-        """
-        return shard_parameter(parameter, dtype, homes, self.rows, self.index)
 
 
 def filter_share(

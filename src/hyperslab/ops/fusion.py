@@ -346,32 +346,27 @@ class EpilogueFunction(BlockFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        statistics = ctx.links.statistics
+        links = ctx.links
+        statistics = links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()
         if torch.is_grad_enabled():
             return *epilogue_backward_with_graph(ctx, gradient), None, None
-        return *_epilogue_backward(ctx, gradient), None, None
-
-
-def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    links = ctx.links
-    statistics = links.statistics
-    x, marks = ctx.saved_tensors
-    g = in_format(gradient, ctx.format)
-    marks = ctx.unmarked if marks is None else marks
-    options = (links.slope, links.pool, links.maximum)
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    norm = through = dweight = dbias = dx = None
-    if statistics is not None:
-        norm = statistics.norm
-        sums = chain_backward_sums(g, marks, x, norm, *options)
-        parameters, through = statistics.gradients(sums, needs_x)
-        dweight = parameters[0] if needs_weight else None
-        dbias = parameters[1] if needs_bias else None
-    if needs_x:
-        dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
-    return dx, dweight, dbias
+        x, marks = ctx.saved_tensors
+        g = in_format(gradient, ctx.format)
+        marks = ctx.unmarked if marks is None else marks
+        options = (links.slope, links.pool, links.maximum)
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        norm = through = dweight = dbias = dx = None
+        if statistics is not None:
+            norm = statistics.norm
+            sums = chain_backward_sums(g, marks, x, norm, *options)
+            parameters, through = statistics.gradients(sums, needs_x)
+            dweight = parameters[0] if needs_weight else None
+            dbias = parameters[1] if needs_bias else None
+        if needs_x:
+            dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
+        return dx, dweight, dbias, None, None
 
 
 def in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:

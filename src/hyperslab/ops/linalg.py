@@ -22,7 +22,7 @@ from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
-from hyperslab.ops.filter_parallel import filter_share, operand_type
+from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
 from hyperslab.ops.operands import block_of, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, with_whole
@@ -390,8 +390,10 @@ def linear_layer(
     if share is None:
         return input.like(F.linear(input.local, weight, bias), partition)
     homes = input.policy.homes
-    rows = share.of(weight, operand_type(weight), homes)
-    y = F.linear(input.local, rows, bias if bias is None else share.of(bias, bias.dtype, homes))
+    own = (homes, share.rows, share.index)
+    weight = shard_parameter(weight, operand_type(weight), *own)
+    bias = bias if bias is None else shard_parameter(bias, bias.dtype, *own)
+    y = F.linear(input.local, weight, bias)
     y = fetch(y, share.plan, what="the gather of the filters of linear")
     return input.like(y, partition)
 

@@ -48,7 +48,6 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import (
     AdaptiveWindow,
     Box,
-    Cut,
     Interval,
     Partition,
     TransposedWindow,
@@ -659,19 +658,16 @@ UNPOOLINGS = _for_dims("max_unpool{}d")
 
 
 @dataclass(frozen=True, slots=True)
-class Unpooling:
+class Unpooling(TransposedWindow):
     """Along one dim, value ``i`` of ``extent`` goes somewhere into ``i * stride - padding`` and
     the ``kernel - 1`` outputs after it.
     """
 
-    kernel: int
-    stride: int
-    padding: int
-    extent: int
+    extent: int = 1
 
     def reads(self, out: Interval) -> Interval:
         """Values that may go to the outputs ``out``, one at least."""
-        lo, hi = TransposedWindow(self.kernel, self.stride, self.padding).reads(out)
+        lo, hi = TransposedWindow.reads(self, out)
         lo = min(max(lo, 0), self.extent - 1)
         return lo, max(min(hi, self.extent), lo + 1)
 
@@ -679,10 +675,6 @@ class Unpooling:
         """Return where the values may go; not clipped."""
         first = values[0] * self.stride - self.padding
         return first, (values[1] - 1) * self.stride - self.padding + self.kernel
-
-    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """Returns the outputs' cut: that of the pooled map, where windows do not overlap."""
-        return TransposedWindow(self.kernel, self.stride, self.padding).cut_outputs(cut, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -793,4 +785,5 @@ def maximum_unpool(
     kernel = per_dim(kernel_size, n)
     strides = kernel if stride is None else per_dim(stride, n)
     every = zip(kernel, strides, per_dim(padding, n), input.shape[2:], strict=True)
-    return max_unpool(input, indices, tuple(Unpooling(*each) for each in every), tuple(to))
+    windows = tuple(Unpooling(k, s, p, extent=extent) for k, s, p, extent in every)
+    return max_unpool(input, indices, windows, tuple(to))

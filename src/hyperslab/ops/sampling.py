@@ -319,10 +319,16 @@ def grid_sample(
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
     n = input.dim() - 2
-    cut_in_space = isinstance(input, Sharded) and any(input.partition.cuts[2:])
-    if not cut_in_space:
-        return _sample_whole_volume(input, grid, mode, padding_mode, align_corners)
-    assert isinstance(input, Sharded)
+    if not isinstance(input, Sharded) or not any(input.partition.cuts[2:]):
+        outputs: list[DimLabel] = [("output", d) for d in range(n)]
+        labels: list[list[DimLabel]] = [
+            ["batch", "channel", *[("input", d) for d in range(n)]],
+            ["batch", *outputs, "coordinate"],
+        ]
+        options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
+        run = partial(F.grid_sample, **options)
+        output = ["batch", "channel", *outputs]
+        return contract("grid_sample", (input, grid), labels, output, run, linear=False)
     x = with_whole(input, (1,), "grid_sample")
     # Torch itself says what it does not take, and which type it returns.
     one = (1,) * n
@@ -344,21 +350,6 @@ def grid_sample(
     shape = (*x.shape[:2], *where.shape[1:-1])
     partition = Partition(shape, (batch, None, *space))
     return x.like(block, partition, fresh=True, reordered=True)
-
-
-def _sample_whole_volume(
-    input: torch.Tensor, grid: torch.Tensor, mode: str, padding: str, align: bool | None
-) -> torch.Tensor:
-    n = input.dim() - 2
-    outputs: list[DimLabel] = [("output", d) for d in range(n)]
-
-    run = partial(F.grid_sample, mode=mode, padding_mode=padding, align_corners=align)
-    labels: list[list[DimLabel]] = [
-        ["batch", "channel", *[("input", d) for d in range(n)]],
-        ["batch", *outputs, "coordinate"],
-    ]
-    output = ["batch", "channel", *outputs]
-    return contract("grid_sample", (input, grid), labels, output, run, linear=False)
 
 
 def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
