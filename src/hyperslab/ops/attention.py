@@ -125,14 +125,11 @@ class Scheme:
                 yield place, block
             (block,) = arriving.wait()
 
-    def sees_nothing(self, place: int) -> bool:
-        """Tells whether all keys at a place come after all queries of this rank."""
-        return self.causal and self.keys_at(place)[0] >= self.queries[1]
-
     def tiles(self, place: int, q: torch.Tensor) -> Iterator[tuple[slice, slice]]:
         """Yields queries and keys of every tile of scores with the keys at a place."""
         lo, hi = self.keys_at(place)
-        if self.sees_nothing(place) or q.numel() == 0 or lo == hi:
+        all_after = self.causal and lo >= self.queries[1]
+        if all_after or q.numel() == 0 or lo == hi:
             return
         lead = max(1, math.prod(q.shape[:-2]))
         columns = min(hi - lo, _KEYS_AT_ONCE)
@@ -301,7 +298,9 @@ class _Attend(BlockFunction):
                 if of_mask is not None:
                     part = of_mask[scheme.mask_part(mask, place, rows, columns)]
                     part += of_scores.sum_to_size(part.shape)
-            return _sum_of_heads(of_block, block)
+            if of_block.shape == block.shape:
+                return of_block
+            return of_block.unflatten(-3, (block.shape[-3], -1)).sum(-3)  # adjoint of `_heads_of`
 
         home: Arriving | None = None
         total = None
@@ -345,13 +344,6 @@ def _heads_of(block: torch.Tensor, q: torch.Tensor, kind: torch.dtype) -> torch.
     block = block.to(kind)
     times = q.shape[-3] // block.shape[-3] if q.dim() > 2 else 1
     return block if times == 1 else block.repeat_interleave(times, -3)
-
-
-def _sum_of_heads(gradient: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Applies the adjoint of `_heads_of`."""
-    if gradient.shape == block.shape:
-        return gradient
-    return gradient.unflatten(-3, (block.shape[-3], -1)).sum(-3)
 
 
 @register(F.scaled_dot_product_attention, family="attention", merged=True)

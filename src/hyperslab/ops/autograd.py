@@ -74,10 +74,6 @@ class _Layout:
         self.outputs = [_likeness(value) for value in outputs]
         self.saved = [recut(value) for value in getattr(ctx, "to_save", None) or ()]
 
-    def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
-        what = "the gradient of a number"
-        return None if gradient is None else _serial(output, gradient, self.grid, what)
-
     def back(self, gradient: Any, x: Sharded | None) -> Any:
         if x is not None and isinstance(gradient, torch.Tensor):
             return block_gradient(gradient, x)
@@ -144,9 +140,10 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         layout: _Layout = ctx._hyperslab_layout
-        pairs = zip(gradients, layout.outputs, strict=True)
+        pairs = zip(layout.outputs, gradients, strict=True)
         with seeing_serial_gradients():
-            found = own(_Context(ctx, layout), *(layout.serial(g, y) for g, y in pairs))
+            serial = [_serial(y, g, layout.grid, "the gradient of a number") for y, g in pairs]
+            found = own(_Context(ctx, layout), *serial)
         if not isinstance(found, tuple | list):
             found = (found,)
         whole = [*found, *[None] * (len(layout.inputs) - len(found))]
@@ -258,9 +255,8 @@ class _Hooks:
     def serial(self, gradients: Sequence[Any], likes: Sequence[Sharded | None]) -> tuple[Any, ...]:
         if self.grid is None:
             return tuple(gradients)
-        pairs = zip(gradients, likes, strict=True)
-        what = "the gradient that a hook sees"
-        return tuple(None if g is None else _serial(x, g, self.grid, what) for g, x in pairs)
+        pairs = zip(likes, gradients, strict=True)
+        return tuple(_serial(x, g, self.grid, "the gradient that a hook sees") for x, g in pairs)
 
     def run(
         self, hook: Callable[..., Any], gradients: Sequence[Any], likes: Sequence[Sharded | None]
@@ -446,7 +442,7 @@ def grad(
     with torch.set_grad_enabled(create_graph):
         pairs = zip(wanted, found, strict=True)
         what = "the gradient of an ordinary tensor"
-        return tuple(None if g is None else _serial(x, g, cut[0].grid, what) for x, g in pairs)
+        return tuple(_serial(x, g, cut[0].grid, what) for x, g in pairs)
 
 
 def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) -> None:
@@ -517,7 +513,7 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
             for tensor, gradient in zip(inputs, found, strict=True):
                 known = HAS_PARTS.get(tensor) if isinstance(tensor, torch.Tensor) else None
                 grid = None if known is None else known()
-                if grid is not None and gradient is not None:
+                if grid is not None:
                     gradient = _serial(tensor, gradient, grid, "the gradient that is asked for")
                 serial.append(gradient)
         return tuple(serial)
@@ -550,8 +546,10 @@ def _total(
     return total
 
 
-def _serial(x: Any, gradient: torch.Tensor, grid: Grid, what: str) -> torch.Tensor:
+def _serial(x: Any, gradient: torch.Tensor | None, grid: Grid, what: str) -> torch.Tensor | None:
     """Turns a block's gradient into the serial one; ``what`` names that of an ordinary ``x``."""
+    if gradient is None:
+        return None
     if isinstance(x, Sharded):
         return x.serial_gradient(gradient)
     group = grid.group(tuple(grid.extents))

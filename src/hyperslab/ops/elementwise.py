@@ -324,17 +324,13 @@ def contiguous(
     return y
 
 
-def _register_all() -> None:
-    for name in POINTWISE:
-        for function in (*overloads_of(name), *overloads_of(f"{name}_")):
-            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
-    for name in POINTWISE_METHODS:
-        method = getattr(torch.Tensor, name, None)
-        if callable(method):
-            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
-
-
-_register_all()
+for _name in POINTWISE:
+    for _form in (*overloads_of(_name), *overloads_of(f"{_name}_")):
+        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
+for _name in POINTWISE_METHODS:
+    _form = getattr(torch.Tensor, _name, None)
+    if callable(_form):
+        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
 
 
 @register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)

@@ -492,13 +492,12 @@ class FusedEpilogue:
         """
         self.check_unchanged()
         links = self.links if dtype is None else self.links.rounded(dtype)
-        for parent, done in reversed(self._alive() if self.parents else ()):
-            # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
-            rest = links.after(done)
-            with recording(self.with_graph):
+        with recording(self.with_graph):
+            for parent, done in reversed(self._alive() if self.parents else ()):
+                # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
+                rest = links.after(done)
                 block = dense(parent.block, memory_format_of(parent.block))
                 return EpilogueFunction.apply(block, *rest.parameters, rest, self.padded)
-        with recording(self.with_graph):
             return self.computed(links)
 
     def check_unchanged(self) -> None:

@@ -283,14 +283,6 @@ def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list
     return counts
 
 
-def _outer_product(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
-    out = like.new_ones(())
-    for dim, per in enumerate(counts):
-        shape = [len(per) if d == dim else 1 for d in range(len(counts))]
-        out = out * device_constant(per, like.device, like.dtype).view(shape)
-    return out
-
-
 @register_each(
     (F.max_pool1d, torch.max_pool1d),
     (F.max_pool2d, torch.max_pool2d),
@@ -369,7 +361,11 @@ def average(
     else:
         total = _average(p, ceil_mode, 1)
         rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
-        y = p.wrap(torch.div(total, _outer_product(counts, total), rounding_mode=rounded))
+        divisors = total.new_ones(())
+        for dim, per in enumerate(counts):
+            shape = [-1 if d == dim else 1 for d in range(n)]
+            divisors = divisors * device_constant(per, total.device, total.dtype).view(shape)
+        y = p.wrap(torch.div(total, divisors, rounding_mode=rounded))
     if n == 3 and memory_format_of(y.block) is not torch.contiguous_format:
         y.mark_as_reordered()  # as above
     return y

@@ -343,7 +343,13 @@ def grid_sample(
     points = as_float32(block_of(grid, where, x.grid, "aligning operands of grid_sample"))
     sampler = Sampler(mode, padding_mode, bool(align_corners), tuple(x.shape[2:]))
     coordinates = sampler.coordinates(points)
-    plans = plan_pieces(x.grid, x.partition, _read_intervals(x, sampler, coordinates))
+    reads = None
+    if (
+        x.grid.has_values
+        and torch.stack([torch.isfinite(each).all() for each in coordinates]).all()
+    ):
+        reads = [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
+    plans = plan_pieces(x.grid, x.partition, reads)
     found = _Sample.apply(as_float32(x.local), sampler, plans, *coordinates)
     block = found.unflatten(2, points.shape[1:-1]).to(dtype)
     batch, *space = where.cuts[: n + 1]
@@ -363,17 +369,6 @@ def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
         if cuts[dim] is None and cut is not None and cut.axis not in taken:
             cuts[dim] = cut.rebalanced(extent)
     return cuts
-
-
-def _read_intervals(
-    x: Sharded, sampler: Sampler, coordinates: Sequence[torch.Tensor]
-) -> list[tuple[int, int]] | None:
-    """Returns the interval that this rank reads of every spatial dim; None if it is not finite."""
-    if not x.grid.has_values:
-        return None
-    if not torch.stack([torch.isfinite(each).all() for each in coordinates]).all():
-        return None
-    return [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
 
 
 @register(F.affine_grid, family="sampling")

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -468,8 +467,14 @@ class DeferredJoin:
     @property
     def block_of(self) -> Callable[[Operands], torch.Tensor]:
         """Return what computes the block of operands, with its graph; it holds none of its own."""
+        run = self.run
         ways = [None if isinstance(part, torch.Tensor) else part.run for _, part in self.parts]
-        return partial(_join, self.run, ways)
+
+        def join(tensors: Operands) -> torch.Tensor:
+            given: Iterator[Any] = iter(tensors)
+            return run([next(given) if way is None else way(*_take(given, 3)) for way in ways])
+
+        return join
 
     def reader(self, cover: Cover, grid: Grid, name: str) -> JoinedInput:
         """Return what reads windows of the result within this rank's box of ``cover``."""
@@ -483,15 +488,6 @@ class DeferredJoin:
             else:
                 parts.append(part.reader(cover, grid))
         return JoinedInput(tuple(parts), self.block_of)
-
-
-def _join(
-    run: Callable[[list[torch.Tensor]], torch.Tensor],
-    ways: Sequence[Callable[..., torch.Tensor] | None],
-    tensors: Operands,
-) -> torch.Tensor:
-    given: Iterator[Any] = iter(tensors)
-    return run([next(given) if way is None else way(*_take(given, 3)) for way in ways])
 
 
 def join_channels(
