@@ -168,11 +168,8 @@ class Scheme:
         """Returns the index of a tile in this rank's part of the mask."""
         origin = self.keys_at(place)[0] if self.travels else 0
         seen = slice(origin + columns.start, origin + columns.stop)
-        return (
-            ...,
-            rows if mask.shape[-2] > 1 else slice(None),
-            seen if mask.shape[-1] > 1 else slice(None),
-        )
+        every = slice(None)  # of a dim that is broadcast
+        return ..., rows if mask.shape[-2] > 1 else every, seen if mask.shape[-1] > 1 else every
 
     def scores(
         self,
@@ -523,11 +520,8 @@ def multi_head_attention_forward(
     sequences = [given[key] for key in ("query", "key", "value")]
     dropout = given["dropout_p"] if given["training"] else 0.0
     cut = any(isinstance(x, Sharded) and x.partition.cuts[0] is not None for x in sequences)
-    plain = not (
-        given["need_weights"]
-        or given["add_zero_attn"]
-        or any(given[key] is not None for key in _EXTRA_KEYS)
-    )
+    extra = given["add_zero_attn"] or any(given[key] is not None for key in _EXTRA_KEYS)
+    plain = not given["need_weights"] and not extra
     if plain and (cut or dropout > 0):
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
             return _attend_with_heads(given, dropout), None

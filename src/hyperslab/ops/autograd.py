@@ -414,11 +414,8 @@ def grad(
     sequence = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     cut = [t for t in (*sequence, *wanted) if isinstance(t, Sharded)]
-    if (
-        is_grads_batched
-        or not only_inputs
-        or not all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
-    ):
+    tensors = all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
+    if is_grads_batched or not only_inputs or not tensors:
         raise refuse(torch.autograd.grad, (sequence, wanted), {})
     for tensor in wanted:
         if isinstance(tensor, Sharded):

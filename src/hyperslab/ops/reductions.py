@@ -335,11 +335,8 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
     """Runs over one dim or all, as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    smallest = extremum(x, x.local, dims, keepdim, torch.amin)
-    largest = extremum(x, x.local, dims, keepdim, torch.amax)
-    return torch.return_types.aminmax(
-        (wrap_reduced(x, smallest, dims, keepdim), wrap_reduced(x, largest, dims, keepdim))
-    )
+    found = [extremum(x, x.local, dims, keepdim, kind) for kind in (torch.amin, torch.amax)]
+    return torch.return_types.aminmax([wrap_reduced(x, block, dims, keepdim) for block in found])
 
 
 @register_each("max", "min", family="reductions", dims=["dim"])

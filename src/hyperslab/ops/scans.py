@@ -217,12 +217,8 @@ def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
         own = values.isnan() | (own & ~before.isnan())
     if index == 0:
         own = torch.ones_like(own)
-    return type(found)(  # type: ignore[no-any-return]
-        [
-            input.like(torch.where(own, values, before)),
-            input.like(torch.where(own, indices, place)),
-        ]
-    )
+    results = torch.where(own, values, before), torch.where(own, indices, place)
+    return type(found)(map(input.like, results))  # type: ignore[no-any-return]
 
 
 def _last_of_each_rank(x: Sharded, found: torch.Tensor, dim: int, name: str) -> torch.Tensor:

@@ -138,9 +138,8 @@ class Signature:
     def _from_the_front(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        ndim = (
-            args[0] if args else kwargs[self.first]
-        ).dim() or 1  # a number has a dim 0 for torch
+        first = args[0] if args else kwargs[self.first]
+        ndim = first.dim() or 1  # a number has a dim 0 for torch
         for dim in self.dims:
             by_position = dim.position < len(args)
             given = args[dim.position] if by_position else kwargs.get(dim.name, dim.default)
