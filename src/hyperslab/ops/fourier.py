@@ -139,8 +139,7 @@ def transformed(
     extents[dims[-1]] = kind.extent(extents[dims[-1]], given=dims[-1] in lengths)
     after = tuple(extents)
     writes = x.pending
-    put_off = isinstance(writes, DeferredWrites) and writes.parts and not kind.from_real
-    if put_off and writes.turns.keys() <= set(dims):
+    if isinstance(writes, DeferredWrites) and not kind.from_real and writes.only_in(dims):
         return _of_few(kind, writes, dims, after, norm)
     x.force()
     first = dims[-1]

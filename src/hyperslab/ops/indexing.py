@@ -367,6 +367,10 @@ class DeferredWrites:
         graph = self.with_graph and torch.is_grad_enabled()
         return replace(self, turns=found, with_graph=graph)
 
+    def only_in(self, dims: Sequence[int]) -> bool:
+        """Returns whether there is a part, and nothing is rolled along other dims."""
+        return bool(self.parts) and self.turns.keys() <= set(dims)
+
     def within(
         self, partition: Partition, places: Sequence[Mapping[int, Span]] | None = None
     ) -> Sharded:
