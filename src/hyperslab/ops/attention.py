@@ -394,7 +394,7 @@ def scaled_dot_product_attention(
             name, operands, inputs, output, is_causal, scale, dropout_p, enable_gqa
         )
 
-    options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     run = functools.partial(F.scaled_dot_product_attention, **options)
     return contract(name, operands, inputs, output, run, linear=False)
 

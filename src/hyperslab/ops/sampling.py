@@ -325,8 +325,8 @@ def grid_sample(
             ["batch", "channel", *[("input", d) for d in range(n)]],
             ["batch", *outputs, "coordinate"],
         ]
-        options = {"mode": mode, "padding_mode": padding_mode, "align_corners": align_corners}
-        run = partial(F.grid_sample, **options)
+        how: dict[str, Any] = {"padding_mode": padding_mode, "align_corners": align_corners}
+        run = partial(F.grid_sample, mode=mode, **how)
         output = ["batch", "channel", *outputs]
         return contract("grid_sample", (input, grid), labels, output, run, linear=False)
     x = with_whole(input, (1,), "grid_sample")
@@ -344,10 +344,8 @@ def grid_sample(
     sampler = Sampler(mode, padding_mode, bool(align_corners), tuple(x.shape[2:]))
     coordinates = sampler.coordinates(points)
     reads = None
-    if (
-        x.grid.has_values
-        and torch.stack([torch.isfinite(each).all() for each in coordinates]).all()
-    ):
+    finite = [torch.isfinite(each).all() for each in coordinates] if x.grid.has_values else []
+    if finite and torch.stack(finite).all():
         reads = [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
     plans = plan_pieces(x.grid, x.partition, reads)
     found = _Sample.apply(as_float32(x.local), sampler, plans, *coordinates)
