@@ -328,9 +328,9 @@ for _name in POINTWISE:
     for _form in (*overloads_of(_name), *overloads_of(f"{_name}_")):
         register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
 for _name in POINTWISE_METHODS:
-    _form = getattr(torch.Tensor, _name, None)
-    if callable(_form):
-        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
+    _method = getattr(torch.Tensor, _name, None)
+    if callable(_method):
+        register(_method, family="elementwise", merged=True)(_pointwise_rule(_method))
 
 
 @register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)

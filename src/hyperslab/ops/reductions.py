@@ -335,8 +335,11 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
     """Runs over one dim or all, as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    found = [extremum(x, x.local, dims, keepdim, kind) for kind in (torch.amin, torch.amax)]
-    return torch.return_types.aminmax([wrap_reduced(x, block, dims, keepdim) for block in found])
+    smallest, largest = (
+        wrap_reduced(x, extremum(x, x.local, dims, keepdim, kind), dims, keepdim)
+        for kind in (torch.amin, torch.amax)
+    )
+    return torch.return_types.aminmax((smallest, largest))
 
 
 @register_each("max", "min", family="reductions", dims=["dim"])

@@ -600,7 +600,7 @@ def split(
     name = operator.__name__
     if not isinstance(input, Sharded):  # positions were a cut tensor
         return operator(input, how, dim)
-    arguments = (how, dim)
+    arguments: tuple[Any, ...] = (how, dim)
     if name in DIM_OF_SPLIT:
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
         arguments = (how,)
