@@ -145,7 +145,7 @@ class SlabGeometry:
         bias: torch.Tensor | None,
         source: RecomputedInput | None = None,
     ) -> torch.Tensor:
-        """Convolve the block at once, with its graph."""
+        """Convolves the block at once, with its graph."""
         return self.run(self.input.block_of(operands), weight, bias, source=source)
 
 
