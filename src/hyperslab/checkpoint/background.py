@@ -72,8 +72,7 @@ class BackgroundWriter:
         self._thread = None
         if self._hook is not None:
             self._hook.remove()
-        error = self._error
-        self._error = None
+        error, self._error = self._error, None
         if error is not None:
             raise error
 

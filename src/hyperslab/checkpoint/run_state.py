@@ -171,30 +171,27 @@ class RunState:
             CheckpointError: it cannot be read, or is of another network or no run's.
             RecipeError: as `check_resumes`, or what was shown of the data was something else.
         """
+        import torch
+
         from hyperslab.checkpoint.save_load import load
 
         state = load(path, self.model, self.optimizer)
         try:
-            return self._restore(state, path)
+            check_resumes(state, path, self.batch_size, self.samples)
+            if "about" in state:
+                self._check_shown(DataCard.from_state(state["about"], path), path)
+            self.schedule.load_state_dict(state["schedule"])
+            self.scaler.load_state_dict(state.get("scaler", {}))
+            if self.average is not None:
+                self.average.restore(state.get("ema"), path)
+            torch.set_rng_state(state["random"]["cpu"])
+            if self.device.type == "cuda" and "cuda" in state["random"]:
+                torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
+            return TypeAdapter(Position).validate_python(state["position"])
+        except HyperslabError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, HyperslabError):
-                raise
             raise CheckpointError(f"{path} holds no state of a run: {reason(error)}") from None
-
-    def _restore(self, state: dict[str, Any], path: Path) -> Position:
-        check_resumes(state, path, self.batch_size, self.samples)
-        if "about" in state:
-            self._check_shown(DataCard.from_state(state["about"], path), path)
-        import torch
-
-        self.schedule.load_state_dict(state["schedule"])
-        self.scaler.load_state_dict(state.get("scaler", {}))
-        if self.average is not None:
-            self.average.restore(state.get("ema"), path)
-        torch.set_rng_state(state["random"]["cpu"])
-        if self.device.type == "cuda" and "cuda" in state["random"]:
-            torch.cuda.set_rng_state(state["random"]["cuda"], self.device)
-        return TypeAdapter(Position).validate_python(state["position"])
 
     def _check_shown(self, then: DataCard, path: Path) -> None:
         """Refuse other targets or redshifts, of which there may be as many."""

@@ -111,7 +111,13 @@ def load(
         CheckpointError: a file is missing or has changed, or the checkpoint belongs to another
             network; on every rank, and before anything is changed.
     """
-    path, sums = _verify(path)
+    named = Path(path).absolute()
+
+    def verify() -> tuple[Path, files.Checksums]:
+        found = files.standing(named)
+        return found, files.verify_checksums(found)
+
+    path, sums = on_main(verify, f"cannot read the checkpoint {named}")
 
     def read() -> tuple[State, dict[str, Any]]:
         state = read_state(path, sums, optimizer=optimizer is not None)
@@ -180,17 +186,6 @@ def write_checkpoint(
         if full:
             raise CheckpointError(f"{error}\n    {full}") from error
         raise
-
-
-def _verify(path: str | Path) -> tuple[Path, files.Checksums]:
-    """Return the folder, whose files are as written, and their checksums."""
-    named = Path(path).absolute()
-
-    def verify() -> tuple[Path, files.Checksums]:
-        found = files.standing(named)
-        return found, files.verify_checksums(found)
-
-    return on_main(verify, f"cannot read the checkpoint {named}")
 
 
 def _write_part(partial: Path, own: snapshot.Snapshot | CheckpointError) -> RankPart | str:

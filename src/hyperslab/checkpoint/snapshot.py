@@ -87,8 +87,7 @@ class SnapshotMemory:
 
         If something else than the optimizer has changed a weight meanwhile, the copy is refused.
         """
-        late = self._late
-        self._late = []
+        late, self._late = self._late, []
         try:
             for place, tensor, _ in late:
                 place.copy_(tensor)

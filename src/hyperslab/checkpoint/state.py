@@ -130,27 +130,32 @@ _OF_ITEMS: dict[type, str] = {
     frozenset: "$frozenset",
     torch.Size: "$size",
 }
+
+
+def _encode_bytes(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _decode_bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _decode_dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError("no type of torch's")
+    return found
+
+
 _OF_TEXT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     complex: (
         "$complex",
         lambda number: [repr(number.real), repr(number.imag)],
         lambda parts: complex(float(parts[0]), float(parts[1])),
     ),
-    bytes: (
-        "$bytes",
-        lambda data: base64.b64encode(data).decode(),
-        lambda text: base64.b64decode(text, validate=True),
-    ),
-    bytearray: (
-        "$bytearray",
-        lambda data: base64.b64encode(data).decode(),
-        lambda text: bytearray(base64.b64decode(text, validate=True)),
-    ),
-    torch.dtype: (
-        "$dtype",
-        lambda kind: str(kind).removeprefix("torch."),
-        lambda name: _decode_dtype(name),
-    ),
+    bytes: ("$bytes", _encode_bytes, _decode_bytes),
+    bytearray: ("$bytearray", _encode_bytes, lambda text: bytearray(_decode_bytes(text))),
+    torch.dtype: ("$dtype", lambda kind: str(kind).removeprefix("torch."), _decode_dtype),
     torch.device: ("$device", str, torch.device),
 }
 """Kinds by their marks, with the ways to JSON and back."""
@@ -168,13 +173,6 @@ def _decode_items(kind: type) -> Callable[..., Any]:
 
 def _decode_text(decode: Callable[[Any], Any]) -> Callable[..., Any]:
     return lambda text, _: decode(text)
-
-
-def _decode_dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    if not isinstance(found, torch.dtype):
-        raise TypeError("no type of torch's")
-    return found
 
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {

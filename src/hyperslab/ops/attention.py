@@ -125,14 +125,11 @@ class Scheme:
                 yield place, block
             (block,) = arriving.wait()
 
-    def sees_nothing(self, place: int) -> bool:
-        """Tells whether all keys at a place come after all queries of this rank."""
-        return self.causal and self.keys_at(place)[0] >= self.queries[1]
-
     def tiles(self, place: int, q: torch.Tensor) -> Iterator[tuple[slice, slice]]:
         """Yields queries and keys of every tile of scores with the keys at a place."""
         lo, hi = self.keys_at(place)
-        if self.sees_nothing(place) or q.numel() == 0 or lo == hi:
+        all_after = self.causal and lo >= self.queries[1]
+        if all_after or q.numel() == 0 or lo == hi:
             return
         lead = max(1, math.prod(q.shape[:-2]))
         columns = min(hi - lo, _KEYS_AT_ONCE)
@@ -171,11 +168,8 @@ class Scheme:
         """Returns the index of a tile in this rank's part of the mask."""
         origin = self.keys_at(place)[0] if self.travels else 0
         seen = slice(origin + columns.start, origin + columns.stop)
-        return (
-            ...,
-            rows if mask.shape[-2] > 1 else slice(None),
-            seen if mask.shape[-1] > 1 else slice(None),
-        )
+        every = slice(None)  # of a dim that is broadcast
+        return ..., rows if mask.shape[-2] > 1 else every, seen if mask.shape[-1] > 1 else every
 
     def scores(
         self,
@@ -301,7 +295,9 @@ class _Attend(BlockFunction):
                 if of_mask is not None:
                     part = of_mask[scheme.mask_part(mask, place, rows, columns)]
                     part += of_scores.sum_to_size(part.shape)
-            return _sum_of_heads(of_block, block)
+            if of_block.shape == block.shape:
+                return of_block
+            return of_block.unflatten(-3, (block.shape[-3], -1)).sum(-3)  # adjoint of `_heads_of`
 
         home: Arriving | None = None
         total = None
@@ -345,13 +341,6 @@ def _heads_of(block: torch.Tensor, q: torch.Tensor, kind: torch.dtype) -> torch.
     block = block.to(kind)
     times = q.shape[-3] // block.shape[-3] if q.dim() > 2 else 1
     return block if times == 1 else block.repeat_interleave(times, -3)
-
-
-def _sum_of_heads(gradient: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Applies the adjoint of `_heads_of`."""
-    if gradient.shape == block.shape:
-        return gradient
-    return gradient.unflatten(-3, (block.shape[-3], -1)).sum(-3)
 
 
 @register(F.scaled_dot_product_attention, family="attention", merged=True)
@@ -405,13 +394,8 @@ def scaled_dot_product_attention(
             name, operands, inputs, output, is_causal, scale, dropout_p, enable_gqa
         )
 
-    def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    run = functools.partial(F.scaled_dot_product_attention, **options)
     return contract(name, operands, inputs, output, run, linear=False)
 
 
@@ -440,15 +424,16 @@ def _attend_over_blocks(
     than the queries, 3. if their axis also cuts the queries, the blocks of keys travel; otherwise
     they stay.
     """
-    extents = label_extents(name, operands, inputs)
+    pairs = list(zip(operands, inputs, strict=True))
+    extents = label_extents(name, pairs)
     _check_operands(name, operands, grouped)
-    if extents != label_extents(name, operands[:3], inputs[:3]):
+    if extents != label_extents(name, pairs[:3]):
         raise LayoutError(f"{name}: the mask is larger than the scores\n{describe(operands)}")
     like = next(t for t in operands if isinstance(t, Sharded))
     grid = like.grid
     cut_dims = [
         (label, cut)
-        for t, labels in zip(operands, inputs, strict=True)
+        for t, labels in pairs
         if isinstance(t, Sharded)
         for label, cut in zip(labels, t.partition.cuts, strict=True)
         if cut is not None
@@ -468,7 +453,7 @@ def _attend_over_blocks(
             grid,
             f"aligning operands of {name}",
         )
-        for index, (tensor, labels) in enumerate(zip(operands, inputs, strict=True))
+        for index, (tensor, labels) in enumerate(pairs)
     ]
     mask = blocks[3] if len(blocks) > 3 else None
     first = -3 if grouped else -2  # several heads of queries share one of keys
@@ -485,7 +470,7 @@ def _attend_over_blocks(
     scheme = Scheme(grid, shape, box, keys, travels, causal, scale, dropout, seed)
     with torch.autocast(q.device.type, enabled=False):
         y = _Attend.apply(q, k, v, mask, scheme)
-    return wrap_labelled(y, operands, inputs, output, extents, cuts)
+    return wrap_labelled(y, pairs, output, extents, cuts)
 
 
 def _check_operands(name: str, operands: Sequence[torch.Tensor], grouped: bool) -> None:
@@ -535,11 +520,8 @@ def multi_head_attention_forward(
     sequences = [given[key] for key in ("query", "key", "value")]
     dropout = given["dropout_p"] if given["training"] else 0.0
     cut = any(isinstance(x, Sharded) and x.partition.cuts[0] is not None for x in sequences)
-    plain = not (
-        given["need_weights"]
-        or given["add_zero_attn"]
-        or any(given[key] is not None for key in _EXTRA_KEYS)
-    )
+    extra = given["add_zero_attn"] or any(given[key] is not None for key in _EXTRA_KEYS)
+    plain = not given["need_weights"] and not extra
     if plain and (cut or dropout > 0):
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
             return _attend_with_heads(given, dropout), None

@@ -72,11 +72,7 @@ class _Layout:
         self.grid: Grid = next(v.grid for v in inputs if isinstance(v, Sharded))
         self.inputs = [_likeness(value) for value in inputs]
         self.outputs = [_likeness(value) for value in outputs]
-        self.saved = [_recut(value) for value in getattr(ctx, "to_save", None) or ()]
-
-    def serial(self, gradient: torch.Tensor | None, output: Sharded | None) -> torch.Tensor | None:
-        what = "the gradient of a number"
-        return None if gradient is None else _serial(output, gradient, self.grid, what)
+        self.saved = [recut(value) for value in getattr(ctx, "to_save", None) or ()]
 
     def back(self, gradient: Any, x: Sharded | None) -> Any:
         if x is not None and isinstance(gradient, torch.Tensor):
@@ -98,7 +94,7 @@ class _Context:
     def saved_tensors(self) -> tuple[Any, ...]:
         """Returns saved tensors, cut again: torch has plain blocks of outputs and packed ones."""
         pairs = zip(self._ctx.saved_tensors, self._layout.saved, strict=True)
-        return tuple(v if recut is None else recut(v) for v, recut in pairs)
+        return tuple(v if again is None else again(v) for v, again in pairs)
 
 
 def _likeness(value: Any) -> Sharded | None:
@@ -109,18 +105,17 @@ def _likeness(value: Any) -> Sharded | None:
     return value.like(block.new_empty(1).expand(block.shape))
 
 
-def _recut(value: Any) -> Recut | None:
+def recut(value: Any) -> Recut | None:
+    """Returns what cuts a block again as the value was, which it does not hold; None of others."""
     if not isinstance(value, Sharded):
         return None
-    cut = functools.partial(
-        Sharded.from_local, partition=value.partition, grid=value.grid, policy=value.policy
-    )
+    how = (value.partition, value.grid, value.policy)
     reordered = value.reordered
 
     def again(saved: torch.Tensor) -> torch.Tensor:
         if isinstance(saved, Sharded):
             return saved
-        y = cut(saved)
+        y = Sharded.from_local(saved, *how)
         if reordered:
             y.mark_as_reordered()
         return y
@@ -145,9 +140,10 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
 
     def backward(ctx: Any, *gradients: Any) -> Any:
         layout: _Layout = ctx._hyperslab_layout
-        pairs = zip(gradients, layout.outputs, strict=True)
+        pairs = zip(layout.outputs, gradients, strict=True)
         with seeing_serial_gradients():
-            found = own(_Context(ctx, layout), *(layout.serial(g, y) for g, y in pairs))
+            serial = [_serial(y, g, layout.grid, "the gradient of a number") for y, g in pairs]
+            found = own(_Context(ctx, layout), *serial)
         if not isinstance(found, tuple | list):
             found = (found,)
         whole = [*found, *[None] * (len(layout.inputs) - len(found))]
@@ -169,11 +165,11 @@ def _on_cut_tensors(cls: type[Function]) -> type[Function]:
 
 def _on_arguments_cut_again(run: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     """Return a function that cuts its arguments as ``args`` were, and calls ``run``."""
-    recuts = [_recut(value) for value in args]
+    recuts = [recut(value) for value in args]
 
     def again(*saved: Any, **kwargs: Any) -> Any:
         pairs = zip(saved, recuts, strict=True)
-        return run(*(v if recut is None else recut(v) for v, recut in pairs), **kwargs)
+        return run(*(v if cut is None else cut(v) for v, cut in pairs), **kwargs)
 
     return again
 
@@ -259,9 +255,8 @@ class _Hooks:
     def serial(self, gradients: Sequence[Any], likes: Sequence[Sharded | None]) -> tuple[Any, ...]:
         if self.grid is None:
             return tuple(gradients)
-        pairs = zip(gradients, likes, strict=True)
-        what = "the gradient that a hook sees"
-        return tuple(None if g is None else _serial(x, g, self.grid, what) for g, x in pairs)
+        pairs = zip(likes, gradients, strict=True)
+        return tuple(_serial(x, g, self.grid, "the gradient that a hook sees") for x, g in pairs)
 
     def run(
         self, hook: Callable[..., Any], gradients: Sequence[Any], likes: Sequence[Sharded | None]
@@ -419,11 +414,8 @@ def grad(
     sequence = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     wanted = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
     cut = [t for t in (*sequence, *wanted) if isinstance(t, Sharded)]
-    if (
-        is_grads_batched
-        or not only_inputs
-        or not all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
-    ):
+    tensors = all(isinstance(t, torch.Tensor) for t in (*sequence, *wanted))
+    if is_grads_batched or not only_inputs or not tensors:
         raise refuse(torch.autograd.grad, (sequence, wanted), {})
     for tensor in wanted:
         if isinstance(tensor, Sharded):
@@ -447,7 +439,7 @@ def grad(
     with torch.set_grad_enabled(create_graph):
         pairs = zip(wanted, found, strict=True)
         what = "the gradient of an ordinary tensor"
-        return tuple(None if g is None else _serial(x, g, cut[0].grid, what) for x, g in pairs)
+        return tuple(_serial(x, g, cut[0].grid, what) for x, g in pairs)
 
 
 def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) -> None:
@@ -518,7 +510,7 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
             for tensor, gradient in zip(inputs, found, strict=True):
                 known = HAS_PARTS.get(tensor) if isinstance(tensor, torch.Tensor) else None
                 grid = None if known is None else known()
-                if grid is not None and gradient is not None:
+                if grid is not None:
                     gradient = _serial(tensor, gradient, grid, "the gradient that is asked for")
                 serial.append(gradient)
         return tuple(serial)
@@ -551,8 +543,10 @@ def _total(
     return total
 
 
-def _serial(x: Any, gradient: torch.Tensor, grid: Grid, what: str) -> torch.Tensor:
+def _serial(x: Any, gradient: torch.Tensor | None, grid: Grid, what: str) -> torch.Tensor | None:
     """Turns a block's gradient into the serial one; ``what`` names that of an ordinary ``x``."""
+    if gradient is None:
+        return None
     if isinstance(x, Sharded):
         return x.serial_gradient(gradient)
     group = grid.group(tuple(grid.extents))

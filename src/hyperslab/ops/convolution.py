@@ -12,11 +12,10 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -72,7 +71,6 @@ from hyperslab.ops.slab_inputs import (
     DeferredJoin,
     DeferredUpsampling,
     JoinedInput,
-    Operands,
     SlabInput,
     is_wide,
     largest_block,
@@ -141,7 +139,6 @@ class BufferConv(BlockFunction):
         ctx.value = kept.value
         ctx.spec = spec
         ctx.kernels = kernels
-        ctx.has_bias = bias is not None
         in_padded = padded is not None and padded.buffer is not None
         ctx.has_buffer = source is None and in_padded
         halos = [buffer] if ctx.has_buffer else halos
@@ -156,7 +153,7 @@ class BufferConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         kept = tuple(saved[: ctx.kept])
         halos = saved[ctx.kept :]
-        needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
             x = ctx.value(kept)
             return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
@@ -355,7 +352,6 @@ class SlabConv(BlockFunction):
         ctx.padding = padding
         ctx.slabs = slabs
         ctx.kernels = kernels
-        ctx.has_bias = bias is not None
         ctx.save_for_backward(weight, *halos, *kept.tensors)
         return y
 
@@ -367,7 +363,7 @@ class SlabConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         halos = saved[: len(slabs)]
         x = ctx.value(tuple(saved[len(slabs) :]))
-        needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
+        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
             return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 5
         grads = [
@@ -424,7 +420,7 @@ def _slab_backward(
     weight: torch.Tensor,
     spec: ConvSpec,
     slab: Slab,
-    needs: list[bool],
+    needs: Sequence[bool],
     kernels: Kernels,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """Return the gradient of one slab and of the kernel taps of each of its planes."""
@@ -498,6 +494,7 @@ class ConvLayout:
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
+    windows: tuple[Window, ...]
     options: ConvOptions
     padding: tuple[int, ...]
     margins: tuple[int, ...]
@@ -529,10 +526,13 @@ def lay_out_conv(
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[0], extents, cuts)
     shared = tuple(min(w.before, w.after) for w in windows)
-    margins = _margins(windows)
+    margins: tuple[int, ...] = ()
+    if any(w.before != w.after for w in windows):
+        ends = [(w.before - s, w.after - s) for w, s in zip(windows, shared, strict=True)]
+        margins = tuple(end for pair in reversed(ends) for end in pair)
     largest = _largest(x, output)
     if not any(cuts):
-        return ConvLayout(x, output, options, shared, margins, largest, None, None)
+        return ConvLayout(x, output, windows, options, shared, margins, largest, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     plan = plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid)
     spec = ConvSpec(
@@ -547,7 +547,8 @@ def lay_out_conv(
     if aligned(windows, plan.own, out) and not thin(plan):
         slabs = slabs_of(plan, windows, covered, out)
     halo_planes = _planes_beside(plan.own, plan.wanted)
-    return ConvLayout(x, output, options, shared, margins, largest, spec, slabs, halo_planes)
+    block = (options, shared, margins, largest)
+    return ConvLayout(x, output, windows, *block, spec, slabs, halo_planes)
 
 
 def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
@@ -561,14 +562,6 @@ def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
     others = (dim for dim in range(own.ndim) if dim != 2)
     same = all(own.interval(dim) == box.interval(dim) for dim in others)
     return (before, after) if fits and same else None
-
-
-def _margins(windows: Sequence[Window]) -> tuple[int, ...]:
-    """The padding that one end of a dim has more than the other, from the last dim on."""
-    if all(w.before == w.after for w in windows):
-        return ()
-    ends = [(w.before - min(w.before, w.after), w.after - min(w.before, w.after)) for w in windows]
-    return tuple(end for pair in reversed(ends) for end in pair)
 
 
 @register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True, merged=True)
@@ -619,7 +612,7 @@ def convolve(
         share = filter_share(x, weight, layout.output, 1)
     geometry = None
     if share is None:
-        geometry = _slab_geometry(x, weight, layout, stride, padding, dilation)
+        geometry = _slab_geometry(x, weight, layout)
     if geometry is not None and isinstance(geometry.input, JoinedInput):
         return _convolve_joined(x, weight, bias, layout, geometry)
     padded = None
@@ -629,23 +622,20 @@ def convolve(
     dtype = operand_type(x)
     block, source = conv_operand(x, dtype, padded)
     homes = x.policy.homes
-    if share is None:
-        weight = shard_parameter(weight, operand_type(weight), homes)
-        bias = bias if bias is None else bias.to(operand_type(bias))
-    else:
-        weight = share.of(weight, operand_type(weight), homes)
-        bias = bias if bias is None else share.of(bias, operand_type(bias), homes)
+    rows = () if share is None else (share.rows, share.index)
+    weight = shard_parameter(weight, operand_type(weight), homes, *rows)
+    if bias is not None:
+        kind = operand_type(bias)
+        bias = shard_parameter(bias, kind, homes, *rows) if rows else bias.to(kind)
     last = serial_is_last(x, block, weight, layout.options)
-    run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=kernels)
     if geometry is not None:
-        geometry = replace(geometry, whole=partial(_convolve_whole, run, itemgetter(0)))
         conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
-    y = run(block, weight, bias, padded=padded, source=source)
+    y = _convolve_block(block, weight, bias, layout, dtype, kernels, padded, source=source)
     if share is not None:
-        y = share.whole(y, f"the gather of the filters of {name}")
+        y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
@@ -697,17 +687,6 @@ def _convolve_at_once(
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
-def _convolve_whole(
-    run: Callable[..., torch.Tensor],
-    block_of: Callable[[Operands], torch.Tensor],
-    operands: Operands,
-    *weights: torch.Tensor | None,
-    source: RecomputedInput | None,
-) -> torch.Tensor:
-    """Convolves the block that ``block_of`` makes of the operands at once."""
-    return run(block_of(operands), *weights, padded=None, source=source)
-
-
 def _convolve_joined(
     x: Sharded,
     weight: torch.Tensor,
@@ -720,13 +699,10 @@ def _convolve_joined(
     assert isinstance(join, DeferredJoin)
     join.bypassed()
     x.mark_as_bypassed("a convolution over slabs joins in parts")
-    dtype = operand_type(x)
     weight = shard_parameter(weight, operand_type(weight), x.policy.homes)
     bias = bias if bias is None else bias.to(operand_type(bias))
-    run = partial(_convolve_block, layout=layout, dtype=dtype, kernels=x.policy.kernels)
-    whole = partial(_convolve_whole, run, join.block_of)
-    conv = DeferredConv(replace(geometry, whole=whole), join.tensors, weight, bias, None)
-    pending = SlabEpilogue(x, conv, 0, EpilogueOps(dtype), torch.is_grad_enabled())
+    conv = DeferredConv(geometry, join.tensors, weight, bias, None)
+    pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
     last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)
     return x.will_be(pending, layout.output, reordered=not last)
 
@@ -735,12 +711,11 @@ def _convolve_block(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    *,
     layout: ConvLayout,
     dtype: torch.dtype,
     kernels: Kernels,
-    padded: HaloPaddedBuffer | None,
-    source: RecomputedInput | None,
+    padded: HaloPaddedBuffer | None = None,
+    source: RecomputedInput | None = None,
 ) -> torch.Tensor:
     """Computes this rank's block at once, by the steps 2 to 4 of `convolve`."""
     block = conv_input(x, weight, kernels, dtype, padded)
@@ -774,14 +749,7 @@ def lay_out_slabs(
     return cover, tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True))
 
 
-def _slab_geometry(
-    x: Sharded,
-    weight: torch.Tensor,
-    layout: ConvLayout,
-    stride: PerDim,
-    padding: PerDim | str,
-    dilation: PerDim,
-) -> SlabGeometry | None:
+def _slab_geometry(x: Sharded, weight: torch.Tensor, layout: ConvLayout) -> SlabGeometry | None:
     """Return how a convolution runs over slabs; None where it does not. All ranks decide alike."""
     nbytes = x.policy.slab
     parts = _parts_for_cudnn(x, layout)
@@ -794,7 +762,8 @@ def _slab_geometry(
     if 0 in output.shape or output.thin:
         return None
     extents = largest_block(output)
-    windows = windows_of(weight.shape, stride, padding, dilation)
+    windows = layout.windows
+    kernels = x.policy.kernels
     join = x.pending
     if not isinstance(join, DeferredJoin) or join.with_graph != torch.is_grad_enabled():
         join = None
@@ -818,11 +787,12 @@ def _slab_geometry(
         window=windows[0],
         options=layout.options,
         padding=left,
-        kernels=x.policy.kernels,
+        kernels=kernels,
         dtype=dtype,
         plane=plane,
         nbytes=nbytes,
         too_large=parts > 0,
+        run=partial(_convolve_block, layout=layout, dtype=dtype, kernels=kernels),
     )
 
 

@@ -21,7 +21,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -324,17 +324,13 @@ def contiguous(
     return y
 
 
-def _register_all() -> None:
-    for name in POINTWISE:
-        for function in (*overloads_of(name), *overloads_of(f"{name}_")):
-            register(function, family="elementwise", merged=True)(_pointwise_rule(function))
-    for name in POINTWISE_METHODS:
-        method = getattr(torch.Tensor, name, None)
-        if callable(method):
-            register(method, family="elementwise", merged=True)(_pointwise_rule(method))
-
-
-_register_all()
+for _name in POINTWISE:
+    for _form in (*overloads_of(_name), *overloads_of(f"{_name}_")):
+        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
+for _name in POINTWISE_METHODS:
+    _method = getattr(torch.Tensor, _name, None)
+    if callable(_method):
+        register(_method, family="elementwise", merged=True)(_pointwise_rule(_method))
 
 
 @register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)
@@ -907,8 +903,7 @@ def draw_in_place(
 
 def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
     """Writes this rank's block of new values into ``x``, in place."""
-    y: Sharded = apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {})
-    return y
+    return cast(Sharded, apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {}))
 
 
 SELU_LIMIT = 1.7580993408473766

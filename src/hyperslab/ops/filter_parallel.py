@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
@@ -126,27 +125,15 @@ LEAST_FILTERS = 2
 class FilterShare:
     """Describes one rank's share of a layer's filters.
 
-    It is the interval ``index`` of ``rows``, a cut of the weight's first dim. ``plan`` brings from
-    every rank what it computed.
+    It is the interval ``index`` of ``rows``, a cut of the weight's first dim, see
+    `shard_parameter`. Its gradient comes from the losses of all ranks that share the layer, so that
+    the average over ranks is the serial gradient. ``plan`` gathers the result with all channels,
+    from what every rank computed.
     """
 
     rows: Cut
     index: int
     plan: ExchangePlan
-
-    def of(
-        self, parameter: torch.Tensor, dtype: torch.dtype, homes: GradientBuffers | None
-    ) -> torch.Tensor:
-        """Casts the share of a weight (filters, ...) or a bias (filters); differentiable.
-
-        Its gradient is zero in the rows of other ranks. Those of this rank come from the losses of
-        all ranks that share the layer, so that the average over ranks is the serial gradient.
-        """
-        return shard_parameter(parameter, dtype, homes, self.rows, self.index)
-
-    def whole(self, y: torch.Tensor, what: str) -> torch.Tensor:
-        """Gathers the result with all channels from the ranks' shares; differentiable."""
-        return fetch(y, self.plan, what=what)
 
 
 def filter_share(

@@ -87,10 +87,6 @@ class Affine:
         )
 
 
-AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
-MAXIMUM = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
-
-
 def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
     """Computes differentiable gradients of block, weight and bias of an `EpilogueFunction`.
 
@@ -142,8 +138,8 @@ def composite_epilogue(
     if links.slope != 1:
         y = F.relu(y) if links.slope == 0 else F.leaky_relu(y, links.slope)
     if links.pool:
-        pools = MAXIMUM if links.maximum else AVERAGE
-        y = pools[len(links.pool)](y, links.pool)
+        pool = getattr(F, f"{'max' if links.maximum else 'avg'}_pool{len(links.pool)}d")
+        y = pool(y, links.pool)
     return y.to(links.dtype)
 
 
@@ -174,8 +170,7 @@ def normalised_with_graph(
     y = ((groups - mean) * (var + eps).rsqrt()).flatten(1, 2)
     shape = [1, -1] + [1] * (x.dim() - 2)
     y = y if weight is None else y * weight.view(shape)
-    y = y if bias is None else y + bias.view(shape)
-    return y
+    return y if bias is None else y + bias.view(shape)
 
 
 def moments_over_ranks(
@@ -272,6 +267,13 @@ class EpilogueOps:
     maximum: bool = False
 
     @property
+    def parameters(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Returns weight and bias of the normalisation, if there is one."""
+        if self.statistics is None:
+            return None, None
+        return self.statistics.affine.weight, self.statistics.affine.bias
+
+    @property
     def empty(self) -> bool:
         """Returns whether nothing is done but, perhaps, a change of type."""
         return self.statistics is None and self.takes_activation
@@ -344,32 +346,27 @@ class EpilogueFunction(BlockFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        statistics = ctx.links.statistics
+        links = ctx.links
+        statistics = links.statistics
         if statistics is not None:
             statistics.affine.check_unchanged()
         if torch.is_grad_enabled():
             return *epilogue_backward_with_graph(ctx, gradient), None, None
-        return *_epilogue_backward(ctx, gradient), None, None
-
-
-def _epilogue_backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    links = ctx.links
-    statistics = links.statistics
-    x, marks = ctx.saved_tensors
-    g = in_format(gradient, ctx.format)
-    marks = ctx.unmarked if marks is None else marks
-    options = (links.slope, links.pool, links.maximum)
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-    norm = through = dweight = dbias = dx = None
-    if statistics is not None:
-        norm = statistics.norm
-        sums = chain_backward_sums(g, marks, x, norm, *options)
-        parameters, through = statistics.gradients(sums, needs_x)
-        dweight = parameters[0] if needs_weight else None
-        dbias = parameters[1] if needs_bias else None
-    if needs_x:
-        dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
-    return dx, dweight, dbias
+        x, marks = ctx.saved_tensors
+        g = in_format(gradient, ctx.format)
+        marks = ctx.unmarked if marks is None else marks
+        options = (links.slope, links.pool, links.maximum)
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        norm = through = dweight = dbias = dx = None
+        if statistics is not None:
+            norm = statistics.norm
+            sums = chain_backward_sums(g, marks, x, norm, *options)
+            parameters, through = statistics.gradients(sums, needs_x)
+            dweight = parameters[0] if needs_weight else None
+            dbias = parameters[1] if needs_bias else None
+        if needs_x:
+            dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
+        return dx, dweight, dbias, None, None
 
 
 def in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
@@ -495,13 +492,12 @@ class FusedEpilogue:
         """
         self.check_unchanged()
         links = self.links if dtype is None else self.links.rounded(dtype)
-        for parent, done in reversed(self._alive() if self.parents else ()):
-            # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
-            rest = links.after(done)
-            with recording(self.with_graph):
-                block = dense(parent.block, memory_format_of(parent.block))
-                return _apply_epilogue(block, rest, self.padded)
         with recording(self.with_graph):
+            for parent, done in reversed(self._alive() if self.parents else ()):
+                # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
+                rest = links.after(done)
+                block = dense(parent.block, memory_format_of(parent.block))
+                return EpilogueFunction.apply(block, *rest.parameters, rest, self.padded)
             return self.computed(links)
 
     def check_unchanged(self) -> None:
@@ -518,7 +514,7 @@ class FusedEpilogue:
             )
 
     def computed(self, links: EpilogueOps) -> torch.Tensor:
-        return _apply_epilogue(self.block, links, self.padded)
+        return EpilogueFunction.apply(self.block, *links.parameters, links, self.padded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -538,17 +534,8 @@ class RecomputedEpilogue:
         (block,) = tensors
         assert block is not None
         if torch.is_grad_enabled():
-            return _apply_epilogue(block, self.links)
+            return EpilogueFunction.apply(block, *self.links.parameters, self.links)
         return self.links.forward(block, mark=False, padded=padded)[0]
-
-
-def _apply_epilogue(
-    block: torch.Tensor, links: EpilogueOps, padded: HaloPaddedBuffer | None = None
-) -> torch.Tensor:
-    affine = None if links.statistics is None else links.statistics.affine
-    if affine is None:
-        return EpilogueFunction.apply(block, None, None, links, padded)
-    return EpilogueFunction.apply(block, affine.weight, affine.bias, links, padded)
 
 
 LAUNCH_BOUND = 1 << 17

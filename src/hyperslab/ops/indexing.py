@@ -191,13 +191,16 @@ def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:
     return y.redistribute(again, "the positions of a list")
 
 
-def _by_tables(x: Sharded, index: object) -> Sharded | None:
+def _by_tables(x: Sharded, index: Any) -> Sharded | None:
     """Looks up positions in several dims at once, or in tables of several dims; all are whole.
 
     A mask of several dims is such positions. Returns None for any other subscript.
     """
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1:
-        index = index if _is_cut(index) else _positions_of(index, x)
+    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1
+    if mask and not _is_cut(index):
+        if index.shape != x.shape[: index.dim()]:
+            raise IndexError(f"a mask {tuple(index.shape)} for {x.partition}: its extents differ")
+        index = whole_of(index, "mask").nonzero(as_tuple=True)
     items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     tables: dict[int, torch.Tensor] = {}
@@ -226,13 +229,6 @@ def _by_tables(x: Sharded, index: object) -> Sharded | None:
     cuts[front:front] = [None] * (block.dim() - len(cuts))
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
-
-
-def _positions_of(mask: torch.Tensor, x: Sharded) -> tuple[torch.Tensor, ...]:
-    """Returns where a mask of the first dims of ``x`` is true, a list of positions for each dim."""
-    if mask.shape != x.shape[: mask.dim()]:
-        raise IndexError(f"a mask {tuple(mask.shape)} for {x.partition}: its extents differ")
-    return whole_of(mask, "mask").nonzero(as_tuple=True)
 
 
 def _is_cut(x: torch.Tensor) -> bool:
@@ -276,7 +272,9 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
             return
         check_only_reference(self, value, "assignment to a part")
         partition = _cut_for(self, index, value)
-        if can_wait(value) and _is_complex_zero(self, value.grid):
+        # All ranks decide alike whether a spectrum is to be written there.
+        complex_zero = can_wait(value) and self.is_complex()
+        if complex_zero and not (value.grid.has_values and bool(self.any())):
             self = _deferred_zeros(value, partition, self.dtype).take_place_of(self)
         else:
             self = turn_into_cut(self, partition, value)
@@ -390,11 +388,6 @@ class DeferredWrites:
             for dim, turn in self.turns.items():
                 y = rolled(y, turn, dim)
             return y.block
-
-
-def _is_complex_zero(ordinary: torch.Tensor, grid: Grid) -> bool:
-    """Returns whether a spectrum is to be written there; all ranks decide alike."""
-    return ordinary.is_complex() and not (grid.has_values and bool(ordinary.any()))
 
 
 def _deferred_zeros(like: Sharded, partition: Partition, dtype: torch.dtype) -> Sharded:

@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 from hyperslab.comm import all_reduce_sum, log_once
+from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
-from hyperslab.ops.filter_parallel import filter_share, operand_type
+from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
 from hyperslab.ops.operands import block_of, first_cuts, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, with_whole
@@ -55,9 +56,10 @@ def contract(
     Raises:
         LayoutError: extents differ, or a contracted label is cut and the result is no sum.
     """
+    pairs = list(zip(operands, inputs, strict=True))
     like = next(t for t in operands if isinstance(t, Sharded))
-    extents = label_extents(name, operands, inputs)
-    cuts = _label_cuts(name, operands, inputs)
+    extents = label_extents(name, pairs)
+    cuts = _label_cuts(name, pairs)
     inner = [cut.axis for label, cut in cuts.items() if label not in output]
     if inner and not linear:
         raise LayoutError(
@@ -67,24 +69,25 @@ def contract(
     what = f"aligning operands of {name}"
     blocks = [
         block_of(tensor, operand_partition(tensor, labels, extents, cuts), like.grid, what)
-        for tensor, labels in zip(operands, inputs, strict=True)
+        for tensor, labels in pairs
     ]
     result = all_reduce_sum(run(*blocks), like.grid.group(inner), f"the sum of {name}")
-    return wrap_labelled(result, operands, inputs, output, extents, cuts)
+    return wrap_labelled(result, pairs, output, extents, cuts)
+
+
+Labelled = Sequence[tuple[torch.Tensor, Sequence[DimLabel]]]
+"""Lists operands with the labels of their dims."""
 
 
 def wrap_labelled(
     result: torch.Tensor,
-    operands: Sequence[torch.Tensor],
-    inputs: Sequence[Sequence[DimLabel]],
+    operands: Labelled,
     output: Sequence[DimLabel],
     extents: dict[DimLabel, int],
     cuts: dict[DimLabel, Cut],
 ) -> torch.Tensor:
     """Wraps a block of a result, whose dims are cut as their labels are."""
-    like, first = next(
-        (t, own) for t, own in zip(operands, inputs, strict=True) if isinstance(t, Sharded)
-    )
+    like, first = next((t, own) for t, own in operands if isinstance(t, Sharded))
     kept = tuple(cuts.get(label) for label in output)
     if not any(kept) and (not first or first[0] not in output):
         return result  # ordinary once the first dim is gone and nothing is cut, as for sums
@@ -92,33 +95,29 @@ def wrap_labelled(
     return like.like(result, Partition(tuple(shape), kept))
 
 
-def label_extents(
-    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
-) -> dict[DimLabel, int]:
+def label_extents(name: str, operands: Labelled) -> dict[DimLabel, int]:
     """Reads the extent of every label, of which operands may have 1.
 
     Raises:
         LayoutError: two operands have others.
     """
     extents: dict[DimLabel, int] = {}
-    for tensor, labels in zip(operands, inputs, strict=True):
+    for tensor, labels in operands:
         for label, extent in zip(labels, tensor.shape, strict=True):
             known = extents.get(label, 1)
             if 1 not in (known, extent) and known != extent:
                 raise LayoutError(
                     f"{name}: {known} and {extent} elements in one dim of the global shapes\n"
-                    f"{describe(operands)}"
+                    f"{describe(tensor for tensor, _ in operands)}"
                 )
             extents[label] = extent if known == 1 else known
     return extents
 
 
-def _label_cuts(
-    name: str, operands: Sequence[torch.Tensor], inputs: Sequence[Sequence[DimLabel]]
-) -> dict[DimLabel, Cut]:
+def _label_cuts(name: str, operands: Labelled) -> dict[DimLabel, Cut]:
     dims = [
         (tensor, labels, label, cut)
-        for tensor, labels in zip(operands, inputs, strict=True)
+        for tensor, labels in operands
         if isinstance(tensor, Sharded)
         for label, cut in zip(labels, tensor.partition.cuts, strict=True)
     ]
@@ -194,8 +193,7 @@ def cross(
     whole = [
         with_whole(x, (dim,), "cross") if isinstance(x, Sharded) else x for x in (input, other)
     ]
-    crossed: Sharded = apply_pointwise(torch.linalg.cross, whole, {"dim": dim})
-    return crossed
+    return cast(Sharded, apply_pointwise(torch.linalg.cross, whole, {"dim": dim}))
 
 
 DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
@@ -392,9 +390,12 @@ def linear_layer(
     if share is None:
         return input.like(F.linear(input.local, weight, bias), partition)
     homes = input.policy.homes
-    rows = share.of(weight, operand_type(weight), homes)
-    y = F.linear(input.local, rows, bias if bias is None else share.of(bias, bias.dtype, homes))
-    return input.like(share.whole(y, "the gather of the filters of linear"), partition)
+    own = (homes, share.rows, share.index)
+    weight = shard_parameter(weight, operand_type(weight), *own)
+    bias = bias if bias is None else shard_parameter(bias, bias.dtype, *own)
+    y = F.linear(input.local, weight, bias)
+    y = fetch(y, share.plan, what="the gather of the filters of linear")
+    return input.like(y, partition)
 
 
 IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
@@ -409,16 +410,13 @@ def cdist(
     compute_mode: str = IF_NECESSARY,
 ) -> torch.Tensor:
     """The vectors of either set may be cut; the numbers of a vector must be whole."""
-
     if min(x1.dim(), x2.dim()) < 2:
         raise LayoutError(f"cdist takes tensors of two dims or more\n{describe([x1, x2])}")
     if compute_mode == IF_NECESSARY:  # a block has fewer vectors than the whole
         product = max(x1.shape[-2], x2.shape[-2]) > 25
         compute_mode = f"{'' if product else 'donot_'}use_mm_for_euclid_dist"
 
-    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.cdist(a, b, p, compute_mode)
-
+    run = partial(torch.cdist, p=p, compute_mode=compute_mode)
     first, second = batch_labels(x1.dim() - 2), batch_labels(x2.dim() - 2)
     inputs = [[*first, "row", "number"], [*second, "column", "number"]]
     batch = max(first, second, key=len)
@@ -458,13 +456,10 @@ def recurrent_layer(
         )
     labels: list[DimLabel] = ["batch", "step"] if batch_first else ["step", "batch"]
     weights = [whole_of(weight, f"the weights of {name}") for weight in params]
+    options = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
 
     def run(block: torch.Tensor, states: States) -> tuple[torch.Tensor, ...]:
-        found: tuple[torch.Tensor, ...] = operator(
-            block, states, weights, has_biases, num_layers, dropout, train, bidirectional,
-            batch_first,
-        )  # fmt: skip
-        return found
+        return cast(tuple[torch.Tensor, ...], operator(block, states, weights, *options))
 
     p = dropout if train and num_layers > 1 else 0.0
     return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)

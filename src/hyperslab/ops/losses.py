@@ -307,7 +307,11 @@ def label_loss(
         losses = function(block, labels, weight, reduction="none", **options)
         return like.like(losses, partition.without_dim(1))
     try:
-        loss, dtype = _sum_of_block(function, block, labels, weight, options)
+        # Half precision is summed in float32.
+        half = block.dtype in HALF
+        loss = function(block, labels, weight, reduction="none" if half else "sum", **options)
+        dtype = loss.dtype
+        loss = loss.sum(dtype=torch.float32) if half else loss
         counted = _divisor_of_mean(block, labels, weight, ignore_index)
     except IndexError:  # this rank must not leave the others waiting for its part
         loss = block.new_zeros(())
@@ -352,21 +356,6 @@ def _blocks(
     like = next(value for value in operands if isinstance(value, Sharded))
     block, labels = (operand_block(value, target=partition, like=like) for value in operands)
     return like, partition, block, labels.squeeze(1) if classes else labels
-
-
-def _sum_of_block(
-    function: Operator,
-    block: torch.Tensor,
-    labels: torch.Tensor,
-    weight: torch.Tensor | None,
-    options: Mapping[str, float],
-) -> tuple[torch.Tensor, torch.dtype]:
-    """Sums the loss over the block, half precision in float32; also returns torch's dtype."""
-    if block.dtype in HALF:
-        losses = function(block, labels, weight, reduction="none", **options)
-        return losses.sum(dtype=torch.float32), losses.dtype
-    loss = function(block, labels, weight, reduction="sum", **options)
-    return loss, loss.dtype
 
 
 def _divisor_of_mean(

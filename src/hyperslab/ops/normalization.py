@@ -77,13 +77,19 @@ def batch_norm(
         chain = begin_epilogue(x)
         assert chain is not None
         return epilogue_result(chain.linked(statistics=running), x, x.partition)
-    if not training:
-        return _by_torch(x, running_mean, running_var, weight, bias, False, momentum, eps)
-    x = without_empty_shards(x, range(x.dim()))
-    replica = x.policy.batch_norm == "replica"
-    over = _lay_out_batch_norm(x.grid, x.partition, replica)
-    if not x.partition.axes and (is_launch_bound(x) or not has_kernels(x)):
-        return _by_torch(x, running_mean, running_var, weight, bias, True, momentum, eps)
+    over = None
+    if training:
+        x = without_empty_shards(x, range(x.dim()))
+        replica = x.policy.batch_norm == "replica"
+        over = _lay_out_batch_norm(x.grid, x.partition, replica)
+    if over is None or (not x.partition.axes and (is_launch_bound(x) or not has_kernels(x))):
+        # By torch: the block has all that its statistics are made of.
+        block = x.native_or_block
+        kept = memory_format_of(block)
+        how = (training, momentum, eps, torch.backends.cudnn.enabled)
+        # Not F's, which judges by the block's samples: some ranks would raise and others not.
+        y = torch.batch_norm(dense(block, kept), weight, bias, running_mean, running_var, *how)
+        return x.like(with_gradient_in(y, kept), fresh=training)
 
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
@@ -94,23 +100,10 @@ def batch_norm(
             both = torch.stack([moments[0], moments[1] * unbiased])
             both = data.sum_in_place(both, "the running statistics of batch_norm")
             moments, unbiased = both / x.grid.data, 1.0
-        _move(running_mean, running_var, moments, momentum, unbiased)
+        # Torch, too, counts no change: it keeps them for a backward pass, which would refuse it.
+        running_statistics(moments, running_mean.data, running_var.data, momentum, unbiased)
 
     return _normalised(x, over, Affine.of(weight, bias), eps, note=note)
-
-
-def _move(
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    moments: torch.Tensor,
-    momentum: float,
-    unbiased: float,
-) -> None:
-    """Moves running statistics as torch does, which counts no change of theirs.
-
-    It keeps them for a backward pass, where they would be said to have changed since.
-    """
-    running_statistics(moments, running_mean.data, running_var.data, momentum, unbiased)
 
 
 @per_grid
@@ -132,25 +125,6 @@ def _lay_out_batch_norm(grid: Grid, x: Partition, replica: bool) -> Population:
             f"Expected more than 1 value per channel when training, got input size {tuple(fewest)}"
         )
     return Population(math.prod(shape) // shape[1], grid.group(axes))
-
-
-def _by_torch(
-    x: Sharded,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Sharded:
-    """Applies torch's own batch norm to a block that has all that its statistics are made of."""
-    block = x.native_or_block
-    kept = memory_format_of(block)
-    how = (training, momentum, eps, torch.backends.cudnn.enabled)
-    # Not F's, which judges by the block's samples: some ranks would raise and others not.
-    y = torch.batch_norm(dense(block, kept), weight, bias, running_mean, running_var, *how)
-    return x.like(with_gradient_in(y, kept), fresh=training)
 
 
 FEW = 64
@@ -197,7 +171,8 @@ def instance_norm(
         group = group_over(x, [0])
         if group is not None:
             new = group.sum_in_place(new, "the running statistics of instance_norm")
-        _move(running_mean, running_var, new[:, None], momentum, 1.0)
+        new = new[:, None]
+        running_statistics(new, running_mean.data, running_var.data, momentum, 1.0)  # as above
 
     return _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype, note=note)
 

@@ -48,7 +48,6 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import (
     AdaptiveWindow,
     Box,
-    Cut,
     Interval,
     Partition,
     TransposedWindow,
@@ -268,15 +267,8 @@ def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
         count = math.prod(p.kernel) if divisor is None else divisor
         return WindowAverage.apply(p.block, p.lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
-        row = F.avg_pool2d(
-            p.block.unsqueeze(2),
-            [1, *p.kernel],
-            [1, *p.stride],
-            [0, *p.padding],
-            ceil,
-            divisor_override=divisor,
-        )
-        return row.squeeze(2)
+        row = ([1, *p.kernel], [1, *p.stride], [0, *p.padding], ceil)
+        return F.avg_pool2d(p.block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
     run = AVG[len(p.windows)]
     return run(p.block, p.kernel, p.stride, p.padding, ceil, divisor_override=divisor)
 
@@ -289,14 +281,6 @@ def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list
         end = min(start + window.kernel, extent + window.after)
         counts.append(end - start if include else min(end, extent) - max(start, 0))
     return counts
-
-
-def _outer_product(counts: list[list[int]], like: torch.Tensor) -> torch.Tensor:
-    out = like.new_ones(())
-    for dim, per in enumerate(counts):
-        shape = [len(per) if d == dim else 1 for d in range(len(counts))]
-        out = out * device_constant(per, like.device, like.dtype).view(shape)
-    return out
 
 
 @register_each(
@@ -377,7 +361,11 @@ def average(
     else:
         total = _average(p, ceil_mode, 1)
         rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
-        y = p.wrap(torch.div(total, _outer_product(counts, total), rounding_mode=rounded))
+        divisors = total.new_ones(())
+        for dim, per in enumerate(counts):
+            shape = [-1 if d == dim else 1 for d in range(n)]
+            divisors = divisors * device_constant(per, total.device, total.dtype).view(shape)
+        y = p.wrap(torch.div(total, divisors, rounding_mode=rounded))
     if n == 3 and memory_format_of(y.block) is not torch.contiguous_format:
         y.mark_as_reordered()  # as above
     return y
@@ -666,19 +654,16 @@ UNPOOLINGS = _for_dims("max_unpool{}d")
 
 
 @dataclass(frozen=True, slots=True)
-class Unpooling:
+class Unpooling(TransposedWindow):
     """Along one dim, value ``i`` of ``extent`` goes somewhere into ``i * stride - padding`` and
     the ``kernel - 1`` outputs after it.
     """
 
-    kernel: int
-    stride: int
-    padding: int
-    extent: int
+    extent: int = 1
 
     def reads(self, out: Interval) -> Interval:
         """Values that may go to the outputs ``out``, one at least."""
-        lo, hi = TransposedWindow(self.kernel, self.stride, self.padding).reads(out)
+        lo, hi = TransposedWindow.reads(self, out)
         lo = min(max(lo, 0), self.extent - 1)
         return lo, max(min(hi, self.extent), lo + 1)
 
@@ -686,10 +671,6 @@ class Unpooling:
         """Return where the values may go; not clipped."""
         first = values[0] * self.stride - self.padding
         return first, (values[1] - 1) * self.stride - self.padding + self.kernel
-
-    def cut_outputs(self, cut: Cut, outputs: int) -> Cut:
-        """Returns the outputs' cut: that of the pooled map, where windows do not overlap."""
-        return TransposedWindow(self.kernel, self.stride, self.padding).cut_outputs(cut, outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,4 +781,5 @@ def maximum_unpool(
     kernel = per_dim(kernel_size, n)
     strides = kernel if stride is None else per_dim(stride, n)
     every = zip(kernel, strides, per_dim(padding, n), input.shape[2:], strict=True)
-    return max_unpool(input, indices, tuple(Unpooling(*each) for each in every), tuple(to))
+    windows = tuple(Unpooling(k, s, p, extent=extent) for k, s, p, extent in every)
+    return max_unpool(input, indices, windows, tuple(to))

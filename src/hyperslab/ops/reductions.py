@@ -12,7 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F
@@ -335,11 +335,11 @@ def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) ->
     """Runs over one dim or all, as amin and amax."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    smallest = extremum(x, x.local, dims, keepdim, torch.amin)
-    largest = extremum(x, x.local, dims, keepdim, torch.amax)
-    return torch.return_types.aminmax(
-        (wrap_reduced(x, smallest, dims, keepdim), wrap_reduced(x, largest, dims, keepdim))
+    smallest, largest = (
+        wrap_reduced(x, extremum(x, x.local, dims, keepdim, kind), dims, keepdim)
+        for kind in (torch.amin, torch.amax)
     )
+    return torch.return_types.aminmax((smallest, largest))
 
 
 @register_each("max", "min", family="reductions", dims=["dim"])
@@ -370,11 +370,8 @@ def values_with_indices(
     x = without_empty_shards(input, dims)
     if dim is not None:
         results = _with_indices(operator, x, dim, keepdim)
-        named = getattr(torch.return_types, operator.__name__)
-        pair: _ValuesAndIndices = named(
-            [wrap_reduced(x, result, dims, keepdim) for result in results]
-        )
-        return pair
+        wrapped = [wrap_reduced(x, result, dims, keepdim) for result in results]
+        return cast(_ValuesAndIndices, getattr(torch.return_types, operator.__name__)(wrapped))
     if group_over(x, dims) is None:
         return wrap_reduced(x, operator(x.local), dims, False)
     kind = torch.amax if operator is torch.max else torch.amin

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -318,10 +319,16 @@ def grid_sample(
     if input.dim() != grid.dim() or input.shape[0] != grid.shape[0]:
         raise LayoutError(f"grid_sample takes as many places as samples\n{describe([input, grid])}")
     n = input.dim() - 2
-    cut_in_space = isinstance(input, Sharded) and any(input.partition.cuts[2:])
-    if not cut_in_space:
-        return _sample_whole_volume(input, grid, mode, padding_mode, align_corners)
-    assert isinstance(input, Sharded)
+    if not isinstance(input, Sharded) or not any(input.partition.cuts[2:]):
+        outputs: list[DimLabel] = [("output", d) for d in range(n)]
+        labels: list[list[DimLabel]] = [
+            ["batch", "channel", *[("input", d) for d in range(n)]],
+            ["batch", *outputs, "coordinate"],
+        ]
+        how: dict[str, Any] = {"padding_mode": padding_mode, "align_corners": align_corners}
+        run = partial(F.grid_sample, mode=mode, **how)
+        output = ["batch", "channel", *outputs]
+        return contract("grid_sample", (input, grid), labels, output, run, linear=False)
     x = with_whole(input, (1,), "grid_sample")
     # Torch itself says what it does not take, and which type it returns.
     one = (1,) * n
@@ -336,30 +343,17 @@ def grid_sample(
     points = as_float32(block_of(grid, where, x.grid, "aligning operands of grid_sample"))
     sampler = Sampler(mode, padding_mode, bool(align_corners), tuple(x.shape[2:]))
     coordinates = sampler.coordinates(points)
-    plans = plan_pieces(x.grid, x.partition, _read_intervals(x, sampler, coordinates))
+    reads = None
+    finite = [torch.isfinite(each).all() for each in coordinates] if x.grid.has_values else []
+    if finite and torch.stack(finite).all():
+        reads = [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
+    plans = plan_pieces(x.grid, x.partition, reads)
     found = _Sample.apply(as_float32(x.local), sampler, plans, *coordinates)
     block = found.unflatten(2, points.shape[1:-1]).to(dtype)
     batch, *space = where.cuts[: n + 1]
     shape = (*x.shape[:2], *where.shape[1:-1])
     partition = Partition(shape, (batch, None, *space))
     return x.like(block, partition, fresh=True, reordered=True)
-
-
-def _sample_whole_volume(
-    input: torch.Tensor, grid: torch.Tensor, mode: str, padding: str, align: bool | None
-) -> torch.Tensor:
-    n = input.dim() - 2
-    outputs: list[DimLabel] = [("output", d) for d in range(n)]
-
-    def run(volume: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-        return F.grid_sample(volume, points, mode, padding, align)
-
-    labels: list[list[DimLabel]] = [
-        ["batch", "channel", *[("input", d) for d in range(n)]],
-        ["batch", *outputs, "coordinate"],
-    ]
-    output = ["batch", "channel", *outputs]
-    return contract("grid_sample", (input, grid), labels, output, run, linear=False)
 
 
 def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
@@ -373,17 +367,6 @@ def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
         if cuts[dim] is None and cut is not None and cut.axis not in taken:
             cuts[dim] = cut.rebalanced(extent)
     return cuts
-
-
-def _read_intervals(
-    x: Sharded, sampler: Sampler, coordinates: Sequence[torch.Tensor]
-) -> list[tuple[int, int]] | None:
-    """Returns the interval that this rank reads of every spatial dim; None if it is not finite."""
-    if not x.grid.has_values:
-        return None
-    if not torch.stack([torch.isfinite(each).all() for each in coordinates]).all():
-        return None
-    return [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
 
 
 @register(F.affine_grid, family="sampling")

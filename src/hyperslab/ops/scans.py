@@ -8,7 +8,8 @@ one meanwhile, so that no rank ever holds more than its part of the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 
@@ -83,11 +84,7 @@ def sort(
     stable: bool = False,
 ) -> Results:
     """Runs along any dim; a cut one becomes whole while another one is cut, and back."""
-
-    def run(block: torch.Tensor) -> Results:
-        found: Results = operator(block, dim=dim, descending=descending, stable=stable)
-        return found
-
+    run = partial(operator, dim=dim, descending=descending, stable=stable)
     return along_lines(operator.__name__, input, (dim,), run)
 
 
@@ -116,9 +113,8 @@ def ranked(
     operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
 ) -> Results:
     """Runs along any dim, as sort."""
-    return along_lines(
-        operator.__name__, input, (dim,), lambda block: operator(block, k, dim, *args, **options)
-    )
+    name = operator.__name__
+    return along_lines(name, input, (dim,), lambda x: operator(x, k, dim, *args, **options))
 
 
 @register_each("quantile", "nanquantile", family="scans", dims=["dim"])
@@ -129,7 +125,7 @@ def quantile(
     dim: Dims = None,
     keepdim: bool = False,
     **options: object,
-) -> torch.Tensor:
+) -> Results:
     """Takes one quantile along any dim, as sort; over all elements only if nothing is cut."""
     name = operator.__name__
     if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
@@ -141,11 +137,8 @@ def quantile(
     if dim is None:
         check_uncut(input, dims, f"{name} needs all of")
         return wrap_reduced(input, operator(input.local, q, **options), dims, keepdim)
-    found = along_lines(
-        name, input, dims, lambda block: operator(block, q, dim, keepdim, **options)
-    )
-    assert isinstance(found, torch.Tensor)
-    return found
+    run = partial(operator, q=q, dim=dim, keepdim=keepdim, **options)
+    return along_lines(name, input, dims, run)
 
 
 @register_each("cumsum", "cumprod", "logcumsumexp", family="scans", dims=["dim"])
@@ -184,8 +177,7 @@ def running_total_in_place(
     before = input.like(input.local.clone())  # which a gradient of products reads
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
         total = getattr(torch, operator.__name__[:-1])(before, dim, dtype=dtype)
-    written: Sharded = apply_pointwise(torch.Tensor.copy_, (input, total), {})
-    return written
+    return cast(Sharded, apply_pointwise(torch.Tensor.copy_, (input, total), {}))
 
 
 _TOTALS: dict[str, tuple[float, Operator, Operator]] = {
@@ -225,12 +217,8 @@ def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
         own = values.isnan() | (own & ~before.isnan())
     if index == 0:
         own = torch.ones_like(own)
-    return type(found)(  # type: ignore[no-any-return]
-        [
-            input.like(torch.where(own, values, before)),
-            input.like(torch.where(own, indices, place)),
-        ]
-    )
+    results = torch.where(own, values, before), torch.where(own, indices, place)
+    return type(found)(map(input.like, results))  # type: ignore[no-any-return]
 
 
 def _last_of_each_rank(x: Sharded, found: torch.Tensor, dim: int, name: str) -> torch.Tensor:

@@ -5,9 +5,10 @@ and the map that was skipped. Where the policy says so (`Policy.slab`) both oper
 and the convolution behind them, which runs over slabs (`hyperslab.ops.slabs`), computes a window of
 the one and copies a window of the other.
 
-In reading order: what reads windows of a block (`BlockInput`), of a transposed convolution
-(`UpsampledInput`) and of several side by side (`JoinedInput`), each with the sum of its windows'
-gradients; then what is deferred, `DeferredUpsampling` and `DeferredJoin`.
+In reading order: the windows of a block (`BlockInput`), of a transposed convolution
+(`UpsampledInput`) and of several side by side (`JoinedInput`). Each is a plan, which is opened on
+tensors to read windows and to add up their gradients. Then what is deferred, `DeferredUpsampling`
+and `DeferredJoin`.
 
 Legend: *operands* are the tensors that autograd keeps, *halos* what other ranks have sent of them;
 a *window* is a box of one sample in global indices of what is read, zeros outside of the volume.
@@ -18,8 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -46,31 +46,6 @@ FEWEST_SLABS = 4
 """Results of fewer slabs are computed whole."""
 
 
-class InputGradient(Protocol):
-    """Adds up the gradients of windows."""
-
-    def add(self, gradient: torch.Tensor, window: Box) -> None:
-        """Add what one window has."""
-
-    def finish(self) -> list[torch.Tensor | None]:
-        """Send home what belongs to other ranks; return the gradients of the operands."""
-
-
-class SlabInput(Protocol):
-    """Reads windows of a convolution's input; all ranks exchange together."""
-
-    def exchange(self, operands: Operands) -> list[torch.Tensor]:
-        """Return the halos of the whole block."""
-
-    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        """Return a window: a view of an operand where that is all."""
-
-    def gradient(
-        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
-        """Return what adds up gradients of windows, for the operands that ``needs`` names."""
-
-
 class GradientSum:
     """Adds gradients up in single precision at least: slabs may be many."""
 
@@ -94,7 +69,7 @@ class GradientSum:
 
 @dataclass(frozen=True, slots=True)
 class BlockInput:
-    """Reads windows of a block, the only operand; ``plan`` brings its halo."""
+    """Plans windows of a block, the only operand; ``plan`` brings its halo."""
 
     name: str
     plan: ExchangePlan
@@ -109,59 +84,66 @@ class BlockInput:
     def halos(self) -> int:
         return len(self.plan.receives)
 
-    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+    def block_of(self, operands: Operands) -> torch.Tensor:
+        """Return the whole block that windows are read of, with its graph."""
         (x,) = operands
         assert x is not None
+        return x
+
+    def exchange(self, operands: Operands) -> list[torch.Tensor]:
+        """Return the halos of the whole block; all ranks exchange together."""
+        x = self.block_of(operands)
         return list(start(dense(x, memory_format_of(x)), self.plan, self.name).wait())
 
-    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        (x,) = operands
-        assert x is not None
-        plan = self.plan
-        if plan.own.contains(window):
-            return x[window.slices(plan.own)]
-        return join_halo(x, halos, plan, window)
-
-    def gradient(
+    def open(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
-        (x,) = operands
-        assert x is not None
-        return _BlockGradient(self, x, halos, needs[0])
+    ) -> BlockWindows:
+        """Return the windows; their gradients add up for the operands that ``needs`` names."""
+        return BlockWindows(self, self.block_of(operands), halos, needs[0])
 
 
-class _BlockGradient:
-    """Adds up the gradients of windows, if needed: of the block, and of halos that others sent."""
+class BlockWindows:
+    """Reads windows, and adds up gradients, if needed: of the block, and of halos others sent."""
 
     def __init__(
         self, input: BlockInput, x: torch.Tensor, halos: Sequence[torch.Tensor], needed: bool
     ) -> None:
         self.plan = input.plan
         self.name = input.name
-        self.block = torch.zeros_like(x) if needed else None
-        self.halos = [torch.zeros_like(halo) for halo in halos if needed]
+        self.x = x
+        self.halos = halos
+        self.dx = torch.zeros_like(x) if needed else None
+        self.dhalos = [torch.zeros_like(halo) for halo in halos if needed]
+
+    def read(self, window: Box) -> torch.Tensor:
+        """Return a window: a view of an operand where that is all."""
+        own = self.plan.own
+        if own.contains(window):
+            return self.x[window.slices(own)]
+        return join_halo(self.x, self.halos, self.plan, window)
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
-        if self.block is None:
+        """Add what one window has."""
+        if self.dx is None:
             return
-        parts = [(self.block, self.plan.own)]
-        parts += [(halo, t.box) for halo, t in zip(self.halos, self.plan.receives, strict=True)]
+        parts = [(self.dx, self.plan.own)]
+        parts += [(dhalo, t.box) for dhalo, t in zip(self.dhalos, self.plan.receives, strict=True)]
         for part, at in parts:
             common = window.intersect(at)
             if not common.empty:
                 part[common.slices(at)].add_(gradient[common.slices(window)])
 
     def finish(self) -> list[torch.Tensor | None]:
-        if self.block is None:
-            return [None]
-        arriving = start_adjoint(self.halos, self.block, self.plan, self.name)
-        add_returned(self.block, arriving.wait(), self.plan)
-        return [self.block]
+        """Send home what belongs to other ranks; return the gradients of the operands."""
+        if self.dx is not None:
+            arriving = start_adjoint(self.dhalos, self.dx, self.plan, self.name)
+            add_returned(self.dx, arriving.wait(), self.plan)
+        return [self.dx]
 
 
 @dataclass(frozen=True, slots=True)
 class UpsampledInput:
-    """Computes windows of a transposed convolution, whose operands are block, weight and bias.
+    """Plans windows of a transposed convolution, whose operands are block, weight and bias.
 
     ``volume`` is the box of its whole result. A window is the transposed convolution of what
     touches it, cropped to it (`TransposedWindow.crop`); its gradient is linear, so that those of
@@ -188,6 +170,11 @@ class UpsampledInput:
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         return self.block.exchange(operands[:1])
 
+    def open(
+        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
+    ) -> UpsampledWindows:
+        return UpsampledWindows(self, operands, halos, needs)
+
     def crop(self, window: Box) -> tuple[Box, Box, ConvOptions, tuple[int, ...]]:
         """Return the window within the volume, the inputs that touch it, and how it is computed."""
         inner = window.intersect(self.volume)
@@ -200,29 +187,9 @@ class UpsampledInput:
         options = replace(self.options, output_padding=tuple(crop.extra for crop in crops))
         return inner, inputs, options, tuple(crop.padding for crop in crops)
 
-    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        x, weight, bias = operands
-        assert x is not None
-        assert weight is not None
-        inner, inputs, options, padding = self.crop(window)
-        if inner.empty:  # all of it is padding
-            return new_box(window, (), x)
-        block = self.block.read(operands[:1], halos, inputs)
-        y = conv_forward(block, weight, bias, options, padding, self.kernels)
-        if inner == window:
-            return y
-        out = new_box(window, (inner,), y)
-        copy_overlap(out, window, y, inner)
-        return out
 
-    def gradient(
-        self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
-        return _UpsampledGradient(self, operands, halos, needs)
-
-
-class _UpsampledGradient:
-    """Adds up what windows of a transposed convolution have of its operands' gradients."""
+class UpsampledWindows:
+    """Computes windows of a transposed convolution; adds up their operands' gradients."""
 
     def __init__(
         self,
@@ -231,89 +198,99 @@ class _UpsampledGradient:
         halos: Sequence[torch.Tensor],
         needs: Sequence[bool],
     ) -> None:
+        _, weight, self.bias = operands
+        assert weight is not None
+        self.weight = weight
         self.input = input
-        self.operands = operands
-        self.halos = halos
-        self.needs = [*needs[:2], needs[2] and operands[2] is not None]
-        self.block = input.block.gradient(operands[:1], halos, needs[:1])
-        self.weight = GradientSum()
-        self.bias = GradientSum()
+        self.needs = needs
+        self.block = input.block.open(operands[:1], halos, needs[:1])
+        self.dweight = GradientSum()
+        self.dbias = GradientSum()
+
+    def read(self, window: Box) -> torch.Tensor:
+        inner, inputs, options, padding = self.input.crop(window)
+        if inner.empty:  # all of it is padding
+            return new_box(window, (), self.block.x)
+        block = self.block.read(inputs)
+        y = conv_forward(block, self.weight, self.bias, options, padding, self.input.kernels)
+        if inner == window:
+            return y
+        out = new_box(window, (inner,), y)
+        copy_overlap(out, window, y, inner)
+        return out
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
         inner, inputs, options, padding = self.input.crop(window)
         if inner.empty or not any(self.needs):
             return
-        block = self.input.block.read(self.operands[:1], self.halos, inputs)
-        weight = self.operands[1]
-        assert weight is not None
-        g = gradient[inner.slices(window)].to(weight.dtype)
+        block = self.block.read(inputs)
+        g = gradient[inner.slices(window)].to(self.weight.dtype)
         kernels = self.input.kernels
-        dx, dw, db = conv_backward(g, block, weight, options, padding, self.needs, kernels)
+        dx, dw, db = conv_backward(g, block, self.weight, options, padding, self.needs, kernels)
         if dx is not None:
             self.block.add(dx, inputs)
-        self.weight.add(dw)
-        self.bias.add(db)
+        self.dweight.add(dw)
+        self.dbias.add(db)
 
     def finish(self) -> list[torch.Tensor | None]:
-        return [*self.block.finish(), self.weight.value, self.bias.value]
+        return [*self.block.finish(), self.dweight.value, self.dbias.value]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedInput:
-    """Reads windows of several inputs, whose channels lie side by side; its operands are theirs."""
+    """Plans windows of several inputs, whose channels lie side by side; its operands are theirs."""
 
     parts: tuple[BlockInput | UpsampledInput, ...]
+    block_of: Callable[[Operands], torch.Tensor]
 
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         given = iter(operands)
         return [halo for part in self.parts for halo in part.exchange(_take(given, part.operands))]
 
-    def read(self, operands: Operands, halos: Sequence[torch.Tensor], window: Box) -> torch.Tensor:
-        given, received = iter(operands), iter(halos)
-        windows = [
-            part.read(_take(given, part.operands), _take(received, part.halos), own)
-            for part, own in self._windows(window)
-        ]
-        return torch.cat(windows, 1)
-
-    def gradient(
+    def open(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
-    ) -> InputGradient:
+    ) -> JoinedWindows:
         given, received, needed = iter(operands), iter(halos), iter(needs)
-        return _JoinedGradient(
-            self,
-            [
-                part.gradient(
-                    _take(given, part.operands),
-                    _take(received, part.halos),
-                    _take(needed, part.operands),
-                )
-                for part in self.parts
-            ],
-        )
-
-    def _windows(self, window: Box) -> Iterator[tuple[BlockInput | UpsampledInput, Box]]:
-        """Find the window of each part, in channels of its own."""
-        rest = [window.interval(dim) for dim in range(2, window.ndim)]
-        for part in self.parts:
-            yield part, Box.of([window.interval(0), (0, part.channels), *rest])
+        opened = [
+            part.open(
+                _take(given, part.operands),
+                _take(received, part.halos),
+                _take(needed, part.operands),
+            )
+            for part in self.parts
+        ]
+        return JoinedWindows(opened, [part.channels for part in self.parts])
 
 
-class _JoinedGradient:
-    """Deals the channels of windows' gradients to the inputs that were joined."""
+class JoinedWindows:
+    """Joins windows; deals the channels of their gradients to the inputs that were joined."""
 
-    def __init__(self, input: JoinedInput, parts: Sequence[InputGradient]) -> None:
-        self.input = input
+    def __init__(
+        self, parts: Sequence[BlockWindows | UpsampledWindows], channels: list[int]
+    ) -> None:
         self.parts = parts
+        self.channels = channels
+
+    def read(self, window: Box) -> torch.Tensor:
+        own = self._windows(window)
+        return torch.cat([part.read(at) for part, at in zip(self.parts, own, strict=True)], 1)
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
-        first = 0
-        for part, (input, own) in zip(self.parts, self.input._windows(window), strict=True):
-            part.add(gradient.narrow(1, first, input.channels), own)
-            first += input.channels
+        pieces = gradient.split(self.channels, 1)
+        for part, piece, at in zip(self.parts, pieces, self._windows(window), strict=True):
+            part.add(piece, at)
 
     def finish(self) -> list[torch.Tensor | None]:
         return [gradient for part in self.parts for gradient in part.finish()]
+
+    def _windows(self, window: Box) -> list[Box]:
+        """Find the window of each part, in channels of its own."""
+        sample, _, *space = (window.interval(dim) for dim in range(window.ndim))
+        return [Box.of([sample, (0, channels), *space]) for channels in self.channels]
+
+
+SlabInput = BlockInput | JoinedInput
+SlabWindows = BlockWindows | JoinedWindows
 
 
 def _take(values: Iterator[Any], count: int) -> list[Any]:
@@ -335,9 +312,7 @@ def _check_unchanged(operands: Operands, versions: tuple[int, ...], what: str) -
 
 def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> bool:
     """Tell if a rank's block has several slabs of ``nbytes``; all ranks decide alike."""
-    if nbytes is None or 0 in partition.shape:
-        return False
-    if partition.thin:
+    if nbytes is None or 0 in partition.shape or partition.thin:
         return False
     return math.prod(largest_block(partition)) * dtype.itemsize >= FEWEST_SLABS * nbytes
 
@@ -378,9 +353,6 @@ class DeferredUpsampling:
     @property
     def sources(self) -> Iterable[Sharded]:
         return () if self.source is None else (self.source,)
-
-    def with_tensors(self, tensors: Operands) -> DeferredUpsampling:
-        return replace(self, source=None, tensors=tensors)
 
     def value(self) -> torch.Tensor:
         """Compute the block.
@@ -469,7 +441,8 @@ class DeferredJoin:
             if isinstance(part, torch.Tensor):
                 parts.append((partition, next(given)))
             else:
-                parts.append((partition, part.with_tensors(_take(given, 3))))
+                tensors = _take(given, 3)
+                parts.append((partition, replace(part, source=None, tensors=tensors)))
         return replace(self, sources=(), parts=parts)
 
     def value(self) -> torch.Tensor:
@@ -494,8 +467,14 @@ class DeferredJoin:
     @property
     def block_of(self) -> Callable[[Operands], torch.Tensor]:
         """Return what computes the block of operands, with its graph; it holds none of its own."""
+        run = self.run
         ways = [None if isinstance(part, torch.Tensor) else part.run for _, part in self.parts]
-        return partial(_join, self.run, ways)
+
+        def join(tensors: Operands) -> torch.Tensor:
+            given: Iterator[Any] = iter(tensors)
+            return run([next(given) if way is None else way(*_take(given, 3)) for way in ways])
+
+        return join
 
     def reader(self, cover: Cover, grid: Grid, name: str) -> JoinedInput:
         """Return what reads windows of the result within this rank's box of ``cover``."""
@@ -508,16 +487,7 @@ class DeferredJoin:
                 parts.append(BlockInput(name, plan_exchange(partition, of_part, grid)))
             else:
                 parts.append(part.reader(cover, grid))
-        return JoinedInput(tuple(parts))
-
-
-def _join(
-    run: Callable[[list[torch.Tensor]], torch.Tensor],
-    ways: Sequence[Callable[..., torch.Tensor] | None],
-    tensors: Operands,
-) -> torch.Tensor:
-    given: Iterator[Any] = iter(tensors)
-    return run([next(given) if way is None else way(*_take(given, 3)) for way in ways])
+        return JoinedInput(tuple(parts), self.block_of)
 
 
 def join_channels(

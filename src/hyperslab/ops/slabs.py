@@ -41,7 +41,14 @@ from hyperslab.ops.fusion import (
     channel_sums,
     in_format,
 )
-from hyperslab.ops.slab_inputs import GradientSum, JoinedInput, Operands, SlabInput, versions_of
+from hyperslab.ops.slab_inputs import (
+    GradientSum,
+    JoinedInput,
+    Operands,
+    SlabInput,
+    SlabWindows,
+    versions_of,
+)
 from hyperslab.util.torch_internals import BlockFunction
 
 SLAB_BYTES = 1 << 25
@@ -91,8 +98,7 @@ class SlabGeometry:
 
     ``wanted`` is what all slabs read of ``input``, with the padding along the first spatial dim and
     along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
-    output. ``whole(operands, weight, bias, source=...)`` convolves the block at once, with its
-    graph.
+    output. ``run(block, weight, bias, source=...)`` convolves a block at once, with its graph.
     """
 
     input: SlabInput
@@ -106,7 +112,7 @@ class SlabGeometry:
     plane: int  # bytes of the widest plane that a slab makes
     nbytes: int  # of a slab
     too_large: bool  # to be convolved at once
-    whole: Callable[..., torch.Tensor] | None = field(default=None, compare=False)
+    run: Callable[..., torch.Tensor]
 
     def slabs(self, *, overlapping: bool, multiple: int = 1) -> Iterator[Slab]:
         """Cut the output: ``multiple`` planes belong together; see `planes_of_slab`."""
@@ -123,21 +129,24 @@ class SlabGeometry:
                 box = Box.of([(n, n + 1), wanted.interval(1), reads, *rest])
                 yield Slab(n - begin, slice(lo - first, hi - first), box)
 
-    def read(
-        self,
-        operands: Operands,
-        halos: Sequence[torch.Tensor],
-        slab: Slab,
-        weight: torch.Tensor,
-    ) -> torch.Tensor:
+    def read(self, windows: SlabWindows, slab: Slab, weight: torch.Tensor) -> torch.Tensor:
         """Return what a slab's outputs read, as it is convolved: a network's input is converted."""
-        window = self.input.read(operands, halos, slab.window)
-        return conv_input(window, weight, self.kernels, self.dtype)
+        return conv_input(windows.read(slab.window), weight, self.kernels, self.dtype)
 
     def convolve(
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
+
+    def whole(
+        self,
+        operands: Operands,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        source: RecomputedInput | None = None,
+    ) -> torch.Tensor:
+        """Convolves the block at once, with its graph."""
+        return self.run(self.input.block_of(operands), weight, bias, source=source)
 
 
 def _rows_of(parts: torch.Tensor | None, sample: int) -> torch.Tensor | None:
@@ -185,8 +194,9 @@ class SlabStage(BlockFunction):
         marks = []
         formats = []  # of slabs, for marks lie in that order: one voxel's may differ
         y = None
+        windows = geometry.input.open(operands, halos, [False] * len(operands))
         for slab in slabs if wanted else ():
-            window = geometry.read(operands, halos, slab, weight)
+            window = geometry.read(windows, slab, weight)
             z = geometry.convolve(window, weight, bias)
             part, mark = chain_forward(z, _rows_of(norm, slab.sample), *options)
             if y is None:
@@ -248,9 +258,8 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor 
     """Compute gradients that can be differentiated again, of the whole stage with its graph."""
     operands, weight, bias, _, _ = _unpack(ctx)
     links = ctx.links
-    affine = None if links.statistics is None else links.statistics.affine
-    norms = [None, None] if affine is None else [affine.weight, affine.bias]
-    z = ctx.geometry.whole(operands, weight, bias, source=None)
+    norms = links.parameters
+    z = ctx.geometry.whole(operands, weight, bias)
     y = EpilogueFunction.apply(z, *norms, links)
     inputs = [weight, bias, *norms, *operands]
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[_WEIGHT:]) if needed]
@@ -268,17 +277,20 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
     statistics = links.statistics
     nothing = gradient.new_empty(0, dtype=torch.uint8)
 
-    def parts() -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def parts(
+        windows: SlabWindows,
+    ) -> Iterator[tuple[Slab, torch.Tensor, torch.Tensor, torch.Tensor]]:
         for at, slab in enumerate(ctx.slabs):
             part = gradient[slab.sample : slab.sample + 1, :, _pooled(slab.planes, links)]
-            window = geometry.read(operands, halos, slab, weight)
+            window = geometry.read(windows, slab, weight)
             yield slab, window, in_format(part, ctx.formats[at]), marks[at] if marks else nothing
 
     dnorm: list[torch.Tensor | None] = [None, None]
     through = None
     if statistics is not None:
         sums = None
-        for slab, window, g, mark in parts():
+        windows = geometry.input.open(operands, halos, [False] * len(operands))
+        for slab, window, g, mark in parts(windows):
             x_of_norm = geometry.convolve(window, weight, bias)
             row_of_norm = _rows_of(statistics.norm, slab.sample)
             found = chain_backward_sums(g, mark, x_of_norm, row_of_norm, *options)
@@ -289,14 +301,13 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             sums[:, row : row + 1] += found
         parameters, through = statistics.gradients(sums, any(needs))
         dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
-    dinput = geometry.input.gradient(operands, halos, needs_input)
+    windows = geometry.input.open(operands, halos, needs_input)
     dweight = GradientSum()
     dbias = GradientSum()
+    _, channels, _, *space = geometry.out.shape
     if any(needs):
-        for slab, window, g, mark in parts():
-            shape = list(geometry.out.shape)
-            shape[0] = 1
-            shape[2] = slab.planes.stop - slab.planes.start
+        for slab, window, g, mark in parts(windows):
+            shape = [1, channels, slab.planes.stop - slab.planes.start, *space]
             z = None if statistics is None else geometry.convolve(window, weight, bias)
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
             passed = _rows_of(through, slab.sample)
@@ -307,8 +318,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             dweight.add(dw)
             dbias.add(db)
             if dwindow is not None:
-                dinput.add(dwindow, slab.window)
-    return [dweight.value, dbias.value, *dnorm, *dinput.finish()]
+                windows.add(dwindow, slab.window)
+    return [dweight.value, dbias.value, *dnorm, *windows.finish()]
 
 
 @dataclass(slots=True, eq=False)
@@ -366,22 +377,17 @@ class DeferredConv:
         """Sum up what the moments of the result are made of, see ``hyperslab::channel_sums``."""
         geometry = self.geometry
         rows: list[torch.Tensor | None] = [None] * (self.shape[0] if groups else 1)
+        windows = geometry.input.open(self.operands, self.halos, [False] * len(self.operands))
         for slab in geometry.slabs(overlapping=False):
-            window = geometry.read(self.operands, self.halos, slab, self.weight)
+            window = geometry.read(windows, slab, self.weight)
             sums = channel_sums(geometry.convolve(window, self.weight, self.bias), groups)
             row = slab.sample if groups else 0
             before = rows[row]
             rows[row] = sums if before is None else before + sums
         return torch.cat([sums for sums in rows if sums is not None], 1)
 
-    def whole(self) -> torch.Tensor:
-        assert self.geometry.whole is not None
-        return self.geometry.whole(self.operands, self.weight, self.bias, source=self.source)
-
     def stage(self, links: EpilogueOps, padded: HaloPaddedBuffer | None) -> torch.Tensor:
-        affine = None if links.statistics is None else links.statistics.affine
-        norms = (None, None) if affine is None else (affine.weight, affine.bias)
-        operands: Operands = (self.weight, self.bias, *norms, *self.operands)
+        operands: Operands = (self.weight, self.bias, *links.parameters, *self.operands)
         if not torch.is_grad_enabled():  # or the marks of the gradient would be made
             operands = [None if t is None else t.detach() for t in operands]
         how = (self.geometry, links, self.halos, self.source, padded, self.wanted)
@@ -435,5 +441,5 @@ class SlabEpilogue(FusedEpilogue):
         conv: DeferredConv = self.block
         joined = isinstance(conv.geometry.input, JoinedInput)
         if links.empty and links.dtype == conv.dtype and not joined and not conv.geometry.too_large:
-            return conv.whole()
+            return conv.geometry.whole(conv.operands, conv.weight, conv.bias, conv.source)
         return conv.stage(links, self.padded)

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Box, Cover, Cut, Interval, Partition, Window, scale_cut
+from hyperslab.geometry import Cover, Cut, Interval, Partition, Window, scale_cut
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of, with_gradient_in
 from hyperslab.kernels.resample import SparseMap
@@ -670,7 +670,13 @@ def lay_out_interpolate(
     plan = plan_exchange(x, read_cover(x, windows, cuts, resize.sizes, covered), grid)
     out = output.box(grid.coords)
     if kind.at_once and not resize.mode.startswith("nearest"):
-        resampling = _resampling(resize, several, x, plan, out, kind)
+        maps = []
+        for d, known in enumerate(several):
+            whole = known[0] if known else taps_of(resize, d, x.shape[d + 2], resize.sizes[d], kind)
+            taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
+            weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
+            maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
+        resampling = (maps, [one.adjoint() for one in maps])
         return InterpolateLayout(x, output, plan, (), (), out.shape[2:], resampling)
     weights = []
     rest = []
@@ -686,24 +692,6 @@ def lay_out_interpolate(
         else:
             weights.append((d, taps))
     return InterpolateLayout(x, output, plan, tuple(weights), tuple(rest), out.shape[2:], None)
-
-
-def _resampling(
-    resize: Resize,
-    several: Sequence[Sequence[InterpolationWeights]],
-    x: Partition,
-    plan: ExchangePlan,
-    out: Box,
-    kind: BlockKind,
-) -> tuple[list[SparseMap], list[SparseMap]]:
-    """Makes the maps from the rank's inputs to its outputs; ``several``: the known taps."""
-    maps = []
-    for d, known in enumerate(several):
-        whole = known[0] if known else taps_of(resize, d, x.shape[d + 2], resize.sizes[d], kind)
-        taps = whole.of(out.interval(d + 2), plan.wanted.lo[d + 2])
-        weight = torch.ones_like(taps.index) if taps.weight is None else taps.weight
-        maps.append(SparseMap.of_taps(taps.index, weight, plan.wanted.shape[d + 2]))
-    return maps, [one.adjoint() for one in maps]
 
 
 def _block_alone_suffices(

@@ -145,7 +145,7 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
     groups = dim_groups(old.shape, new)
     for group in groups:
-        old = _cut_between_parts(group, _cut_in_front(group, old, new), new)
+        old = _cut_between_parts(group, _cut_in_front(group, old), new)
     cuts: list[Cut | None] = [None] * len(new)
     gathered: list[str] = []
     shards: list[Interval] = []
@@ -173,7 +173,7 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     return _Reshape(first, Partition(new, tuple(cuts)), bool(shards), single)
 
 
-def _cut_in_front(group: DimGroup, old: Partition, new: tuple[int, ...]) -> Partition:
+def _cut_in_front(group: DimGroup, old: Partition) -> Partition:
     """Moves a cut to the first of spatial dims that merge into one, as far as it has none.
 
     A volume that is cut along its width becomes tokens that stay cut.
@@ -329,15 +329,6 @@ def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     return permuted(x, order)
 
 
-def moved(x: Sharded, source: Sequence[int], destination: Sequence[int]) -> Sharded:
-    """Moves the dims ``source`` to ``destination``, the others in order, as a view."""
-    origin = dict(zip(destination, source, strict=True))
-    if len(origin) != len(source) or len(set(origin.values())) != len(source):
-        raise LayoutError(f"movedim: repeated dims among {tuple(source)} or {tuple(destination)}")
-    others = iter([d for d in range(x.dim()) if d not in origin.values()])
-    return permuted(x, [origin[to] if to in origin else next(others) for to in range(x.dim())])
-
-
 @register(torch.permute, torch.Tensor.permute, family="views", merged=True)
 def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Takes any order of the dims; each cut goes with its dim."""
@@ -418,7 +409,13 @@ def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
 @register_each("movedim", "moveaxis", family="views", dims=["source", "destination"], merged=True)
 def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
     """Moves some dims; each cut goes with its dim."""
-    return moved(input, integers(source), integers(destination))
+    given, wanted = integers(source), integers(destination)
+    origin = dict(zip(wanted, given, strict=True))
+    if len(origin) != len(given) or len(set(origin.values())) != len(given):
+        raise LayoutError(f"movedim: repeated dims among {given} or {wanted}")
+    n = input.dim()
+    others = iter([d for d in range(n) if d not in origin.values()])
+    return permuted(input, [origin[to] if to in origin else next(others) for to in range(n)])
 
 
 _T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH"))
@@ -603,11 +600,11 @@ def split(
     name = operator.__name__
     if not isinstance(input, Sharded):  # positions were a cut tensor
         return operator(input, how, dim)
+    arguments: tuple[Any, ...] = (how, dim)
     if name in DIM_OF_SPLIT:
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
-        spans = _spans_of_split(operator, input.partition, dim, how)
-    else:
-        spans = _spans_of_split(operator, input.partition, dim, how, dim)
+        arguments = (how,)
+    spans = _spans_of_split(operator, input.partition, dim, *arguments)
     return tuple(crop(input, {dim: span}) for span in spans)
 
 
@@ -747,13 +744,11 @@ class _JoinedChannels(BlockFunction):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        pieces = gradient.split(ctx.extents, 1)
+        pieces = zip(gradient.split(ctx.extents, 1), ctx.needs_input_grad, strict=True)
         if device_kind(gradient) == "cuda":
-            needed = zip(pieces, ctx.needs_input_grad, strict=True)
-            return tuple(piece if wanted else None for piece, wanted in needed)
+            return tuple(piece if wanted else None for piece, wanted in pieces)
         order = CHANNELS_LAST[gradient.dim()]
-        needs = zip(pieces, ctx.needs_input_grad, strict=True)
-        return tuple(p.contiguous(memory_format=order) if wanted else None for p, wanted in needs)
+        return tuple(p.contiguous(memory_format=order) if wanted else None for p, wanted in pieces)
 
 
 def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) -> Cover:
@@ -782,7 +777,10 @@ def cut_of_joined(
         dim: along which they are joined.
     """
     extent = sum(partition.shape[dim] for partition in held)
-    candidates = dict.fromkeys(_candidate_cut(partition, dim, extent) for partition in cut)
+    candidates = dict.fromkeys(
+        each.with_dim(dim, extent, (own := each.cuts[dim]) and own.rebalanced(extent))
+        for each in cut
+    )
     for target in candidates:
         others = [other for other in candidates if other != target]
         if all(_gathered_once(target, other, dim) for other in others):
@@ -807,11 +805,6 @@ def _gathered_once(whole: Partition, cut: Partition, dim: int) -> bool:
         if a is not None or not thin or at < 2 or at == dim:
             return False
     return True
-
-
-def _candidate_cut(partition: Partition, dim: int, extent: int) -> Partition:
-    cut = partition.cuts[dim]
-    return partition.with_dim(dim, extent, cut and cut.rebalanced(extent))
 
 
 def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:

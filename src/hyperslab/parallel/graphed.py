@@ -22,9 +22,9 @@ import functools
 import logging
 import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -62,21 +62,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-class Recorder(Protocol):
-    """Records what a step queues on its device."""
-
-    def eagerly(self) -> AbstractContextManager[object]:
-        """Prepare for a capture: a step in this context is run as it will be recorded."""
-
-    def record(self, step: Callable[[], Result]) -> Result:
-        """Run a step's Python, whose operators are queued by `replay` alone."""
-
-    def replay(self) -> None:
-        """Queue them, behind all that the caller's stream was given."""
-
-
 class CudaRecorder:
-    """Records one CUDA graph, with memory of its own."""
+    """Records what a step queues on its device, as one CUDA graph with memory of its own."""
 
     def __init__(self, device: torch.device) -> None:
         if not hasattr(torch.autograd.graph, "set_override_stale_capture_stream"):
@@ -89,6 +76,7 @@ class CudaRecorder:
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
+        """Prepare for a capture: a step in this context is run as it will be recorded."""
         outside = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(outside)
         try:
@@ -98,6 +86,7 @@ class CudaRecorder:
             outside.wait_stream(self._stream)
 
     def record(self, step: Callable[[], Result]) -> Result:
+        """Run a step's Python, whose operators are queued by `replay` alone."""
         # Not "global": other threads read data and watch over waits meanwhile.
         capture = torch.cuda.graph(
             self._graph, stream=self._stream, capture_error_mode="thread_local"
@@ -117,10 +106,11 @@ class CudaRecorder:
             torch.autograd.graph.set_override_stale_capture_stream(False)
 
     def replay(self) -> None:
+        """Queue them, behind all that the caller's stream was given."""
         self._graph.replay()
 
 
-def recorder_for(tensors: Sequence[torch.Tensor]) -> Recorder | None:
+def recorder_for(tensors: Sequence[torch.Tensor]) -> CudaRecorder | None:
     """Return what records a step of these arguments; None where their device has no graphs."""
     if not tensors or not tensors[0].is_cuda:
         return None
@@ -131,7 +121,7 @@ def recorder_for(tensors: Sequence[torch.Tensor]) -> Recorder | None:
 class _Graph:
     """Replays a captured step; ``statics``, ``outputs`` and ``gradients`` lie in its memory."""
 
-    recorder: Recorder
+    recorder: CudaRecorder
     beside: Beside
     statics: list[Any]
     outputs: Any
@@ -167,7 +157,7 @@ class _Graph:
 class _Kind:
     """Counts the calls of one kind, and has its graph."""
 
-    recorder: Recorder
+    recorder: CudaRecorder
     calls: int = 0
     graph: _Graph | None = None
 
@@ -284,7 +274,7 @@ class GraphedStep(Generic[Arguments, Result]):
         finally:
             setattr(owner, name, original)
 
-    def _captured(self, recorder: Recorder, leaves: Sequence[Any], form: Any) -> _Graph:
+    def _captured(self, recorder: CudaRecorder, leaves: Sequence[Any], form: Any) -> _Graph:
         """Capture the step, which computes nothing yet.
 
         Raises:

@@ -90,11 +90,8 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
     def pack(tensor: torch.Tensor) -> Load:
         with DisableTorchFunctionSubclass():
             tensor = tensor.detach()  # a function's result would keep the function that keeps it
-            if (
-                type(tensor) is not torch.Tensor
-                or tensor.nbytes < OFFLOADED_FROM
-                or tensor.untyped_storage().data_ptr() in staying
-            ):
+            plain = type(tensor) is torch.Tensor and tensor.nbytes >= OFFLOADED_FROM
+            if not plain or tensor.untyped_storage().data_ptr() in staying:
                 return partial(_unchanged, tensor, version_of(tensor))
         tensor = tensor.resolve_conj().resolve_neg()  # bytes know neither
         return store.move(tensor if is_dense(tensor) else tensor.clone())

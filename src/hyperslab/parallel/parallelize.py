@@ -234,17 +234,25 @@ def parallelize(
     )
     if grid.size > 1 or policy != Policy():
         module.forward = _with_policy(module.forward, policy)
+    averaging: Averaging | None = None
+    guard: Guard | None = None
     if grid.size > 1:
         options = {"batch_norm": batch_norm, "kernels": kernels, "memory": memory}
         options["find_unused_parameters"] = str(find_unused_parameters)
         options["gradients"] = gradients
         check_same_network(module, grid, options)
         share_random_states(grid, random_states)
-    inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
-    forward, no_sync = _average_gradients_of(
-        module, grid, find_unused_parameters, homes, inputs, gradients
-    )
-    module.forward = forward
+        _broadcast_parameters(module)
+        if any(p.requires_grad for p in module.parameters()):
+            body = ForwardBody(module)
+            if _can_share(module, grid):
+                averaging = SharedGradients.of(module, body, grid, homes)
+            averaging = averaging or BucketedGradients(module, body, grid, gradients)
+        inputs = OrdinaryInputs(type(module).__name__, grid) if ordinary_inputs == "check" else None
+        guard = Guard(module, grid, averaging, freezing=find_unused_parameters, inputs=inputs)
+    forward = module.forward if averaging is None else averaging.forward
+    no_sync = contextlib.nullcontext if averaging is None else averaging.no_sync
+    module.forward = GuardedForward(forward, guard)
     module.no_sync = no_sync  # type: ignore[assignment]
     return module
 
@@ -332,37 +340,13 @@ def prepare(
     return Policy(batch_norm=batch_norm, kernels=kernels, scope=scope, homes=homes, slab=slab)
 
 
-def _average_gradients_of(
-    module: nn.Module,
-    grid: Grid,
-    freezing: bool,
-    homes: GradientBuffers,
-    inputs: OrdinaryInputs | None,
-    gradients: Gradients,
-) -> tuple[GuardedForward, NoSync]:
-    """Return the module's forward, whose backward averages gradients, and its ``no_sync``."""
-    if grid.size == 1:
-        return GuardedForward(module.forward), contextlib.nullcontext
-    _broadcast_parameters(module, grid)
-    averaging: Averaging | None = None
-    if any(p.requires_grad for p in module.parameters()):
-        body = ForwardBody(module)
-        if _can_share(module, grid):
-            averaging = SharedGradients.of(module, body, grid, homes)
-        averaging = averaging or BucketedGradients(module, body, grid, gradients)
-    guard = Guard(module, grid, averaging, freezing=freezing, inputs=inputs)
-    if averaging is None:
-        return GuardedForward(module.forward, guard), contextlib.nullcontext
-    return GuardedForward(averaging.forward, guard), averaging.no_sync
-
-
 def _can_share(module: nn.Module, grid: Grid) -> bool:
     """Tell whether gradients lie in memory that all ranks share, and are all dense."""
     sparse = any(getattr(part, "sparse", False) for part in module.modules())
     return shared_channels() is not None and grid.device.type == "cpu" and not sparse
 
 
-def _broadcast_parameters(module: nn.Module, grid: Grid) -> None:
+def _broadcast_parameters(module: nn.Module) -> None:
     """Give every rank rank 0's parameters and buffers."""
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()

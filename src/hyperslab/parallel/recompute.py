@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyperslab.errors import LayoutError
-from hyperslab.ops.slab_inputs import DeferredJoin, Operands
+from hyperslab.ops.autograd import recut
+from hyperslab.ops.slab_inputs import DeferredJoin, Operands, versions_of
 from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import version_of
@@ -43,14 +44,13 @@ def recompute_stages(module: nn.Module) -> int:
     for part in module.modules():
         # A subclass may have a forward of its own, which adds its input to what the layers make.
         own = getattr(part.forward, "__func__", None) is not nn.Sequential.forward
-        if isinstance(part, nn.Sequential) and not own and any(map(_is_convolution, part)):
+        convolves = isinstance(part, nn.Sequential) and any(
+            isinstance(layer, _CONVOLUTIONS) for layer in part
+        )
+        if isinstance(part, nn.Sequential) and convolves and not own:
             part.forward = partial(_run_stages, part)  # type: ignore[method-assign]
             count += sum(isinstance(stage, _Stage) for stage in _stages(part))
     return count
-
-
-def _is_convolution(layer: nn.Module) -> bool:
-    return isinstance(layer, _CONVOLUTIONS)
 
 
 def _run_stages(layers: nn.Sequential, input: Any) -> Any:
@@ -64,37 +64,28 @@ def _in_turn(parts: Iterable[Callable[[Any], Any]], x: Any) -> Any:
     return x
 
 
-def _recut(x: Sharded) -> tuple[Operands, Callable[..., Any]]:
+def _recut(x: Sharded) -> tuple[Operands, Callable[..., Any] | None]:
     """Return what makes up ``x``, and what makes it again of that, which comes back as it was.
 
     Its block, which keeps its order in memory: torch's would be another copy, and slower
     convolutions. Of channels that are not joined yet, the operands.
     """
-    join = None
-    if isinstance(x.pending, DeferredJoin):
-        x.force_readers()
-        x.pending.bypassed()
-        x.mark_as_bypassed("a stage that is recomputed joins in parts")
-        tensors: Operands = x.pending.tensors
-        join = x.pending.with_tensors(tensors)
-    else:
+    if not isinstance(x.pending, DeferredJoin):
         x.force()
         x.share()
-        tensors = (x.block,)
-    cut = partial(Sharded.from_local, grid=x.grid, policy=x.policy)
+        return (x.block,), recut(x)
+    x.force_readers()
+    x.pending.bypassed()
+    x.mark_as_bypassed("a stage that is recomputed joins in parts")
+    tensors: Operands = x.pending.tensors
+    join = x.pending.with_tensors(tensors)
+    grid, policy = x.grid, x.policy
     partition = x.partition
     reordered = x.reordered
 
     def again(*tensors: torch.Tensor | None) -> Sharded:
-        if join is not None:
-            first = cut(*join.first_of(tensors))
-            return first.will_be(join.with_tensors(tensors), partition, reordered=reordered)
-        (block,) = tensors
-        assert block is not None
-        y = cut(block, partition)
-        if reordered:
-            y.mark_as_reordered()
-        return y
+        first = Sharded.from_local(*join.first_of(tensors), grid, policy)
+        return first.will_be(join.with_tensors(tensors), partition, reordered=reordered)
 
     return tensors, again
 
@@ -143,9 +134,9 @@ class _Run:
     _weights: list[int] = field(default_factory=list)
 
     def __call__(self, *tensors: torch.Tensor | None) -> Any:
-        versions = _versions(tensors)
+        versions = versions_of(tensors)
         y = self._result(tensors)
-        if _versions(tensors) != versions:
+        if versions_of(tensors) != versions:
             raise self._refused(
                 "changes its input in place, of which it has to be computed again\n    change a "
                 "copy (x = x + 1 for x += 1)"
@@ -191,10 +182,6 @@ class _Run:
 
     def __exit__(self, *error: Any) -> None:
         _put(*self._kept.pop())
-
-
-def _versions(tensors: Operands) -> list[int]:
-    return [version_of(x) for x in tensors if x is not None and not x.is_inference()]
 
 
 def _copies(buffers: Buffers) -> Buffers:

@@ -207,11 +207,6 @@ def watch_functions(grid: Grid) -> None:
     _WATCHED.watch(grid)
 
 
-def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    with DisableTorchFunctionSubclass():
-        return storage_address(a.untyped_storage()) == storage_address(b.untyped_storage())
-
-
 def _changes(block: torch.Tensor) -> list[int]:
     """Count rules' changes of an inference tensor's memory, of which torch keeps no version."""
     storage: Any = block.untyped_storage()
@@ -439,7 +434,11 @@ class DeferredTensor(torch.Tensor):
 
     def _pass_on_to(self, other: DeferredTensor) -> None:
         """Make a view of a copy or of a crop one as well."""
-        if (self._base_of_copy is not None or self.is_crop) and _share_memory(self, other):
+        if self._base_of_copy is None and not self.is_crop:
+            return
+        with DisableTorchFunctionSubclass():
+            memory = [storage_address(x.untyped_storage()) for x in (self, other)]
+        if memory[0] == memory[1]:
             other._base_of_copy = self._base_of_copy
             other.is_crop = self.is_crop
 

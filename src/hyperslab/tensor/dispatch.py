@@ -138,9 +138,8 @@ class Signature:
     def _from_the_front(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        ndim = (
-            args[0] if args else kwargs[self.first]
-        ).dim() or 1  # a number has a dim 0 for torch
+        first = args[0] if args else kwargs[self.first]
+        ndim = first.dim() or 1  # a number has a dim 0 for torch
         for dim in self.dims:
             by_position = dim.position < len(args)
             given = args[dim.position] if by_position else kwargs.get(dim.name, dim.default)
@@ -244,6 +243,12 @@ def op_name(function: Callable[..., Any]) -> str:
     return str(name)
 
 
+_REMEDY = (
+    "leave the cut with x.full(), work on the block with x.local, or add a rule with "
+    "hyperslab.register,\n    which is short where volumes are whole: after "
+    "hyperslab.gather(x, axes) or parallelize(model, grid, until=...)"
+)
+
 _OWN_REMEDIES = {
     "_pack_padded_sequence": (
         "pack x.full(), so that every rank runs the layer on all sequences; or give a layer that "
@@ -257,27 +262,18 @@ _OWN_REMEDIES = {
 
 def refuse(function: Callable[..., Any], args: Any, kwargs: Any) -> UnsupportedOp:
     """Return the error for an operator without a rule: op, shapes, layout, remedy."""
+    head = f"{op_name(function)} has no rule for a cut tensor"
+    operands = describe([*args, *kwargs.values()])
     if getattr(function, "__module__", "").startswith("torch.distributed"):
         return UnsupportedOp(
-            f"{op_name(function)} has no rule for a cut tensor, which all ranks share already: "
-            f"a mean or a sum of it is the global one\n{describe([*args, *kwargs.values()])}"
+            f"{head}, which all ranks share already: a mean or a sum of it is the global one\n"
+            f"{operands}"
             "    leave the network's own communication out (ddp_sync=False of MONAI's quantizers), "
             "and update a metric\n    of torchmetrics with x.full(), made with "
             "process_group=grid.process_group()"
         )
-    remedy = _OWN_REMEDIES.get(getattr(function, "__name__", ""))
-    if remedy is not None:
-        return UnsupportedOp(
-            f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
-            f"{describe([*args, *kwargs.values()])}    {remedy}"
-        )
-    return UnsupportedOp(
-        f"{op_name(function)} has no rule for a cut tensor; nothing was computed\n"
-        f"{describe([*args, *kwargs.values()])}"
-        "    leave the cut with x.full(), work on the block with x.local, or add a rule with "
-        "hyperslab.register,\n    which is short where volumes are whole: after "
-        "hyperslab.gather(x, axes) or parallelize(model, grid, until=...)"
-    )
+    remedy = _OWN_REMEDIES.get(getattr(function, "__name__", ""), _REMEDY)
+    return UnsupportedOp(f"{head}; nothing was computed\n{operands}    {remedy}")
 
 
 def gather_first(*axes: str) -> str:
@@ -295,12 +291,9 @@ def describe(values: Any) -> str:
         if isinstance(value, list | tuple):
             lines.append(describe(value))
         elif isinstance(value, torch.Tensor):
-            partition = getattr(value, "partition", None)
-            text = (
-                f"Sharded {partition} on {getattr(value, 'grid', None)}"
-                if partition is not None
-                else (f"Tensor {' x '.join(map(str, value.shape))}")
-            )
+            text = f"Tensor {' x '.join(map(str, value.shape))}"
+            if (partition := getattr(value, "partition", None)) is not None:
+                text = f"Sharded {partition} on {getattr(value, 'grid', None)}"
             lines.append(f"    {text}\n")
     return "".join(lines)
 

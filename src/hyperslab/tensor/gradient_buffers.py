@@ -65,13 +65,10 @@ class GradientBuffers:
         """
         entry = self._buffers.get(id(parameter))
         known = entry is not None and entry.parameter() is parameter and parameter.requires_grad
-        if not known or not self._averaged or parameter.grad is not None:
+        made = id(parameter) in self._made
+        if not known or not self._averaged or made or parameter.grad is not None:
             return None
-        if (
-            id(parameter) in self._made
-            or _has_user_hooks(parameter)
-            or not _accumulates(accumulating)
-        ):
+        if _has_user_hooks(parameter) or not _accumulates(accumulating):
             return None
         self._let_go(parameter)
         assert entry is not None

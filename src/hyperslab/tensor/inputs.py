@@ -124,6 +124,7 @@ class Comparisons:
     def __init__(self) -> None:
         self._owed: deque[tuple[AllGatheredInts, JudgeRows]] = deque()
         self._known: set[Hashable] = set()
+        self.digests = DoublingSteps()  # which samples are compared by their values
 
     def add(self, rows: AllGatheredInts, kind: Hashable, judge: JudgeRows) -> None:
         """Judge these rows, and those before them, now if they are the first of a kind."""
@@ -154,12 +155,6 @@ class DoublingSteps:
         """Count a tensor of this kind, and tell whether it is one of them."""
         self._seen[kind] += 1
         return self._seen[kind].bit_count() == 1
-
-
-@per_grid
-def digests_of(_grid: Grid) -> DoublingSteps:
-    """Return which samples of a grid are compared by their values."""
-    return DoublingSteps()
 
 
 Batch = Literal["global", "replica", "none"]
@@ -331,14 +326,10 @@ def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None
     """Check on all ranks that those which share samples hold the same ones.
 
     Raises:
-        LayoutError: the ranks' forms differ, or the samples of ranks that share them, or the form
-            is not that of a tensor that can be cut.
+        LayoutError: the ranks' forms differ, or the samples of ranks that share them.
     """
-    if not grid.has_values or grid.size == 1:
-        check_spec(form)
-        return
-    do_beside(functools.partial(_compare_samples, tensor, form, grid), _COMPARISON)
-    check_spec(form)
+    if grid.has_values and grid.size > 1:
+        do_beside(functools.partial(_compare_samples, tensor, form, grid), _COMPARISON)
 
 
 def _compare_samples(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
@@ -350,7 +341,7 @@ def _compare_samples(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
     counted = tuple(range(samples.dim()))
     on_cpu = grid.device.type == "cpu"
     order: tuple[int, ...] | None = memory_order(samples) if on_cpu else counted
-    if not on_cpu and not digests_of(grid).due(form):
+    if not on_cpu and not comparisons_of(grid).digests.due(form):
         # Shapes and types are still compared: every rank sends a message, whatever its own form.
         samples = samples.new_zeros(())
         order = None
