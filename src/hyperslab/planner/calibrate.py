@@ -28,7 +28,7 @@ from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner import timing
 from hyperslab.planner.job import GridJob, job_of
-from hyperslab.planner.machine import Machine, Placement, ReadSpeed, Setting, same_minor
+from hyperslab.planner.machine import Machine, ReadSpeed, Setting, same_minor
 from hyperslab.planner.records import LocalOperator
 from hyperslab.planner.search import PlanBounds, grids, make_plan, refusal, trace_grid
 from hyperslab.planner.timing import Clock
@@ -347,8 +347,6 @@ def _check_threads(setting: Setting, name: str) -> None:
 def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machine:
     """Measures all that does not depend on a network."""
     grid = clock.grid
-    per_socket = max(1, together // sockets(grid.device))
-    placement = Placement(grid.size, together, per_socket)
     setting = Setting(
         ranks=together,
         threads=torch.get_num_threads(),
@@ -365,16 +363,16 @@ def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machin
         instructions=instruction_set(),
         device="cuda" if grid.device.type == "cuda" else "cpu",
         ranks_per_node=together,
-        ranks_per_socket=per_socket,
+        ranks_per_socket=max(1, together // sockets(grid.device)),
         memory=memory_of_rank(grid.device, together),
         settings=(setting,),
         reading=measure_reading(grid, folder),
     )
     if grid.size > 1:
         communication = {
-            "links": timing.measure_links(clock, placement),
+            "links": timing.measure_links(clock, machine),
             "sums": timing.measure_sums(clock, together),
-            "hidden": timing.measure_hidden(clock, placement),
+            "hidden": timing.measure_hidden(clock, machine),
         }
         machine = machine.model_copy(update=communication)
     if grid.device.type == "cuda":
