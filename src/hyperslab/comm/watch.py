@@ -23,10 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
-
-from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.agreement import HEAR_LIMIT, ask_store, failure_of_others
 from hyperslab.comm.bootstrap import named, own_rank, ranks_in
@@ -190,14 +187,10 @@ def _positions() -> dict[int, dict[str, int]]:
     """Return how far each rank is that has said so."""
     found: dict[int, dict[str, int]] = {}
     for rank in range(ranks_in()):
-        said = ask_store(partial(_read, f"watch says {rank}"))
-        if said is not None:
+        key = f"watch says {rank}"
+        if said := ask_store(lambda store, key=key: store.check([key]) and store.get(key)):
             found[rank] = json.loads(said)
     return found
-
-
-def _read(key: str, store: Store) -> bytes | None:
-    return store.get(key) if store.check([key]) else None
 
 
 def position(trace: Trace) -> dict[str, int]:
