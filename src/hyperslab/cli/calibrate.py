@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
@@ -111,8 +110,6 @@ def calibrate_as_rank(
     ``limit`` [s] is for this and, where a plan of ``planned`` ranks follows, for that plan.
     """
     begin = time.monotonic()
-    from rich.console import Console
-
     from hyperslab.comm import Grid
     from hyperslab.comm.agreement import broadcast_from_main
     from hyperslab.comm.bootstrap import start_ranks
@@ -143,8 +140,7 @@ def calibrate_as_rank(
     spent = begun if planned is None else 2 * begun
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
-    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
-    with progress(shown) as bar:
+    with progress(is_main=is_main) as bar:
         task = bar.add_task("calibrate", total=None)
         result = calibrate(
             grid,
