@@ -286,17 +286,14 @@ def naming_lost_ranks(what: str, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def keeping_contact(what: str, peers: Sequence[int] = ()) -> Iterator[None]:
-    """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it.
-
-    Without ``peers``, one of which it was, nobody knows which rank it was.
-    """
+def keeping_contact(what: str) -> Iterator[None]:
+    """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it."""
     try:
         yield
     except CommError:
         raise
     except RuntimeError as problem:
-        raise lost_contact(own_rank(), peers, what, problem) from problem
+        raise lost_contact(own_rank(), (), what, problem) from problem
 
 
 def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:
