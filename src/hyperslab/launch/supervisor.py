@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
-from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason, system_errors_as
+from hyperslab.errors import HyperslabError, LayoutError, RecipeError, system_errors_as
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
@@ -187,15 +187,12 @@ class RankProcess:
         self.stopped: float | None = None
         self.overdue = ""
         with ExitStack() as files:
-            try:
+            with system_errors_as(RecipeError, f"cannot write into output {folder.parents[2]}"):
                 folder.mkdir(parents=True, exist_ok=True)
                 errors = files.enter_context((folder / "stderr.log").open("wb")).fileno()
                 output = 1
                 if silent:
                     output = files.enter_context((folder / "stdout.log").open("wb")).fileno()
-            except OSError as error:
-                run = folder.parents[2]
-                raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
             with system_errors_as(HyperslabError, f"cannot start rank {rank}"):
                 self._report = MemoryFile()
                 own = {ERROR_FILE_VARIABLE: self._report.path}
