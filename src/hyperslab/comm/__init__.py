@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hyperslab.util import importing_names
 
 if TYPE_CHECKING:
-    from hyperslab.comm.collectives import all_reduce_sum, average_gradients
+    from hyperslab.comm.collectives import all_reduce_sum
     from hyperslab.comm.communicator import Communicator
     from hyperslab.comm.exchange import ExchangePlan, plan_exchange
     from hyperslab.comm.grid import Grid, log_once, per_grid
@@ -24,7 +24,6 @@ __all__ = [
     "Grid",
     "Shown",
     "all_reduce_sum",
-    "average_gradients",
     "log_once",
     "per_grid",
     "plan_exchange",
@@ -33,7 +32,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "collectives": ("all_reduce_sum", "average_gradients"),
+    "collectives": ("all_reduce_sum",),
     "communicator": ("Communicator",),
     "exchange": ("ExchangePlan", "plan_exchange"),
     "grid": ("Grid", "log_once", "per_grid"),
