@@ -166,10 +166,9 @@ def _write_random(folder: Path, size: int, opened: ExitStack) -> Path:
     """Writes a file of random bytes, which goes when ``opened`` is closed."""
     scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".hyperslab-read-")
     path = Path(opened.enter_context(scratch), "file")
-    with path.open("xb", buffering=0) as file:
-        rest = memoryview(os.urandom(size))
-        while rest:
-            rest = rest[file.write(rest) :]
+    with path.open("xb") as file:
+        file.write(os.urandom(size))
+        file.flush()
         os.fsync(file.fileno())
     return path
 
