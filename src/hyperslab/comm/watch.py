@@ -185,12 +185,12 @@ class Watch:
 
 def _positions() -> dict[int, dict[str, int]]:
     """Return how far each rank is that has said so."""
-    found: dict[int, dict[str, int]] = {}
-    for rank in range(ranks_in()):
-        key = f"watch says {rank}"
-        if said := ask_store(lambda store, key=key: store.check([key]) and store.get(key)):
-            found[rank] = json.loads(said)
-    return found
+
+    def said(key: str) -> bytes | None:
+        return ask_store(lambda store: store.get(key) if store.check([key]) else None)
+
+    words = {rank: said(f"watch says {rank}") for rank in range(ranks_in())}
+    return {rank: json.loads(one) for rank, one in words.items() if one is not None}
 
 
 def position(trace: Trace) -> dict[str, int]:
