@@ -9,8 +9,8 @@ are looked at by the target's signature and its annotations.
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
-import pkgutil
 import re
 import sys
 import typing
@@ -117,11 +117,17 @@ class RightKind:
 
     @property
     def classes(self) -> tuple[type, ...]:
-        return tuple(map(pkgutil.resolve_name, self.names))
+        return tuple(map(_class_named, self.names))
 
     @property
     def deferred(self) -> tuple[type, ...]:
-        return tuple(map(pkgutil.resolve_name, self.deferred_names))
+        return tuple(map(_class_named, self.deferred_names))
+
+
+def _class_named(name: str) -> type:
+    module, _, last = name.rpartition(".")
+    found: type = getattr(importlib.import_module(module), last)
+    return found
 
 
 _MODULE, _OPTIMIZER = "torch.nn.Module", "torch.optim.Optimizer"
