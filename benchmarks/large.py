@@ -151,7 +151,7 @@ def planned(recipe: dict[str, Any], name: str | None) -> dict[str, float]:
     """Ask the plan what the recipe takes of a rank [B] and how long its step is [s]."""
     parsed = Recipe.model_validate(recipe)
     bounds = PlanBounds(24 * GIB, "", process_bytes())
-    found = trace_one(job_of(parsed), parsed.grid, machine_for(name, "cpu"), bounds)
+    found = trace_one(job_of(parsed), parsed.grid, machine_for(name, parsed), bounds)
     parts = {part: getattr(found.memory, part) for part in ("activations", "workspace")}
     return {"peak": found.memory.total, "step": found.seconds.total, **parts}
 

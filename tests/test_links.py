@@ -21,7 +21,6 @@ from hyperslab.util.atomic_files import (
     write_csv,
     write_json,
     write_text,
-    written_aside,
 )
 
 WRITERS = {
@@ -55,10 +54,10 @@ def test_a_link_under_the_partial_name_is_not_followed(
 @pytest.mark.parametrize("hard", [False, True])
 def test_nor_is_one_under_a_process_s_own_name(tmp_path: Path, precious: Path, hard: bool) -> None:
     path = tmp_path / "out.npz"
-    link = tmp_path / f".out.npz.partial.{os.getpid()}.npz"
+    link = tmp_path / f".out.npz.partial.{os.getpid()}"
     link.hardlink_to(precious) if hard else link.symlink_to(precious)
-    with written_aside(path, concurrent=True, ending=".npz") as partial:
-        np.savez(partial, x=np.zeros(3))
+    with created_aside(path, concurrent=True) as file:
+        np.savez(file, x=np.zeros(3))
     assert precious.read_text() == "precious"
     assert np.load(path)["x"].shape == (3,)
 

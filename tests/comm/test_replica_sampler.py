@@ -6,12 +6,13 @@ import pytest
 from torch.utils.data.distributed import DistributedSampler
 
 import hyperslab as hs
-from hyperslab.comm.grid import ReplicaSampler
+from hyperslab.planner.trace import VirtualGrid
 from tests.ranks import run_ranks
 
 
-def sampler(replica: int, count: int = 12, drop_last: bool = False) -> ReplicaSampler:
-    return ReplicaSampler(range(count), 3, replica, shuffle=True, seed=5, drop_last=drop_last)
+def sampler(replica: int, count: int = 12, drop_last: bool = False) -> DistributedSampler[int]:
+    grid = VirtualGrid({"data": 3}, replica)
+    return grid.sampler(range(count), shuffle=True, seed=5, drop_last=drop_last)
 
 
 def test_every_sample_once_in_another_order_each_epoch() -> None:

@@ -524,7 +524,7 @@ ALLOWED = {
     "formats/registry.py": "what the user names by --plugin, or `Trust.load_plugins` has judged",
     "recipe/instantiate.py": "torch's and hyperslab's classes that targets are compared with",
     "recipe/load.py": "torch's own",
-    "util/__init__.py": "hyperslab's own, by tables",
+    "util/__init__.py": "hyperslab's own, by the imports that packages show type checkers",
     "cli/__init__.py": "hyperslab's own commands",
     "kernels/registry.py": "hyperslab's own kernels",
     "launch/forked.py": "the command that starts ranks, once more in each of them",

@@ -20,7 +20,6 @@ from hyperslab.util.atomic_files import (
     write_csv,
     write_json,
     write_text,
-    written_aside,
 )
 from hyperslab.util.documents import read_json_lines
 
@@ -28,18 +27,17 @@ from hyperslab.util.documents import read_json_lines
 def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with written_aside(path) as partial:
-        partial.write_text("new")
+    with created_aside(path) as file:
+        file.write(b"new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def write_half(path: Path, concurrent: bool) -> None:
-    with written_aside(path, concurrent=concurrent, ending=".npz") as partial:
-        assert partial.name.startswith(partial_path(path).name)
-        assert partial.name.endswith(".npz")
-        partial.write_text("half")
+    with created_aside(path, concurrent=concurrent) as file:
+        assert Path(file.name).name.startswith(partial_path(path).name)
+        file.write(b"half")
         raise KeyboardInterrupt
 
 

@@ -26,7 +26,7 @@ from hyperslab.checkpoint.background import BackgroundWriter
 from hyperslab.checkpoint.save_load import on_main, take_snapshot, write_checkpoint
 from hyperslab.comm.agreement import Group
 from hyperslab.errors import CheckpointError
-from hyperslab.util.atomic_files import partial_path, written_aside
+from hyperslab.util.atomic_files import created_aside, partial_path
 
 
 def save_step(
@@ -125,7 +125,8 @@ def _point(link: Path, name: str) -> None:
     if link.is_dir() and not link.is_symlink():
         files.remove(files.aside(link))
         link.rename(files.aside(link))
-    with written_aside(link) as partial:
-        partial.unlink(missing_ok=True)  # of a run that was killed
+    with created_aside(link) as file:
+        partial = Path(file.name)
+        partial.unlink()  # it is to be a link
         partial.symlink_to(name)
     files.remove(files.aside(link))

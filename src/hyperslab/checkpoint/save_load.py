@@ -119,12 +119,13 @@ def load(
 
     path, sums = on_main(verify, f"cannot read the checkpoint {named}")
 
-    def read() -> tuple[State, dict[str, Any]]:
+    def read() -> tuple[dict[str, Any], dict[str, Any]]:
         state = read_state(path, sums, optimizer=optimizer is not None)
-        return state, read_extra_values(path, sums)
+        return vars(state), read_extra_values(path, sums)
 
     # The files are read once, and not by every rank.
-    state, extra = agreement.tensors_from_main(read)
+    parts, extra = agreement.tensors_from_main(read)
+    state = State(**parts)
 
     def put() -> dict[str, Any]:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
@@ -111,14 +110,13 @@ def calibrate_as_rank(
     ``limit`` [s] is for this and, where a plan of ``planned`` ranks follows, for that plan.
     """
     begin = time.monotonic()
-    from rich.console import Console
-
     from hyperslab.comm import Grid
     from hyperslab.comm.agreement import broadcast_from_main
     from hyperslab.comm.bootstrap import start_ranks
     from hyperslab.comm.placement import number_by_node
     from hyperslab.planner.auto import USUAL_MACHINES
-    from hyperslab.planner.calibrate import calibrate, operators_of_plan, operators_of_recipes
+    from hyperslab.planner.calibrate import calibrate, operators_of_grids, operators_of_plan
+    from hyperslab.planner.job import job_of
     from hyperslab.planner.machine import load_machine, save_machine
     from hyperslab.planner.search import host_bounds
 
@@ -130,11 +128,15 @@ def calibrate_as_rank(
     device: Device = "cuda" if grid.device.type == "cuda" else "cpu"
 
     def operators_to_measure() -> list[LocalOperator]:
-        if planned is None:
-            return operators_of_recipes(recipes, overrides, grid.size, device, trusted)
-        likely = before or load_machine(USUAL_MACHINES[device])
-        bounds = host_bounds(grid.size, device)
-        return operators_of_plan(recipes, overrides, planned, likely, bounds, trusted)
+        found: list[LocalOperator] = []
+        for path in recipes:
+            job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
+            if planned is None:
+                found += operators_of_grids(job, path, grid.size, device)
+            else:
+                likely = before or load_machine(USUAL_MACHINES[device])
+                found += operators_of_plan(job, planned, likely, host_bounds(grid.size, device))
+        return found
 
     # One rank traces for all: it takes as long as a plan, and they share the cores.
     operators = broadcast_from_main(operators_to_measure)
@@ -143,8 +145,7 @@ def calibrate_as_rank(
     spent = begun if planned is None else 2 * begun
     folder = out.absolute().parent
     name = out.stem if before is None else before.name
-    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
-    with progress(shown) as bar:
+    with progress(is_main=is_main) as bar:
         task = bar.add_task("calibrate", total=None)
         result = calibrate(
             grid,

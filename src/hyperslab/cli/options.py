@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from hyperslab.comm.launchers import adopt_launcher, read_variables
+from hyperslab.comm.launchers import adopt_launcher
 from hyperslab.errors import MachineError, RecipeError
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ def part_of_command(text: str | None) -> tuple[int, int]:
         HyperslabError: a variable of the launcher is missing or odd.
     """
     if text is None:
-        adopt_launcher(os.environ)
-        place = read_variables(os.environ)
+        place = adopt_launcher(os.environ)
         return (0, 1) if place is None else (place.rank, place.size)
     number, slash, parts = text.partition("/")
     if not (slash and number.isdecimal() and parts.isdecimal() and int(number) < int(parts)):

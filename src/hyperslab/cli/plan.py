@@ -23,7 +23,7 @@ from hyperslab.cli.options import (
     volume_shape,
 )
 from hyperslab.cli.rank import exit_when_stopped
-from hyperslab.errors import DataError, LayoutError, RecipeError, reason
+from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
 from hyperslab.launch.supervisor import cores_here, launch
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, planned_device
@@ -120,7 +120,7 @@ def plan_command(
         words = [str(recipe), *(overrides or [])]
         _calibrate(calibrate, count, planned_device(config), words, trust, begin)
         machine = str(calibrate)
-    chosen = machine_for(machine, planned_device(config))
+    chosen = machine_for(machine, config)
     bounds = _bounds(nbytes, chosen if machine else None, count, chosen.device)
     with _naming_shape(shape):
         job = job_of(config, extents)
@@ -132,15 +132,13 @@ def plan_command(
     console.print(summary.ranking_table(plan))
     for line in summary.plan_remarks(plan, found, least):
         console.print(line, markup=False, soft_wrap=True)
-    try:
+    with system_errors_as(RecipeError, "cannot write the plan"):
         if json_path is not None:
             write_json(json_path, summary.plan_document(plan, found, least))
         if figure is not None:
             with importing_figures():
                 importlib.import_module("matplotlib")
             summary.draw_plan(plan, figure)
-    except OSError as error:
-        raise RecipeError(f"cannot write the plan: {reason(error)}") from None
     if plan.best is None:
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -118,14 +117,11 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
     Raises:
         DataError: names the inputs that failed; the others are done.
     """
-    from rich.console import Console
-
     from hyperslab.train.input_files import failed_inputs
 
     is_main = rank.become_rank()
     show_logs(is_main=is_main)
-    shown = Console() if is_main else Console(file=io.StringIO())  # standard error goes to a log
-    with progress(shown) as bar:
+    with progress(is_main=is_main) as bar:
         task = bar.add_task("predict", total=None)
         outcomes = work(done=lambda _, total: bar.update(task, advance=1, total=total))
     if is_main:

@@ -40,7 +40,6 @@ def adopt_rank() -> None:
     """
     check_thread_count(os.environ)
     adopt_launcher(os.environ)
-    read_variables(os.environ)
 
 
 def is_started() -> bool:

@@ -17,7 +17,7 @@ from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm import AXES
 from hyperslab.errors import LayoutError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe, planned_device
+from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe
 from hyperslab.recipe.trust import trust_of
 from hyperslab.studies.scaling.points import (
     RefusedPoint,
@@ -196,7 +196,7 @@ def _predictor(machine: str | None, recipe: Recipe) -> scaling.Predictor:
     from hyperslab.planner.search import process_bytes
     from hyperslab.studies.scaling import study as scaling
 
-    found = machine_for(machine, planned_device(recipe))
+    found = machine_for(machine, recipe)
     return scaling.Predictor(found, process_bytes(found.device))
 
 

@@ -25,7 +25,6 @@ from hyperslab.util.signals import StopRequest
 from hyperslab.util.startup import FOLDER_GONE, say_stopped
 
 if TYPE_CHECKING:  # slow to import, and not for every command
-    from rich.console import Console
     from rich.progress import Progress
 
 DEBUG = "HYPERSLAB_DEBUG"
@@ -160,17 +159,20 @@ def counting(what: str, total: int | None) -> Iterator[Callable[[object], None]]
         yield lambda _: bar.advance(task)
 
 
-def progress(console: Console | None = None) -> Progress:
-    """Show a bar on the terminal, by default on standard error; nothing where that is a file."""
+def progress(*, is_main: bool | None = None) -> Progress:
+    """Show a bar on the terminal, by default on standard error; nothing where that is a file.
+
+    The error output of ranks goes to files: the main one shows it on its standard output.
+    """
     from rich import progress as shown
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    console = Console(stderr=is_main is None)
     return shown.Progress(
         shown.TextColumn("{task.description}"),
         shown.BarColumn(),
         shown.MofNCompleteColumn(),
         shown.TimeRemainingColumn(),
         console=console,
-        disable=console.quiet or not console.is_terminal,
+        disable=is_main is False or not console.is_terminal,
     )

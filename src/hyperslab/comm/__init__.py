@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hyperslab.util import importing_names
 
 if TYPE_CHECKING:
-    from hyperslab.comm.collectives import all_reduce_sum, average_gradients
+    from hyperslab.comm.collectives import all_reduce_sum
     from hyperslab.comm.communicator import Communicator
     from hyperslab.comm.exchange import ExchangePlan, plan_exchange
     from hyperslab.comm.grid import Grid, log_once, per_grid
@@ -24,7 +24,6 @@ __all__ = [
     "Grid",
     "Shown",
     "all_reduce_sum",
-    "average_gradients",
     "log_once",
     "per_grid",
     "plan_exchange",
@@ -32,14 +31,4 @@ __all__ = [
     "shared_channels",
 ]
 
-_MODULES = {
-    "collectives": ("all_reduce_sum", "average_gradients"),
-    "communicator": ("Communicator",),
-    "exchange": ("ExchangePlan", "plan_exchange"),
-    "grid": ("Grid", "log_once", "per_grid"),
-    "launchers": ("AXES",),
-    "shared_memory": ("Shown", "shared_buffers", "shared_channels"),
-}
-"""The module of each name, as the imports above have it for type checkers."""
-
-__getattr__ = importing_names(__name__, _MODULES)
+__getattr__ = importing_names(__name__)

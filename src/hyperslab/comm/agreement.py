@@ -8,7 +8,6 @@ the first failing rank's error, so that the others report the cause and not "con
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import re
@@ -16,7 +15,8 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,12 @@ from hyperslab.comm.placement import Numbering
 from hyperslab.comm.rendezvous import Deadline, Facts, compare_facts, in_time
 from hyperslab.errors import CommError, DataError, HyperslabError, RecipeError, Stopped, reason
 from hyperslab.util.optional_libraries import current_versions
-from hyperslab.util.torch_internals import abort_groups, default_store
+from hyperslab.util.torch_internals import (
+    abort_groups,
+    default_store,
+    tree_leaves,
+    tree_map_only,
+)
 
 T = TypeVar("T")
 
@@ -82,69 +87,44 @@ def broadcast_from_main(
     return cast(T, outcome[0])
 
 
-class _Apart(pickle.Pickler):
-    """Leaves tensors out of what is pickled, and lists them."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[torch.Tensor] = []
-
-    def persistent_id(self, value: object) -> int | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        # Lazily conjugated values are no bytes to send: resolved here, where all ranks hear errors.
-        self.tensors.append(value.detach().resolve_conj().resolve_neg().contiguous())
-        return len(self.tensors) - 1
-
-
-class _Together(pickle.Unpickler):
-    """Puts tensors back into what was pickled without them."""
-
-    def __init__(self, file: io.BytesIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, at: int) -> torch.Tensor:
-        return self.tensors[at]
-
-
 def tensors_from_main(make: Callable[[], T]) -> T:
     """Return or raise on every rank what ``make`` does on the main one, which alone runs it.
 
-    As `broadcast_from_main`, for what holds tensors of the host: they travel as they are, one by
-    one, and so each rank needs no more memory than they take.
+    As `broadcast_from_main`, for tensors of the host in lists, tuples and dictionaries: they travel
+    as they are, one by one, and so each rank needs no more memory than they take.
 
     Distribution scheme: 1. the main rank makes it, and says what it is without the values of its
     tensors; 2. all others make room; 3. tensor by tensor is broadcast.
     """
     if ranks_in() == 1:
         return make()
-    held: list[tuple[T, list[torch.Tensor]]] = []  # on the main rank
+    held: list[T] = []  # on the main rank
 
-    def describe() -> tuple[bytes, list[tuple[torch.Size, torch.dtype]]]:
-        made = make()
-        words = io.BytesIO()
-        pickler = _Apart(words)
-        pickler.dump(made)
-        held.append((made, pickler.tensors))
-        return words.getvalue(), [(tensor.shape, tensor.dtype) for tensor in pickler.tensors]
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        # Lazily conjugated values are no bytes to send: resolved here, where all ranks hear errors.
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
-    words, forms = broadcast_from_main(describe)
+    def describe() -> Any:
+        held.append(tree_map_only(torch.Tensor, plain, make()))
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), held[0])
 
-    def make_room() -> list[torch.Tensor]:
-        return held[0][1] if held else [torch.empty(shape, dtype=kind) for shape, kind in forms]
+    form = broadcast_from_main(describe)
 
-    tensors = collective_try(make_room)
+    def make_room() -> T:
+        empty = partial(torch.empty_like, device="cpu")
+        return held[0] if held else tree_map_only(torch.Tensor, empty, form)
+
+    found = collective_try(make_room)
     device = device_of_rank()
     with keeping_contact(AGREEMENT):
-        for tensor in tensors:
-            if tensor.numel():
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
                 values = tensor.view(-1).view(torch.uint8)
                 there = values.to(device)  # itself, where the ranks talk by gloo
                 dist.broadcast(there, group=world(), group_src=0)
                 if there is not values:
                     values.copy_(there)
-    return held[0][0] if held else cast(T, _Together(io.BytesIO(words), tensors).load())
+    return found
 
 
 def all_gather(mine: T, group: Group = None) -> list[T]:
@@ -306,17 +286,14 @@ def naming_lost_ranks(what: str, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def keeping_contact(what: str, peers: Sequence[int] = ()) -> Iterator[None]:
-    """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it.
-
-    Without ``peers``, one of which it was, nobody knows which rank it was.
-    """
+def keeping_contact(what: str) -> Iterator[None]:
+    """Turn what `torch.distributed` raises during ``what`` into a `CommError` that names it."""
     try:
         yield
     except CommError:
         raise
     except RuntimeError as problem:
-        raise lost_contact(own_rank(), peers, what, problem) from problem
+        raise lost_contact(own_rank(), (), what, problem) from problem
 
 
 def _call(make: Callable[[], T], failing: str, error: type[HyperslabError]) -> T:

@@ -87,8 +87,7 @@ def start_ranks(
         return False
     shared = device == "cuda-shared"
     cuda = shared or device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    adopt_launcher(os.environ)
-    place = read_variables(os.environ)
+    place = adopt_launcher(os.environ)
     if device != "cpu" and not torch.cuda.is_available():
         _check_visible()
     if cuda:
@@ -127,10 +126,7 @@ def start_distributed(
         LayoutError: there is no CUDA device for this rank.
         HyperslabError, RecipeError, CommError: as `start_ranks`.
     """
-    if dist.is_initialized():
-        return
-    adopt_launcher(os.environ)
-    if read_variables(os.environ) is None:
+    if dist.is_initialized() or adopt_launcher(os.environ) is None:
         return
     if start_ranks("auto", timeout, facts, numbering=numbering):
         atexit.register(stop_distributed)

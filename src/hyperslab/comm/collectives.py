@@ -6,28 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
-from hyperslab.comm.bootstrap import ranks_of
 from hyperslab.comm.communicator import Communicator
 from hyperslab.comm.grid import Grid
 from hyperslab.comm.launchers import AXES
-from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.derivatives import LinearMap
-
-
-def average_gradients(gradients: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Return the mean over the ranks of one machine, in place; only where there is `shared_memory`.
-
-    It takes a quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other
-    core that could send meanwhile.
-    """
-    shared = shared_channels()
-    ranks = ranks_of(group)
-    assert shared is not None
-    shared.all_reduce(gradients, ranks, "the average of the gradients", scale=1 / len(ranks))
 
 
 def all_reduce_sum(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:

@@ -582,23 +582,23 @@ class Gathers:
             )
 
     def bring(self, x: torch.Tensor, plan: ExchangePlan, what: str, fill: float) -> torch.Tensor:
-        own = self._in_order(x)
+        own = _in_memory(x, self.last)
         meeting = self._meeting(own, self.sends, self.receives, fill)
         return self._shaped(meeting.joined_with(own, self.sent, plan, what, self.brought))
 
     def receive(self, x: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        own = self._in_order(x)
+        own = _in_memory(x, self.last)
         meeting = self._meeting(own, self.sends, self.receives, 0.0)
         meeting.exchange(own, self.sent, plan, what)
         return meeting.arrived.clone()
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
-        own = self._in_order(x).flatten()
+        own = _in_memory(x, self.last).flatten()
         joined = torch.cat((own, arrived, filling(fill, own.dtype, own.device)))
         return self._shaped(joined.take(self.brought))
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
-        whole = self._in_order(gradient)
+        whole = _in_memory(gradient, self.last)
         meeting = self._meeting(whole, self.receives, self.sends, 0.0)
         what = f"the adjoint of {what}"
         found = meeting.joined_with(whole, self.returned, plan, what, self.home)
@@ -618,10 +618,6 @@ class Gathers:
             found = kept
         found.fill_with(fill)
         return found
-
-    def _in_order(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the elements in the order of memory that the indices are for."""
-        return x.movedim(1, -1) if self.last else x
 
     def _shaped(self, y: torch.Tensor) -> torch.Tensor:
         return y.movedim(-1, 1) if self.last else y

@@ -1,7 +1,7 @@
 """Arranges all ranks as a grid, data x depth x height x width.
 
 `per_grid` keeps what is made once for a grid and ends with it: plans, layouts, what has been
-logged. `ReplicaSampler` gives all ranks that share a sample the same ones.
+logged.
 """
 
 from __future__ import annotations
@@ -91,43 +91,6 @@ def per_grid(make: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P]
         return value
 
     return cast(Callable[Concatenate[G, P], T], once)
-
-
-class ReplicaSampler(DistributedSampler[Any]):
-    """Every ``replicas``-th sample from the ``replica``-th on; made by `Grid.sampler`.
-
-    A mini-batch of b on each replica is, all together, the next b times ``replicas`` samples of
-    one order, which is that of torch's DistributedSampler: the same on every grid.
-    """
-
-    def __init__(
-        self,
-        dataset: Sized,
-        replicas: int,
-        replica: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        drop_last: bool,
-    ) -> None:
-        over = len(dataset) % replicas
-        if over and not drop_last:
-            raise LayoutError(
-                f"{len(dataset)} samples cannot be dealt out evenly to {replicas} replicas: {over} "
-                "would be left over, and no sample is shown twice\n    drop_last=True leaves "
-                f"{over} out, others in each epoch if shuffled; or take a grid.data that divides "
-                f"{len(dataset)}"
-            )
-        if len(dataset) < replicas:
-            raise LayoutError(f"{len(dataset)} samples are fewer than {replicas} replicas")
-        super().__init__(
-            dataset,  # type: ignore[arg-type]
-            num_replicas=replicas,
-            rank=replica,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-        )
 
 
 GRID_START = "the start of the grid"
@@ -354,12 +317,14 @@ class Grid:
 
     def sampler(
         self, dataset: Sized, *, shuffle: bool = False, seed: int = 0, drop_last: bool = False
-    ) -> ReplicaSampler:
+    ) -> DistributedSampler[Any]:
         """Return a `DataLoader`'s sampler of this replica's samples, the same on all of its ranks.
 
         All ranks call it. Its order depends only on ``seed`` and on the epoch given to `set_epoch`,
-        and is that of torch's DistributedSampler. One replica shows each sample, once an epoch. A
-        loader's ``batch_size`` then counts the samples of one replica.
+        and is that of torch's DistributedSampler: a mini-batch of b on each replica is, all
+        together, the next b samples a replica of one order, the same on every grid. One replica
+        shows each sample, once an epoch. A loader's ``batch_size`` then counts the samples of one
+        replica.
 
         Raises:
             LayoutError: the samples cannot be dealt out evenly and ``drop_last`` is not set; the
@@ -372,10 +337,20 @@ class Grid:
                 f"{shuffle=}, {seed=}, {drop_last=}\n    give every rank the same data set and "
                 "the same arguments"
             )
-        return ReplicaSampler(
-            dataset,
-            self.data,
-            self.coords["data"],
+        count, over = len(dataset), len(dataset) % self.data
+        if over and not drop_last:
+            raise LayoutError(
+                f"{count} samples cannot be dealt out evenly to {self.data} replicas: {over} "
+                "would be left over, and no sample is shown twice\n    drop_last=True leaves "
+                f"{over} out, others in each epoch if shuffled; or take a grid.data that divides "
+                f"{count}"
+            )
+        if count < self.data:
+            raise LayoutError(f"{count} samples are fewer than {self.data} replicas")
+        return DistributedSampler(
+            dataset,  # type: ignore[arg-type]
+            num_replicas=self.data,
+            rank=self.coords["data"],
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,

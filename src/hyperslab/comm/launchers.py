@@ -272,15 +272,18 @@ def adopt_mpi(environ: MutableMapping[str, str]) -> None:
     environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local))
 
 
-def adopt_launcher(environ: MutableMapping[str, str]) -> None:
+def adopt_launcher(environ: MutableMapping[str, str]) -> RankVariables | None:
     """Set the variables that torchrun would, if srun, jsrun or mpirun has started this process.
 
+    Return what `read_variables` then reads.
+
     Raises:
-        HyperslabError: one of theirs is missing or odd; names it.
+        HyperslabError: one of theirs, or of torchrun's, is missing or odd; names it.
     """
     adopt_lsf(environ)
     adopt_mpi(environ)
     adopt_slurm(environ)
+    return read_variables(environ)
 
 
 def forget_launcher(environ: MutableMapping[str, str]) -> None:

@@ -142,10 +142,15 @@ def axes_in_nodes(extents: Mapping[str, int], mates: Sequence[int]) -> str:
         if here < extent:
             across.append(axis)
     across.sort(key=lambda axis: axis == "data")
-    return f"{_listed(inside) or 'no axis'} inside; {_listed(across) or 'none'} across"
+    return f"{listed(inside) or 'no axis'} inside; {listed(across) or 'none'} across"
 
 
-def _listed(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
+    """Join words as in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 

@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm.launchers import RUN_VARIABLE, TORCHRUN_VARIABLE, RankVariables
-from hyperslab.comm.placement import Numbering
+from hyperslab.comm.placement import Numbering, listed
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, reason
 
 log = logging.getLogger("hyperslab")
@@ -466,8 +466,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
     for _, run in itertools.groupby(enumerate(known), key=lambda pair: pair[1] - pair[0]):
         first, *rest = (rank for _, rank in run)
         parts += [f"{first} to {rest[-1]}"] if len(rest) > 1 else map(str, [first, *rest])
-    words = " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
-    return f"rank{'s' * (len(known) != 1)} {words}"
+    return f"rank{'s' * (len(known) != 1)} {listed(parts)}"
 
 
 def _flatten_facts(facts: Facts, key: str = "") -> dict[str, str]:

@@ -23,10 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
-
-from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.agreement import HEAR_LIMIT, ask_store, failure_of_others
 from hyperslab.comm.bootstrap import named, own_rank, ranks_in
@@ -188,16 +185,12 @@ class Watch:
 
 def _positions() -> dict[int, dict[str, int]]:
     """Return how far each rank is that has said so."""
-    found: dict[int, dict[str, int]] = {}
-    for rank in range(ranks_in()):
-        said = ask_store(partial(_read, f"watch says {rank}"))
-        if said is not None:
-            found[rank] = json.loads(said)
-    return found
 
+    def said(key: str) -> bytes | None:
+        return ask_store(lambda store: store.get(key) if store.check([key]) else None)
 
-def _read(key: str, store: Store) -> bytes | None:
-    return store.get(key) if store.check([key]) else None
+    words = {rank: said(f"watch says {rank}") for rank in range(ranks_in())}
+    return {rank: json.loads(one) for rank, one in words.items() if one is not None}
 
 
 def position(trace: Trace) -> dict[str, int]:

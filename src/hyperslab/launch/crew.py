@@ -4,7 +4,7 @@ Under ``srun``, ``jsrun`` or ``torchrun`` every task runs the same command: `hyp
 `sweep`. All of them serve: they start the processes that they are told to start. The study itself
 runs on the main rank, on a thread beside, and hands out work through a store.
 
-In reading order: `RankTask`, the process of one rank of a training; `Mail`, by which ranks tell
+In reading order: `run_rank`, the process of one rank of a training; `Mail`, by which ranks tell
 each other of tasks, and none but they; `serve`, which does tasks; `Crew`, which hands them out;
 `Team`, the ranks of a crew that run one training after the other; `with_crew`, which puts them
 together.
@@ -52,54 +52,43 @@ SILENCE = 60.0  # [s] that a rank may give none
 FAREWELL = 10.0  # [s] that the main rank, which keeps the store, waits for the others to leave
 
 
-@dataclass(frozen=True, slots=True)
-class RankTask:
-    """Runs ``python arguments...`` as one rank of a training, in ``environment`` beside its own.
+def run_rank(
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    devices: Sequence[int],
+    folder: Path,
+    *,
+    seconds: float,
+    silent: bool,
+) -> failures.RankEnd:
+    """Run ``python arguments...`` as one rank of a training, and return how it has ended.
 
-    ``devices``: of those that the task sees, the numbers of those that the training's ranks on
-    this node have. The rank's output goes into ``folder``.
+    ``variables`` go before those of this process. ``devices``: of those that the task sees, the
+    numbers of those that the training's ranks on this node have. The rank's output goes into
+    ``folder``.
     """
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    devices: tuple[int, ...]
-    folder: Path
-    seconds: float
-    silent: bool
-
-    def __call__(self) -> failures.RankEnd:
-        """Return how the process has ended."""
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("TORCHELASTIC_") and name != launchers.STORE_VARIABLE
-        }
-        environment |= {**self.environment, LAUNCHER_VARIABLE: str(os.getpid())}
-        environment |= devices_environment(self.devices)
-        with StopRequest().listening() as stop:
-            supervisor = Supervisor(stop, limit=self.seconds, patience=self.seconds)
-            work = supervisor.run(
-                self.arguments, [self.folder], silent=self.silent, environments=[environment]
-            )
-            finish(work)
-        return replace(supervisor.ends[0], rank=int(self.environment["RANK"]))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TORCHELASTIC_") and name != launchers.STORE_VARIABLE
+    }
+    environment |= {**variables, LAUNCHER_VARIABLE: str(os.getpid())}
+    environment |= devices_environment(devices)
+    with StopRequest().listening() as stop:
+        supervisor = Supervisor(stop, limit=seconds, patience=seconds)
+        finish(supervisor.run(arguments, [folder], silent=silent, environments=[environment]))
+    return replace(supervisor.ends[0], rank=int(variables["RANK"]))
 
 
-@dataclass(frozen=True, slots=True)
-class FreeAddress:
-    """Finds where others reach this machine, as it reaches the main rank, and a port free there."""
-
-    main: str
-    port: int
-
-    def __call__(self) -> tuple[str, int]:
-        with socket.socket(type=socket.SOCK_DGRAM) as towards:
-            towards.connect((self.main, self.port))
-            address = str(towards.getsockname()[0])
-        while True:
-            port = secrets.choice(launchers.JOB_PORTS)  # none that the system gives by itself
-            with suppress(OSError), socket.create_server((address, port)):
-                return address, port
+def free_address(main: str, port: int) -> tuple[str, int]:
+    """Find where others reach this machine, as it reaches the main rank, and a port free there."""
+    with socket.socket(type=socket.SOCK_DGRAM) as towards:
+        towards.connect((main, port))
+        address = str(towards.getsockname()[0])
+    while True:
+        found = secrets.choice(launchers.JOB_PORTS)  # none that the system gives by itself
+        with suppress(OSError), socket.create_server((address, found)):
+            return address, found
 
 
 class Mail:
@@ -153,9 +142,6 @@ class Mail:
         words = pickle.dumps(value)
         self.store.set(name, self._signature(name, words).hex() + words.hex())
 
-    def is_there(self, name: str) -> bool:
-        return self.store.check([name])
-
     def fetch(self, name: str) -> Any:
         """Read it; raises CommError where it is none of this run's."""
         text = bytes.fromhex(self.store.get(name).decode())
@@ -177,12 +163,12 @@ def serve(mail: Mail, rank: int) -> None:
     with _beating(mail.store, rank):
         for number in itertools.count():
             with _keeping_store(rank):
-                while not mail.is_there(f"task {rank} {number}"):
+                while not mail.store.check([f"task {rank} {number}"]):
                     time.sleep(LOOK)
                 task = mail.fetch(f"task {rank} {number}")
             if task is None:
                 return
-            outcome: tuple[Any, HyperslabError | None] = (None, None)
+            outcome: tuple[Any, HyperslabError | None]
             try:
                 outcome = (task(), None)
             except HyperslabError as error:
@@ -230,7 +216,7 @@ class Crew:
 
     def __init__(self, mail: Mail, place: launchers.RankVariables) -> None:
         self.size = place.size
-        self._free_address = FreeAddress(place.address, place.port)
+        self._free_address = partial(free_address, place.address, place.port)
         self._mail = mail
         self._given = [0] * place.size
         self._beats: dict[int, tuple[int, float]] = {}  # count, and since when
@@ -262,7 +248,7 @@ class Crew:
 
     def has_done(self, rank: int) -> bool:
         """Tell whether a rank has done its last task; raises where it gives no sign of life."""
-        if self._mail.is_there(self._answer_key(rank)):
+        if self._mail.store.check([self._answer_key(rank)]):
             return True
         now = time.monotonic()
         beats = self._mail.store.add(f"beat {rank}", 0)
@@ -301,7 +287,8 @@ class Crew:
 
     def places(self, members: Sequence[int]) -> list[tuple[dict[str, str], tuple[int, ...]]]:
         """Return a training's variables on each of these ranks, and its devices there."""
-        address, port = self._ask(members[0], self._free_address)
+        self.give(members[0], self._free_address)
+        address, port = self.answer(members[0])
         found = []
         for number, member in enumerate(members):
             here = [one for one in members if self.nodes[one] == self.nodes[member]]
@@ -316,11 +303,6 @@ class Crew:
             }
             found.append((variables, tuple(self._local[one] for one in here)))
         return found
-
-    def _ask(self, rank: int, task: Callable[[], T]) -> T:
-        self.give(rank, task)
-        answer: T = self.answer(rank)
-        return answer
 
 
 @dataclass(frozen=True)
@@ -341,8 +323,8 @@ class Team:
         for member, folder, (variables, devices) in zip(
             members, folders, self.crew.places(members), strict=True
         ):
-            task = RankTask(arguments, variables, devices, folder, seconds, silent)
-            self.crew.give(member, task)
+            task = partial(run_rank, arguments, variables, devices, folder)
+            self.crew.give(member, partial(task, seconds=seconds, silent=silent))
         while not all(self.crew.has_done(member) for member in members):
             yield
         ends = [self.crew.answer(member) for member in members]
@@ -367,7 +349,7 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
     facts = {"command": sys.argv[1:], "versions": current_versions()}
     met, _ = answer_roll_call(meet(place, deadline), place, facts, deadline)
     store = PrefixStore("crew", met)
-    node = f"{socket.gethostname()} {FreeAddress(place.address, place.port)()[0]}"
+    node = f"{socket.gethostname()} {free_address(place.address, place.port)[0]}"
     launchers.forget_launcher(os.environ)  # what a study looks at it does alone
     store.set(f"node {place.rank}", node)
     mail = Mail.among(store, place, folder.absolute(), deadline)

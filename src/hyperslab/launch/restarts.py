@@ -101,20 +101,16 @@ class LaunchSlot:
         A rank may be stopped, and all may take to end, for ``seconds``; raises what `launching`
         does.
         """
-        from hyperslab.util.torch_internals import import_compiler
-
         environ = dict(os.environ)
         if self.count > 1:
             threads = max(1, cores_here() // (ranks * self.count))
             environ.setdefault("OMP_NUM_THREADS", str(threads))
             environ |= devices_environment(range(self.number * ranks, (self.number + 1) * ranks))
-        preload = import_compiler if words[0] == "train" else None
         yield from launching(
             *(ranks, ["-m", "hyperslab", *words], logs, self.stop),
             limit=seconds,
             patience=seconds,
             silent=silent,
-            preload=preload,
             environ=environ,
         )
 

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 from hyperslab.comm.launchers import STORE_VARIABLE, TORCHRUN_VARIABLE
-from hyperslab.errors import HyperslabError, LayoutError, RecipeError, reason, system_errors_as
+from hyperslab.errors import HyperslabError, LayoutError, RecipeError, system_errors_as
 from hyperslab.launch import failures, guard
 from hyperslab.launch.forked import ForkedRank, can_fork
 from hyperslab.launch.guard import PAUSE
@@ -187,15 +187,12 @@ class RankProcess:
         self.stopped: float | None = None
         self.overdue = ""
         with ExitStack() as files:
-            try:
+            with system_errors_as(RecipeError, f"cannot write into output {folder.parents[2]}"):
                 folder.mkdir(parents=True, exist_ok=True)
                 errors = files.enter_context((folder / "stderr.log").open("wb")).fileno()
                 output = 1
                 if silent:
                     output = files.enter_context((folder / "stdout.log").open("wb")).fileno()
-            except OSError as error:
-                run = folder.parents[2]
-                raise RecipeError(f"cannot write into output {run}: {reason(error)}") from None
             with system_errors_as(HyperslabError, f"cannot start rank {rank}"):
                 self._report = MemoryFile()
                 own = {ERROR_FILE_VARIABLE: self._report.path}
@@ -274,7 +271,6 @@ class Supervisor:
         folders: Sequence[Path],
         *,
         silent: bool,
-        preload: Callable[[], None] | None = None,
         environments: Sequence[Mapping[str, str]] = (),
         environ: Mapping[str, str] = os.environ,
     ) -> Iterator[None]:
@@ -282,8 +278,7 @@ class Supervisor:
 
         It yields while they run, so that one thread can have several launches under way; closed
         before their end, it kills them. They are all ranks in ``environ``, or have ``environments``
-        that say what they are. ``preload`` imports what all ranks will; it is called where they are
-        forks of this process.
+        that say what they are.
 
         Raises:
             RecipeError: a folder cannot be written.
@@ -300,8 +295,10 @@ class Supervisor:
                 numbers = map(str, range(len(folders)))
                 environments = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in numbers]
             forked = arguments[0] == "-m" and can_fork()
-            if forked and preload:
-                preload()
+            if forked and [*arguments[:3]] == ["-m", "hyperslab", "train"]:
+                from hyperslab.util.torch_internals import import_compiler
+
+                import_compiler()  # as every rank would
             for rank, own in enumerate(environments):
                 process = RankProcess(
                     rank,
@@ -405,7 +402,6 @@ def launching(
     limit: float,
     patience: float = PATIENCE,
     silent: bool = False,
-    preload: Callable[[], None] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[None]:
     """Run ``python arguments...`` on so many ranks of this machine, and yield until all have ended.
@@ -413,8 +409,7 @@ def launching(
     The ranks write to this terminal; their error output goes into ``logs``, one file a rank, and
     if it is to be ``silent`` all that they write. They share this machine's cores, meet in memory
     that only they have, and talk over the loopback. Where this process is a command without threads
-    and without CUDA they are its forks, and import nothing again; ``preload`` imports before what
-    all of them would.
+    and without CUDA they are its forks, and import nothing again.
 
     The signals that ``stop`` notes are passed on to them; then they have ``patience`` [s] to end.
     When one fails, the others are ended, and killed if they do not; so is one that has been stopped
@@ -437,7 +432,7 @@ def launching(
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}-{os.getpid()}"
     folders = [logs / name / str(rank) for rank in range(ranks)]
     supervisor = Supervisor(stop, limit=limit, patience=patience)
-    yield from supervisor.run(arguments, folders, silent=silent, preload=preload, environ=environ)
+    yield from supervisor.run(arguments, folders, silent=silent, environ=environ)
     failed = {rank: end for rank, end in supervisor.ends.items() if end.exitcode != 0}
     said = any(end.explained and not end.lost_contact for end in failed.values())
     if supervisor.signal and failed and not said:

@@ -38,7 +38,7 @@ def choose_grid_here(recipe: Recipe, ranks: int, machine: str | None = None) -> 
         DataError: the data cannot be opened.
         MachineError: there is no such machine.
     """
-    chosen = machine_for(machine, planned_device(recipe))
+    chosen = machine_for(machine, recipe)
     here = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
     return choose_grid(recipe, ranks, chosen, search.host_bounds(here, chosen.device))
 
@@ -106,7 +106,7 @@ MARGIN = 0.9  # of the tensors may be left, where a plan that should have fitted
 def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:
     """Says what the plan expected of a run that ran out of memory, and what next would fit."""
     job = job_of(recipe)
-    chosen = machine_for(machine, planned_device(recipe))
+    chosen = machine_for(machine, recipe)
     here = min(recipe.grid.size, int(os.environ.get("LOCAL_WORLD_SIZE", recipe.grid.size)))
     bounds = search.host_bounds(here, chosen.device)
     memory = trace_one(job, recipe.grid, chosen, bounds).memory
@@ -127,14 +127,14 @@ def advice_for_memory(recipe: Recipe, machine: str | None = None) -> str:
     )
 
 
-def machine_for(name: str | None, device: str) -> Machine:
-    """Loads the machine that is named, or else the usual one for such a device."""
-    return load_machine(name or USUAL_MACHINES[device])
+def machine_for(name: str | None, recipe: Recipe) -> Machine:
+    """Loads the machine that is named, or else the usual one for the recipe's device."""
+    return load_machine(name or USUAL_MACHINES[planned_device(recipe)])
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
     """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written."""
-    chosen = machine_for(machine, planned_device(recipe))
+    chosen = machine_for(machine, recipe)
     found = trace_one(job_of(recipe), recipe.grid, chosen, search.machine_bounds(chosen))
     write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))
 

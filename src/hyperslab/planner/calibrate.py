@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -27,14 +27,12 @@ from hyperslab.comm import Grid
 from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner import timing
-from hyperslab.planner.job import GridJob, job_of
-from hyperslab.planner.machine import Machine, Placement, ReadSpeed, Setting, same_minor
+from hyperslab.planner.job import GridJob
+from hyperslab.planner.machine import Machine, ReadSpeed, Setting, same_minor
 from hyperslab.planner.records import LocalOperator
 from hyperslab.planner.search import PlanBounds, grids, make_plan, refusal, trace_grid
 from hyperslab.planner.timing import Clock
 from hyperslab.planner.trace import Device, positions, trace_step
-from hyperslab.recipe.load import load_recipe
-from hyperslab.recipe.trust import trust_of
 from hyperslab.train.step import float32_products
 from hyperslab.util.optional_libraries import current_versions
 
@@ -168,10 +166,9 @@ def _write_random(folder: Path, size: int, opened: ExitStack) -> Path:
     """Writes a file of random bytes, which goes when ``opened`` is closed."""
     scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".hyperslab-read-")
     path = Path(opened.enter_context(scratch), "file")
-    with path.open("xb", buffering=0) as file:
-        rest = memoryview(os.urandom(size))
-        while rest:
-            rest = rest[file.write(rest) :]
+    with path.open("xb") as file:
+        file.write(os.urandom(size))
+        file.flush()
         os.fsync(file.fileno())
     return path
 
@@ -194,66 +191,42 @@ def _timed_read(path: Path, size: int) -> tuple[float, bool]:
         os.close(file)
 
 
-def operators_of_recipes(
-    recipes: Sequence[Path],
-    overrides: Sequence[str],
-    ranks: int,
-    device: Device,
-    trusted: Sequence[str] = (),
-) -> list[LocalOperator]:
+def operators_of_grids(
+    job: GridJob, where: Path, ranks: int, device: Device
+) -> Iterator[LocalOperator]:
     """Traces a step on each grid of so many ranks, of one rank for each kind of position.
 
-    Grids on which a recipe cannot run are left out. ``trusted`` are modules, see `trust_of`.
+    Grids on which it cannot run are left out. ``where`` its recipe is, for errors.
 
     Raises:
-        RecipeError: a recipe cannot be read or holds a bad value.
-        DataError: the data of a recipe are not there, and it does not say what they would be.
-        LayoutError: a recipe cannot run on any grid of so many ranks; says why for one.
+        LayoutError: it cannot run on any grid of so many ranks; says why for one.
     """
-    found: list[LocalOperator] = []
-    for path in recipes:
-        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
-        operators = list(_operators_of_job(job, ranks, device))
-        if not operators:
-            reasons = [refusal(grid, job) for grid in grids(ranks)]
-            raise LayoutError(f"{path} runs on no grid of {ranks} ranks\n    {reasons[-1]}")
-        found += operators
-    return found
-
-
-def _operators_of_job(job: GridJob, ranks: int, device: Device) -> Iterator[LocalOperator]:
     workload = job.workload()
+    traced, reason = 0, ""
     for grid in grids(ranks):
-        if refusal(grid, job):
+        if reason := refusal(grid, job):
             continue
         extents = grid.model_dump()
-        try:
+        # Some layer inside may not be cut so.
+        with suppress(LayoutError):
             for rank in positions(extents):
                 yield from trace_step(workload, extents, rank, device).operators
-        except LayoutError:  # some layer inside cannot be cut so
-            continue
+                traced += 1
+    if not traced:
+        raise LayoutError(f"{where} runs on no grid of {ranks} ranks\n    {reason}")
 
 
 BEST_GRIDS = 3  # grids of a plan whose operators are measured where there is no time for all
 
 
 def operators_of_plan(
-    recipes: Sequence[Path],
-    overrides: Sequence[str],
-    ranks: int,
-    machine: Machine,
-    bounds: PlanBounds,
-    trusted: Sequence[str] = (),
-) -> list[LocalOperator]:
+    job: GridJob, ranks: int, machine: Machine, bounds: PlanBounds
+) -> Iterator[LocalOperator]:
     """Traces the grids that a plan of so many ranks finds best, on the ranks that decide."""
-    found: list[LocalOperator] = []
-    for path in recipes:
-        job = job_of(load_recipe(path, overrides, trust=trust_of(path, trusted)))
-        best = make_plan(job, machine, ranks, bounds).traced[:BEST_GRIDS]
-        for place, one in enumerate(reversed(best)):
-            for trace in trace_grid(job, one.grid, machine):
-                found += 3**place * trace.operators  # what counts most is measured first
-    return found
+    best = make_plan(job, machine, ranks, bounds).traced[:BEST_GRIDS]
+    for place, one in enumerate(reversed(best)):
+        for trace in trace_grid(job, one.grid, machine):
+            yield from 3**place * trace.operators  # what counts most is measured first
 
 
 @dataclass(frozen=True)
@@ -347,8 +320,6 @@ def _check_threads(setting: Setting, name: str) -> None:
 def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machine:
     """Measures all that does not depend on a network."""
     grid = clock.grid
-    per_socket = max(1, together // sockets(grid.device))
-    placement = Placement(grid.size, together, per_socket)
     setting = Setting(
         ranks=together,
         threads=torch.get_num_threads(),
@@ -365,16 +336,16 @@ def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machin
         instructions=instruction_set(),
         device="cuda" if grid.device.type == "cuda" else "cpu",
         ranks_per_node=together,
-        ranks_per_socket=per_socket,
+        ranks_per_socket=max(1, together // sockets(grid.device)),
         memory=memory_of_rank(grid.device, together),
         settings=(setting,),
         reading=measure_reading(grid, folder),
     )
     if grid.size > 1:
         communication = {
-            "links": timing.measure_links(clock, placement),
+            "links": timing.measure_links(clock, machine),
             "sums": timing.measure_sums(clock, together),
-            "hidden": timing.measure_hidden(clock, placement),
+            "hidden": timing.measure_hidden(clock, machine),
         }
         machine = machine.model_copy(update=communication)
     if grid.device.type == "cuda":

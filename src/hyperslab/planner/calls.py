@@ -12,7 +12,7 @@ True
 
 A tensor that is not contiguous has its strides behind its shape: ``f32[2,3](1,2)``. The text is
 a Python expression; nothing of it is evaluated. `parse_call` takes it apart without torch, so that
-a bad file is known before torch is imported, and `read_call` makes what torch has.
+a bad file is known before torch is imported.
 
 Times are interpolated between calls of one `call_kind`, by the distance of their features. A
 convolution's backward computes two gradients in one call, which can be timed apart.
@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
@@ -71,13 +70,13 @@ def write_call(call: Call) -> str:
 
 def read_call(text: str) -> Call:
     """Reads a call that `write_call` wrote; raises as `parse_call`."""
-    parsed = parse_call(text)
-    options = tuple((name, _made(value)) for name, value in parsed.options)
-    return Call(parsed.name, tuple(map(_made, parsed.arguments)), options)
+    import torch
+
+    return parse_call(text, torch)
 
 
-def parse_call(text: str) -> Call:
-    """Parses a call without torch: a function makes each argument that only torch can make.
+def parse_call(text: str, torch: Any = None) -> Call:
+    """Parses a call; without ``torch`` each argument that only torch can make is None.
 
     Raises:
         ValueError: it is not the text of a call.
@@ -86,8 +85,9 @@ def parse_call(text: str) -> Call:
     with suppress(SyntaxError, RecursionError, MemoryError):  # the last two if it is very deep
         node = ast.parse(f"call{opening}{rest}", mode="eval").body
         if isinstance(node, ast.Call) and DOTTED_NAME.fullmatch(name):
-            options = tuple((str(word.arg), _parse_argument(word.value)) for word in node.keywords)
-            return Call(name, tuple(map(_parse_argument, node.args)), options)
+            arguments = tuple(_parse_argument(one, torch) for one in node.args)
+            words = ((str(word.arg), _parse_argument(word.value, torch)) for word in node.keywords)
+            return Call(name, arguments, tuple(words))
     raise ValueError(f"{text!r} is not a call")
 
 
@@ -116,12 +116,12 @@ def _write_argument(value: object) -> str:
     raise ValueError(f"a {type(value).__name__} has no text in a machine file")
 
 
-def _parse_argument(node: ast.expr) -> object:
+def _parse_argument(node: ast.expr, torch: Any = None) -> object:
     match node:
         case ast.Constant():
             return node.value
         case ast.Tuple():
-            return tuple(map(_parse_argument, node.elts))
+            return tuple(_parse_argument(one, torch) for one in node.elts)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             number = _parse_argument(operand)
             if isinstance(number, int | float | complex):
@@ -129,18 +129,18 @@ def _parse_argument(node: ast.expr) -> object:
         case ast.Name(id=name) if name in _NUMBERS:
             return _NUMBERS[name]
         case ast.Attribute(value=ast.Name(id="torch"), attr=name) if f"torch.{name}" in _CONSTANTS:
-            return partial(_of_torch, name)
+            return torch and getattr(torch, name)
         case ast.Subscript(value=ast.Name(id=name)) if name in _DTYPE_NAMES:
-            return partial(_tensor, name, _parse_numbers(node.slice), None)
+            return _tensor(name, _parse_numbers(node.slice), None, torch)
         case ast.Call(func=ast.Name(id="device"), args=[ast.Constant(value=str(name))]):
             if _DEVICE.fullmatch(name):
-                return partial(_of_torch, "device", name)
+                return torch and torch.device(name)
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name))) if name in _DTYPE_NAMES:
             assert isinstance(node.func, ast.Subscript)
             shape = _parse_numbers(node.func.slice)
             strides = tuple(number for part in node.args for number in _parse_numbers(part))
             if len(strides) == len(shape):
-                return partial(_tensor, name, shape, strides)
+                return _tensor(name, shape, strides, torch)
         case ast.BinOp(op=ast.Add() | ast.Sub()):  # a complex number
             return ast.literal_eval(node)
     raise ValueError(f"{ast.unparse(node)!r} is not an argument of a call")
@@ -154,23 +154,11 @@ def _parse_numbers(node: ast.expr) -> tuple[int, ...]:
     return numbers
 
 
-def _made(value: object) -> object:
-    """Has torch make what `parse_call` has left to it."""
-    if isinstance(value, tuple):
-        return tuple(map(_made, value))
-    return value() if isinstance(value, partial) else value
-
-
-def _of_torch(name: str, *arguments: str) -> Any:
-    import torch
-
-    found = getattr(torch, name)
-    return found(*arguments) if arguments else found
-
-
-def _tensor(dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> TensorSpec:
-    import torch
-
+def _tensor(
+    dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None, torch: Any
+) -> TensorSpec | None:
+    if torch is None:
+        return None
     from hyperslab.kernels.memory_format import strides_in
 
     if strides is None:

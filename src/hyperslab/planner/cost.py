@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm.shared_memory import shared_bytes
+from hyperslab.planner.calls import only_pass
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.records import (
     Event,
@@ -314,7 +315,7 @@ class _StepClock:
         if not event.flops:
             phase: Pass = "forward" if event.stage == "forward" else "backward-data"
             return [(phase, 1.0, 0)]
-        alone = [self.setting.estimate_pass(event, name).seconds for name, _ in event.flops]
+        alone = [self.setting.estimate(only_pass(event, name)).seconds for name, _ in event.flops]
         return [
             (name, seconds / sum(alone), flops)
             for (name, flops), seconds in zip(event.flops, alone, strict=True)

@@ -35,7 +35,7 @@ from pydantic import (
 
 from hyperslab.errors import MachineError
 from hyperslab.planner import calls
-from hyperslab.planner.records import Call, LocalOperator, Pass, TensorSpec
+from hyperslab.planner.records import Call, LocalOperator, TensorSpec
 from hyperslab.util.atomic_files import write_text
 from hyperslab.util.documents import MOST_LONG_YAML_CHARACTERS, parse_long_yaml, read_text
 from hyperslab.util.optional_libraries import current_versions
@@ -163,35 +163,6 @@ def ring_or_tree(nbytes: float, ranks: int, line: LinearFit) -> float:
     return min(ring, tree)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Places ranks: they fill sockets (or groups of joined devices) and nodes in order."""
-
-    ranks: int
-    per_node: int
-    per_socket: int
-
-    def link(self, rank: int, peer: int) -> LinkClass:
-        """Returns the class of link that joins two ranks."""
-        if rank // self.per_node != peer // self.per_node:
-            return "network"
-        here, there = (r % self.per_node // self.per_socket for r in (rank, peer))
-        return "device" if here == there else "node"
-
-    def partner(self, rank: int, link: LinkClass) -> int | None:
-        """Returns a rank's peer while all talk in pairs over links of a class; None: nobody.
-
-        >>> placement = Placement(ranks=8, per_node=4, per_socket=2)
-        >>> [placement.partner(0, link) for link in LINKS]
-        [1, 2, 4]
-        >>> placement.partner(3, "node")
-        1
-        """
-        far = {"device": 1, "node": self.per_socket, "network": self.per_node}[link]
-        peer = rank + far if rank // far % 2 == 0 else rank - far
-        return peer if peer < self.ranks and self.link(rank, peer) == link else None
-
-
 How = Literal["measured", "interpolated", "modelled"]
 """Says where a time is from: the same call, other shapes of it, or the roofline alone."""
 
@@ -292,10 +263,6 @@ class Setting(MachineSection):
         if operator.call not in self._estimates:
             self._estimates[operator.call] = self._estimate(operator)
         return self._estimates[operator.call]
-
-    def estimate_pass(self, operator: LocalOperator, name: Pass) -> Estimate:
-        """Estimates one of the operator's passes alone; see `calls.only_pass`."""
-        return self.estimate(calls.only_pass(operator, name))
 
     def roofline_of(self, operator: LocalOperator) -> float:
         """Computes the least time [s] at this setting, a launch included."""
@@ -427,8 +394,23 @@ class Machine(MachineSection):
         if place is not None:
             rank, peer = map(int, place[[rank, peer]])
         per_node = self.ranks_per_node
-        ranks = max(rank, peer) + 1
-        return Placement(ranks, per_node, self.ranks_per_socket).link(rank, peer)
+        if rank // per_node != peer // per_node:
+            return "network"
+        here, there = (r % per_node // self.ranks_per_socket for r in (rank, peer))
+        return "device" if here == there else "node"
+
+    def partner(self, rank: int, link: LinkClass, ranks: int) -> int | None:
+        """Returns a rank's peer while all talk in pairs over links of a class; None: nobody.
+
+        Of eight V100s, four on a node, two of which are joined directly:
+
+        >>> machine = load_machine("lassen-v100")
+        >>> [machine.partner(0, link, ranks=8) for link in LINKS], machine.partner(3, "node", 8)
+        ([1, 2, 4], 1)
+        """
+        far = {"device": 1, "node": self.ranks_per_socket, "network": self.ranks_per_node}[link]
+        peer = rank + far if rank // far % 2 == 0 else rank - far
+        return peer if peer < ranks and self.link(rank, peer) == link else None
 
     def with_setting(self, setting: Setting) -> Machine:
         """Returns the same machine with another or a new setting of its number of ranks."""

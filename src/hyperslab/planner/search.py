@@ -298,7 +298,7 @@ class RooflineEstimate:
 
 def roofline_estimate(job: GridJob, machine: Machine, ranks: int) -> RooflineEstimate:
     """Traces one sample twice: on one rank, and on two along every axis that can be cut."""
-    device = device_of_machine(machine)
+    device = machine.device
     count = 1
     try:
         trace = trace_step(sample := _samples_of(job, count), {}, device=device)
@@ -378,11 +378,6 @@ def _exposed_input(job: GridJob, grid: GridSection, machine: Machine, step: floa
     return costs.exposed_input(machine, nbytes, grid.size, step, reads=reads, travels=travels)
 
 
-def device_of_machine(machine: Machine) -> Device:
-    """Returns the kind of the machine's devices, as a trace takes it."""
-    return "cpu" if machine.device == "cpu" else "cuda"
-
-
 def _largest_share(extents: VolumeShape, grid: GridSection) -> float:
     """Computes the largest share of a map that a rank has; too thin an axis is not cut."""
     cuts = [
@@ -431,9 +426,9 @@ def trace_grid(
 
     Raises what `trace_step` does.
     """
-    work, kind = job.workload(), device_of_machine(machine)
+    work = job.workload()
     ranks = deciding_ranks(job, grid, machine)
-    return [trace_step(work, grid.model_dump(), rank, kind, most) for rank in ranks]
+    return [trace_step(work, grid.model_dump(), rank, machine.device, most) for rank in ranks]
 
 
 def deciding_ranks(job: GridJob, grid: GridSection, machine: Machine) -> list[int]:

@@ -35,9 +35,9 @@ from hyperslab.comm.agreement import all_gather, any_rank
 from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.shared_memory import LARGEST_SLOT, SMALL_SUM, shared_channels
 from hyperslab.parallel import no_sync, parallelize
-from hyperslab.planner import machine
+from hyperslab.planner import machine as machines
 from hyperslab.planner.calls import measurable_passes, write_call
-from hyperslab.planner.machine import FitResidual, LinearFit, LinkClass, Placement, PowerFit
+from hyperslab.planner.machine import FitResidual, LinearFit, LinkClass, Machine, PowerFit
 from hyperslab.planner.records import Call, Exchange, LocalOperator, TensorSpec
 from hyperslab.planner.search import status_bytes
 from hyperslab.planner.trace import Device, Workload, trace_step
@@ -311,7 +311,7 @@ def measure_operators(
     clock: Clock,
     progress: ProgressCallback,
     end: float = math.inf,
-) -> tuple[list[machine.Measured], dict[Call, str]]:
+) -> tuple[list[machines.Measured], dict[Call, str]]:
     """Times each operator, and collects why others could not be run.
 
     All ranks call this with the same operators; ``progress`` is called after each. None is begun
@@ -335,7 +335,7 @@ def measure_operators(
                 seconds[each].append(found)
         progress(done, len(turns))
     looked_at = [one for one in seconds if one.operator.call not in failed]
-    return [machine.entry_of(one.operator, min(seconds[one])) for one in looked_at], failed
+    return [machines.entry_of(one.operator, min(seconds[one])) for one in looked_at], failed
 
 
 def _measure_call(wanted: OperatorToTime, clock: Clock) -> tuple[float, str]:
@@ -427,7 +427,7 @@ LARGEST_SUM = 32 << 20  # [B]
 TURNS = 3  # in which all sizes are timed
 
 
-def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[LinearFit, ...]]:
+def measure_links(clock: Clock, machine: Machine) -> dict[LinkClass, tuple[LinearFit, ...]]:
     """Times messages that cross, as halos travel, for each class of link that is there.
 
     All ranks talk with a partner at once; one for whom there is none waits.
@@ -436,8 +436,9 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
     shared = shared_channels()
     ends = [] if shared is None else [shared.slot]
     found: dict[LinkClass, tuple[LinearFit, ...]] = {}
-    for name in machine.LINKS:
-        partners = [placement.partner(rank, name) for rank in range(clock.grid.size)]
+    ranks = clock.grid.size
+    for name in machines.LINKS:
+        partners = [machine.partner(rank, name, ranks) for rank in range(ranks)]
         mine = partners[clock.grid.rank]
 
         def seconds(nbytes: int, mine: int | None = mine) -> float:
@@ -449,36 +450,34 @@ def measure_links(clock: Clock, placement: Placement) -> dict[LinkClass, tuple[L
     return found
 
 
-def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[machine.AllReduceFits, ...]:
+def measure_sums(clock: Clock, ranks_per_node: int) -> tuple[machines.AllReduceFits, ...]:
     """Times all-reduces over 2, 4, 8 ... ranks of a node, then of nodes, all such groups at once.
 
     In memory that ranks share a fit by logarithms is nearer; over a network latency and bytes
     add up.
     """
     clock = clock.part(TURNS)
-    shared = shared_channels() is not None
+    fit: Callable[[Sequence[TimedBytes], int | None], PowerFit | LinearFit] = fit_line
+    ends: list[int] = []
+    if shared_channels() is not None:
+        fit, ends = fit_power, [SMALL_SUM, LARGEST_SLOT]
     within = [n for n in geometric_series(2, ranks_per_node, 2) if n <= ranks_per_node]
     found = []
     for ranks in [*within, *geometric_series(2 * ranks_per_node, clock.grid.size, 2)]:
         if clock.grid.size % ranks == 0:
             group = Grid(data=clock.grid.size // ranks, depth=ranks).group(("depth",))
             assert group is not None
-            seconds = partial(clock.sum_seconds, group)
-            pieces: tuple[PowerFit | LinearFit, ...]
-            if shared:
-                pieces = _fit_pieces(fit_power, seconds, [SMALL_SUM, LARGEST_SLOT], LARGEST_SUM)
-            else:
-                pieces = _fit_pieces(fit_line, seconds, [], LARGEST_SUM)
-            found.append(machine.AllReduceFits(ranks=ranks, pieces=pieces))
+            pieces = _fit_pieces(fit, partial(clock.sum_seconds, group), ends, LARGEST_SUM)
+            found.append(machines.AllReduceFits(ranks=ranks, pieces=pieces))
     return tuple(found)
 
 
 def _fit_pieces(
-    fit: Callable[[Sequence[TimedBytes], int | None], machine.AnyFit],
+    fit: Callable[[Sequence[TimedBytes], int | None], machines.AnyFit],
     seconds: Callable[[int], float],
     ends: Sequence[int],
     last: int,
-) -> tuple[machine.AnyFit, ...]:
+) -> tuple[machines.AnyFit, ...]:
     """Fits a piece for each way in which sizes up to ``last`` travel; they change at ``ends``.
 
     All sizes are timed one after the other, `TURNS` times; the median of each counts.
@@ -497,10 +496,10 @@ LAYER_FEATURES = 1024  # of the layers whose gradients are averaged
 LAYER_COUNT = 6
 
 
-def measure_hidden(clock: Clock, placement: Placement) -> machine.HiddenShares:
+def measure_hidden(clock: Clock, machine: Machine) -> machines.HiddenShares:
     """Measures the hidden shares of halos and of gradients, 0 to 1; all ranks call this."""
-    return machine.HiddenShares(
-        halos=_hidden_halos(clock, placement), gradients=_hidden_gradients(clock)
+    return machines.HiddenShares(
+        halos=_hidden_halos(clock, machine), gradients=_hidden_gradients(clock)
     )
 
 
@@ -511,10 +510,10 @@ def hidden_share(apart: float, together: float, work: float) -> float:
     return min(max((apart - together) / (apart - work), 0.0), 1.0)
 
 
-def _hidden_halos(clock: Clock, placement: Placement) -> float:
+def _hidden_halos(clock: Clock, machine: Machine) -> float:
     """Measures the median share that a convolution hides, over sizes of messages."""
     halos = clock.grid.halos
-    partner = placement.partner(clock.grid.rank, placement.link(0, 1))
+    partner = machine.partner(clock.grid.rank, machine.link(0, 1), clock.grid.size)
     x = torch.rand(1, 16, 16, 32, 32, device=clock.grid.device)
     weight = torch.rand(16, 16, 3, 3, 3, device=clock.grid.device)
     shares = []
@@ -576,7 +575,7 @@ NETWORK_WIDTH = 8  # voxels: so few that Python's share is most of the step
 NETWORK_OUTPUTS = 4
 
 
-def measure_overhead(clock: Clock) -> machine.Overhead:
+def measure_overhead(clock: Clock) -> machines.Overhead:
     """Fits the overhead of an operator and of a step to small networks of several depths.
 
     All ranks call this. They cut the volume along its depth, so that rules and halos are in it;
@@ -589,7 +588,7 @@ def measure_overhead(clock: Clock) -> machine.Overhead:
     each = max(float(each), 0.0)
     once = max(float(once), 0.0)
     residual = residual_of(lambda operators: once + each * operators, points)
-    return machine.Overhead(operator=each, step=once, residual=residual)
+    return machines.Overhead(operator=each, step=once, residual=residual)
 
 
 def _measure_depth(blocks: int, clock: Clock) -> tuple[int, float]:

@@ -57,38 +57,34 @@ class VirtualCommunicator:
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> _RecordedExchange:
-        return _RecordedExchange(self._journal, sends, receives, what)
+        # As a real exchange does it: gloo and NCCL want contiguous memory.
+        leaving = [piece.contiguous() for _, piece in sends]
+        sent, received = (
+            tuple((rank, tensor.nbytes) for rank, tensor in messages)
+            for messages in (sends, receives)
+        )
+        event = Exchange(*self._journal.place, what, sent, received)
+        self._journal.add(event)
+        return _RecordedExchange(self._journal, event, leaving, receives)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         self._journal.add(Sum(*self._journal.place, what, "statistics", self.ranks, x.nbytes))
         return x
 
 
+@dataclass(frozen=True, slots=True)
 class _RecordedExchange:
     """Stands in for messages under way; their buffers stay as they are."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        sends: Sequence[PeerTensor],
-        receives: Sequence[PeerTensor],
-        what: str,
-    ) -> None:
-        self._journal = journal
-        self._receives = receives
-        # As a real exchange does it: gloo and NCCL want contiguous memory.
-        self._sent = [piece.contiguous() for _, piece in sends]
-        sent, received = (
-            tuple((rank, tensor.nbytes) for rank, tensor in messages)
-            for messages in (sends, receives)
-        )
-        self._event = Exchange(*journal.place, what, sent, received)
-        journal.add(self._event)
+    journal: Journal
+    event: Exchange
+    leaving: list[torch.Tensor]
+    receives: Sequence[PeerTensor]
 
     def wait(self) -> list[torch.Tensor]:
-        self._journal.add(Wait(self._event))
-        self._sent.clear()
-        return [buffer for _, buffer in self._receives]
+        self.journal.add(Wait(self.event))
+        self.leaving.clear()
+        return [buffer for _, buffer in self.receives]
 
 
 class VirtualGrid(Grid):

@@ -383,15 +383,13 @@ def recipe_for(
     own_grid = any(override.startswith("grid") for override in overrides)
     recipe = load_recipe(path, [*(UNCUT if own_grid else ()), *overrides], trust=trust)
     size = recipe.grid.size if own_grid else ranks or _started_ranks()
-    if replicas and size == recipe.grid.size:
+    if size == recipe.grid.size and (replicas or recipe.grid.data == 1):
         return recipe
-    if own_grid and recipe.grid.data > 1:
+    if own_grid:
         raise RecipeError(
             f"grid.data={recipe.grid.data}: volumes are predicted one after the other\n"
             "    use all ranks for each: grid.depth, grid.height, grid.width"
         )
-    if size == recipe.grid.size and recipe.grid.data == 1:
-        return recipe
     return load_recipe(path, [*UNCUT, f"grid.{axis}={size}", *overrides], trust=trust)
 
 

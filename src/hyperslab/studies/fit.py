@@ -21,7 +21,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hyperslab.comm import Grid, bootstrap
 from hyperslab.comm.agreement import broadcast_from_main
-from hyperslab.comm.launchers import adopt_launcher
 from hyperslab.errors import RecipeError, Stopped, printable
 from hyperslab.formats.source import Source
 from hyperslab.losses import gaussian_loss
@@ -319,13 +318,9 @@ def _kind_of(thing: object) -> str:
 
 def _start_ranks(recipe: Recipe) -> None:
     """Start ``torch.distributed`` where this is one of several ranks; it ends with the program."""
-    if dist.is_initialized():
-        return
     if recipe.device == "auto":
         bootstrap.start_distributed(recipe.timeout, numbering=numbering_of(recipe))
-        return
-    adopt_launcher(os.environ)
-    if bootstrap.start_ranks(recipe.device, recipe.timeout, numbering=numbering_of(recipe)):
+    elif bootstrap.start_ranks(recipe.device, recipe.timeout, numbering=numbering_of(recipe)):
         atexit.register(bootstrap.stop_distributed)
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
-def importing_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def importing_names(package: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its names when they are asked for.
 
-    ``modules`` has the names by the modules that define them, in the package or, with their whole
-    names, elsewhere; modules of the package are found by their own.
+    They are where the package tells type checkers that they are, by its imports below
+    ``if TYPE_CHECKING``; modules of the package are found by their own names.
     """
-    top = f"{package.partition('.')[0]}."
     homes = {
-        name: module if module.startswith(top) else f"{package}.{module}"
-        for module, names in modules.items()
-        for name in names
+        name.name: str(line.module)
+        for block in ast.parse(inspect.getsource(sys.modules[package])).body
+        if isinstance(block, ast.If)
+        for line in block.body
+        if isinstance(line, ast.ImportFrom) and line.module != package
+        for name in line.names
     }
 
     def find(name: str) -> Any:

@@ -36,22 +36,20 @@ def partial_path(path: Path) -> Path:
 
 
 @contextmanager
-def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[IO[bytes]]:
+def created_aside(path: Path, *, concurrent: bool = False) -> Iterator[IO[bytes]]:
     """Give a new file to write to, under the partial name; afterwards it is renamed to ``path``.
 
     What goes wrong inside leaves what was there before, and no partial file: it would fill a full
     disk.
 
-    Args:
-        concurrent: other processes may write the same file now, so the partial name is this one's.
-        ending: what the partial name ends in, where a library goes by it.
+    ``concurrent``: other processes may write the same file now, so the partial name is this one's.
 
     Raises:
         OSError: it cannot be made, or renamed, or another process writes it now.
     """
     partial = partial_path(path)
-    owner = f".{os.getpid()}" if concurrent else ""
-    partial = partial.with_name(f"{partial.name}{owner}{ending}")
+    if concurrent:
+        partial = partial.with_name(f"{partial.name}.{os.getpid()}")
     _remove_left(partial)
     try:
         with open(partial, "xb", opener=_exclusive) as file:
@@ -62,13 +60,6 @@ def created_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> 
         with suppress(OSError):
             partial.unlink()
         raise
-
-
-@contextmanager
-def written_aside(path: Path, *, concurrent: bool = False, ending: str = "") -> Iterator[Path]:
-    """Yield the name of a new, empty file, for what takes a name; else as `created_aside`."""
-    with created_aside(path, concurrent=concurrent, ending=ending) as file:
-        yield Path(file.name)
 
 
 def _remove_left(partial: Path) -> None:
@@ -92,12 +83,12 @@ def _exclusive(path: str, flags: int) -> int:
 
 
 def write_text(path: Path, text: str, *, concurrent: bool = False) -> None:
-    """Write a file of text (UTF-8), whole or not at all; see `written_aside`."""
+    """Write a file of text (UTF-8), whole or not at all; see `created_aside`."""
     write_bytes(path, text.encode(), concurrent=concurrent)
 
 
 def write_bytes(path: Path, data: bytes, *, concurrent: bool = False) -> None:
-    """Write a file, whole or not at all; see `written_aside`."""
+    """Write a file, whole or not at all; see `created_aside`."""
     with created_aside(path, concurrent=concurrent) as file:
         file.write(data)
 

@@ -24,6 +24,7 @@ from hyperslab.errors import MachineError
 from hyperslab.planner import calibrate as calibration
 from hyperslab.planner import timing
 from hyperslab.planner.calibrate import Calibration, calibrate
+from hyperslab.planner.calls import only_pass
 from hyperslab.planner.machine import Machine, load_machine, save_machine
 from hyperslab.planner.records import Call, LocalOperator, TensorSpec
 from hyperslab.planner.timing import Clock, OperatorToTime, distinct_operators, hidden_share
@@ -100,7 +101,9 @@ def test_what_was_asked_for_is_measured(alone: Calibration) -> None:
 def test_every_pass_is_measured_apart(alone: Calibration) -> None:
     backward = [op for op in traced(1) if "convolution_backward" in op.call.name]
     (operator,) = backward
-    assert alone.machine.setting(1).estimate_pass(operator, "backward-filter").how == "measured"
+    assert (
+        alone.machine.setting(1).estimate(only_pass(operator, "backward-filter")).how == "measured"
+    )
 
 
 def test_a_file_comes_back(alone: Calibration, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ def test_passes_of_a_backward_apart() -> None:
     assert data.total_flops == weights.total_flops == both.total_flops // 2
     setting = with_operators((both, 3.0), (data, 1.0), (weights, 2.0)).setting(1)
     assert setting.estimate(both).seconds == 3.0
-    assert setting.estimate_pass(both, "backward-data").seconds == 1.0
-    assert setting.estimate_pass(both, "backward-filter").seconds == 2.0
+    assert setting.estimate(only_pass(both, "backward-data")).seconds == 1.0
+    assert setting.estimate(only_pass(both, "backward-filter")).seconds == 2.0
 
 
 def test_a_pass_that_is_not_done() -> None:

@@ -18,7 +18,6 @@ from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.search import process_bytes
 from hyperslab.planner.summary import time_text
-from hyperslab.recipe.schema import planned_device
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.results import RunRecord, finished_result
@@ -64,7 +63,7 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
     Raises:
         MachineError: there is no such machine.
     """
-    chosen = machine_for(machine, planned_device(sweep.variants[0].recipe))
+    chosen = machine_for(machine, sweep.variants[0].recipe)
     linux = sys.platform == "linux"  # others do not say what a process takes
     predictor = Predictor(chosen, process_bytes(chosen.device) if linux else 0)
     found = {}
