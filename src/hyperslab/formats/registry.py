@@ -274,12 +274,9 @@ def sources_of(
         DataError: no folder is given, or one is missing or holds no known file, or files of two
             formats side by side; or as the format's own source.
     """
-    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
-    if len(parts) == 1:
-        return next(iter(parts.values()))
     from hyperslab.formats.views import joined
 
-    return joined(parts)
+    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
@@ -337,7 +334,7 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
                 "them, or rename it"
             )
     if os.path.lexists(folder / MANIFEST_FILE):
-        source.volumes = volumes_of(folder)
+        source.volumes = {**source.volumes, **volumes_of(folder)}
     return source, others
 
 
