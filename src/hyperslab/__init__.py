@@ -56,33 +56,7 @@ __all__ = [
     "shard",
 ]
 
-_MODULES = {
-    "checkpoint.save_load": ("load", "save"),
-    "comm": ("Grid",),
-    "data": ("Source", "open"),
-    "errors": (
-        "CommError",
-        "DataError",
-        "HyperslabError",
-        "LayoutError",
-        "RecipeError",
-        "UnsupportedOp",
-    ),
-    "parallel": ("graphed", "no_sync", "parallelize"),
-    "studies.fit": ("TrainedRun", "fit"),
-    "tensor": (
-        "LoadedBoxes",
-        "Sharded",
-        "boxes",
-        "gather",
-        "register",
-        "scatter",
-        "shard",
-    ),
-}
-"""The module of each name, as the imports above have it for type checkers."""
-
-__getattr__ = importing_names(__name__, _MODULES)
+__getattr__ = importing_names(__name__)
 
 
 def __dir__() -> list[str]:

@@ -32,14 +32,4 @@ __all__ = [
     "shared_channels",
 ]
 
-_MODULES = {
-    "collectives": ("all_reduce_sum", "average_gradients"),
-    "communicator": ("Communicator",),
-    "exchange": ("ExchangePlan", "plan_exchange"),
-    "grid": ("Grid", "log_once", "per_grid"),
-    "launchers": ("AXES",),
-    "shared_memory": ("Shown", "shared_buffers", "shared_channels"),
-}
-"""The module of each name, as the imports above have it for type checkers."""
-
-__getattr__ = importing_names(__name__, _MODULES)
+__getattr__ = importing_names(__name__)

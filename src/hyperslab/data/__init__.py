@@ -46,23 +46,4 @@ __all__ = [
     "os_bytes_read",
 ]
 
-_MODULES = {
-    "assemble": ("os_bytes_read",),
-    "dataset": ("Dataset", "PrefetchPolicy"),
-    "open_dataset": ("StorePolicy", "open"),
-    "sampler": ("Folds", "Listed"),
-    "hyperslab.formats": (
-        "Hdf5Folder",
-        "NiftiFolder",
-        "NpyFolder",
-        "Parameters",
-        "Source",
-        "Subvolumes",
-        "SyntheticVolumes",
-        "TfRecordFolder",
-        "ZarrFolder",
-    ),
-}
-"""The module of each name, as the imports above have it for type checkers."""
-
-__getattr__ = importing_names(__name__, _MODULES)
+__getattr__ = importing_names(__name__)

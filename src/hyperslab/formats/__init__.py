@@ -49,20 +49,4 @@ __all__ = [
     "register",
 ]
 
-_MODULES = {
-    "arrays.source": ("Hdf5Folder", "MappedFolder", "NpyFolder", "ZarrFolder"),
-    "files": ("DataMap", "list_files"),
-    "nifti.source": ("NiftiFolder",),
-    "registry": ("Format", "register"),
-    "source": ("Extras", "ScanOptions", "Source"),
-    "storage": ("Storage",),
-    "storage_order": ("StorageOrder",),
-    "synthetic": ("SyntheticVolumes",),
-    "targets": ("Parameters",),
-    "tfrecord.source": ("TfRecordFolder",),
-    "views": ("Subvolumes",),
-    "writer": ("SampleToWrite", "Writer"),
-}
-"""The module of each name, as the imports above have it for type checkers."""
-
-__getattr__ = importing_names(__name__, _MODULES)
+__getattr__ = importing_names(__name__)

@@ -16,7 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CosmoFlow", "MultiscaleNet", "UNet3D"]
 
-__getattr__ = importing_names(
-    __name__,
-    {"cosmoflow": ("CosmoFlow",), "multiscale": ("MultiscaleNet",), "unet3d": ("UNet3D",)},
-)
+__getattr__ = importing_names(__name__)

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
-def importing_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def importing_names(package: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its names when they are asked for.
 
-    ``modules`` has the names by the modules that define them, in the package or, with their whole
-    names, elsewhere; modules of the package are found by their own.
+    They are the names that its source imports for type checkers, in ``if TYPE_CHECKING``, and are
+    listed nowhere else; modules of the package are found by their own names.
     """
-    top = f"{package.partition('.')[0]}."
-    homes = {
-        name: module if module.startswith(top) else f"{package}.{module}"
-        for module, names in modules.items()
-        for name in names
-    }
+
+    @functools.cache
+    def homes() -> dict[str, str | None]:
+        source = ast.parse(inspect.getsource(sys.modules[package]))
+        guarded = [line for part in source.body if isinstance(part, ast.If) for line in part.body]
+        imports = [line for line in guarded if isinstance(line, ast.ImportFrom)]
+        return {name.name: line.module for line in imports for name in line.names}
 
     def find(name: str) -> Any:
-        if name in homes:
-            found = getattr(importlib.import_module(homes[name]), name)
+        home = None if name.startswith("_") else homes().get(name, package)
+        if home is not None and home != package:
+            found = getattr(importlib.import_module(home), name)
             setattr(sys.modules[package], name, found)
             return found
-        if not name.startswith("_"):
+        if home is not None:
             try:
                 return importlib.import_module(f"{package}.{name}")
             except ModuleNotFoundError as missing:
