@@ -270,8 +270,8 @@ def _of_origin(name: str) -> Any:
 class SourceView(Source):
     """Shows the samples of another source in another way.
 
-    It begins as the source is. Set what differs and implement `read`; what is not implemented is as
-    the sample of the other source has it. Of several sources, implement `origin` and `close`, too.
+    It begins as the source is. Set what differs and implement it; what is not implemented is as the
+    sample of the other source has it. Of several sources, implement `origin` and `close`.
     """
 
     def __init__(self, source: Source) -> None:
@@ -286,6 +286,7 @@ class SourceView(Source):
     def close(self) -> None:
         self.source.close()
 
+    read = _of_origin("read")
     target = _of_origin("target")
     labels = _of_origin("labels")
     volume = _of_origin("volume")
@@ -310,6 +311,3 @@ class SingleSample(SourceView):
 
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.source, self.sample
-
-    def read(self, sample: int, box: Box) -> Array:
-        return self.source.read(self.sample, box)

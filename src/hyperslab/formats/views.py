@@ -78,10 +78,6 @@ class Joined(SourceView):
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.places[sample]
 
-    def read(self, sample: int, box: Box) -> Array:
-        part, own = self.places[sample]
-        return part.read(own, box)
-
     def volume(self, sample: int) -> str:
         part, own = self.places[sample]
         return self.prefixes[sample] + part.volume(own)
