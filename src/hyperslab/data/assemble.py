@@ -419,7 +419,9 @@ class BatchAssembler:
         return self.threads.reader
 
     def ask(self, epoch: int, step: int) -> BoxesAhead:
-        """Has threads begin to read what `load` will need."""
+        """Has threads, if there are any, begin to read what `load` will need."""
+        if not self.threads.count:
+            return BoxesAhead(self.threads)
         wanted = []
         gone = set() if self.skipped is None else self.skipped.samples
         samples = [sample for sample in self._batches(epoch)[step] if sample not in gone]
@@ -445,16 +447,15 @@ class BatchAssembler:
         self._to_keep.difference_update(ahead.samples)
         ahead.drop()
 
-    def load(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
+    def load(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
         """Returns the local batch of a step; None if all of its samples are skipped.
 
-        ``ahead`` has what was asked for before.
+        ``ahead`` is what `ask` returned for it.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
             CommError: another rank died or did not answer in time.
         """
-        ahead = ahead or BoxesAhead(self.threads)
         try:
             if self._failed is not None and self.transport is not None:
                 raise self._failed  # the others wait for what this rank has not sent
@@ -521,10 +522,7 @@ class BatchAssembler:
         batches = self.schedule.batches(0)
         ours = filter(mine, itertools.chain(*batches)) if self.threads.count else ()
         ahead = BoxesAhead(self.threads, ((each, self.planner.kept_box(each)) for each in ours))
-
-        def keep(sample: int) -> None:
-            self._keep(sample, ahead)
-
+        keep = functools.partial(self._keep, ahead=ahead)
         try:
             for batch in batches:
                 if self.skipped is None:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ from hyperslab.data.assemble import BatchAssembler, BoxesAhead, LocalBatch
 from hyperslab.data.transforms import Transform, decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
-from hyperslab.util.page_locked import LentBuffers, PageLockedBuffers
+from hyperslab.util.page_locked import LentBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,13 @@ class PrefetchPolicy:
 Step = tuple[int, int]
 """Epoch and step."""
 
-Load = Callable[[int, int, BoxesAhead | None], LocalBatch | None]
-"""Returns the local batch of epoch and step; None where all of its samples are skipped.
-
-It takes what was asked for before, if anything was.
-"""
-
 
 @dataclass(eq=False, slots=True)
 class StepJob:
     """Holds a step that was asked for, its boxes ahead, and its local batch to come."""
 
     step: Step
-    boxes: BoxesAhead | None
+    boxes: BoxesAhead
     loaded: Future[LocalBatch | None]
 
 
@@ -84,25 +78,15 @@ class StepsAhead:
 class Prefetcher:
     """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
 
-    ``load`` is called in the order in which steps are asked for, by a thread, which ends when there
-    are none left; with ``inline`` by the one that asks. ``assembler``: what is asked for boxes
-    before, if it reads on threads of its own.
+    They are loaded in the order in which they are asked for, by a thread, which ends when there are
+    none left; with ``inline`` by the one that asks.
     ``promised``: other ranks count on every step that was asked for, so none is cancelled.
     """
 
-    def __init__(
-        self,
-        load: Load,
-        assembler: BatchAssembler | None,
-        *,
-        steps: int,
-        depth: int,
-        inline: bool,
-        promised: bool,
-    ) -> None:
-        self.load = load
-        self.assembler = assembler
-        self.steps = steps
+    def __init__(self, copy: DeviceCopy, *, depth: int, inline: bool, promised: bool) -> None:
+        self.copy = copy
+        self.assembler = copy.assembler
+        self.steps = copy.assembler.schedule.steps
         self.depth = depth
         self.inline = inline
         self.promised = promised
@@ -161,22 +145,20 @@ class Prefetcher:
             self._cancel_step(job)
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
-        if self.assembler is not None:
-            self.assembler.threads.end(None if end is None else max(0, end - time.monotonic()))
+        self.assembler.threads.end(None if end is None else max(0, end - time.monotonic()))
 
     def _cancel(self, waiting: deque[StepJob]) -> None:
         for job in () if self.promised else waiting:
             self._cancel_step(job)
 
     def _cancel_step(self, job: StepJob) -> None:
-        if job.loaded.cancel() and self.assembler is not None and job.boxes is not None:
+        if job.loaded.cancel():
             self.assembler.drop(job.boxes)
 
     def _ask(self, ahead: StepsAhead, count: int) -> None:
         """Ask for steps until so many are waited for; errors are raised where they are taken."""
         while len(ahead.waiting) < count and (step := next(ahead.todo, None)) is not None:
-            boxes = None if self.assembler is None else self.assembler.ask(*step)
-            job = StepJob(step, boxes, Future())
+            job = StepJob(step, self.assembler.ask(*step), Future())
             ahead.waiting.append(job)
             if self.inline:
                 self._do(job)
@@ -206,34 +188,28 @@ class Prefetcher:
         if not job.loaded.set_running_or_notify_cancel():
             return
         try:
-            job.loaded.set_result(self.load(*job.step, job.boxes))
+            job.loaded.set_result(self.copy.start(*job.step, job.boxes))
         except BaseException as error:
             job.loaded.set_exception(error)
 
 
 class DeviceCopy:
-    """Copies what ``load`` returns from page-locked memory to a CUDA device.
+    """Copies what is assembled from page-locked memory to a CUDA device.
 
     On other devices local batches stay where they are.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        load: Load,
-        buffers: Callable[[], PageLockedBuffers],
-    ) -> None:
-        self.device = device
-        self.load = load
-        self.buffers = buffers
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, assembler: BatchAssembler) -> None:
+        self.assembler = assembler
+        self.device = assembler.planner.boxes.grid.device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def start(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
+    def start(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
         """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
         """
-        batch = self.load(epoch, step, ahead)
+        batch = self.assembler.load(epoch, step, ahead)
         if batch is None or self.stream is None:
             return batch
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -242,7 +218,7 @@ class DeviceCopy:
             targets = pinned.to(self.device, non_blocking=True)
             event = self.stream.record_event()
         for lent in (batch.values, batch.targets):
-            self.buffers().copying(lent, event)
+            self.assembler.buffers.copying(lent, event)
         return replace(batch, values=values, targets=targets, arrived=event)
 
     def finish(self, batch: LocalBatch) -> None:
@@ -301,11 +277,9 @@ class Dataset:
         self._target_dtype = torch.promote_types(dtype, torch.float32)
         if self.classes:
             self._target_dtype = torch.int64
-        self._copy = DeviceCopy(self.grid.device, assembler.load, lambda: assembler.buffers)
+        self._copy = DeviceCopy(assembler)
         self._prefetcher = Prefetcher(
-            self._copy.start,
-            assembler if assembler.threads.count else None,
-            steps=self.steps,
+            self._copy,
             depth=prefetch,
             inline=self.source.collective,
             promised=self._transport is not None,
