@@ -204,8 +204,6 @@ def _each(
 
 
 def _convert(pair: Pair, folder: Path, shape: LatticeShape) -> ScanOutcome:
-    if pair.problem:
-        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         file, values, labels = read_scan(pair, len(LIVER))
         if len(values) > 1:
@@ -308,8 +306,6 @@ def _sizes_of_files(pair: Pair) -> bytes:
 
 
 def _respace(pair: Pair, made: Pair, voxel: VoxelSize, classes: int) -> ScanOutcome:
-    if pair.problem:
-        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         file, values, labels = read_scan(pair, classes)
     except DataError as error:
