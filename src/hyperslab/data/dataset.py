@@ -79,17 +79,17 @@ class Prefetcher:
     """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
 
     They are loaded in the order in which they are asked for, by a thread, which ends when there are
-    none left; with ``inline`` by the one that asks.
-    ``promised``: other ranks count on every step that was asked for, so none is cancelled.
+    none left; where the ranks of a replica read together, by the one that asks.
     """
 
-    def __init__(self, copy: DeviceCopy, *, depth: int, inline: bool, promised: bool) -> None:
+    def __init__(self, copy: DeviceCopy, depth: int) -> None:
         self.copy = copy
         self.assembler = copy.assembler
         self.steps = copy.assembler.schedule.steps
         self.depth = depth
-        self.inline = inline
-        self.promised = promised
+        self.inline = copy.assembler.reader.source.collective
+        self.promised = copy.assembler.transport is not None
+        """Other ranks count on every step that was asked for, so none is cancelled."""
         self.wait_seconds = 0.0
         """Time for which `take` has waited so far [s]."""
         self._next = StepsAhead(deque(), iter(()))  # what was asked for of the next epoch
@@ -278,12 +278,7 @@ class Dataset:
         if self.classes:
             self._target_dtype = torch.int64
         self._copy = DeviceCopy(assembler)
-        self._prefetcher = Prefetcher(
-            self._copy,
-            depth=prefetch,
-            inline=self.source.collective,
-            promised=self._transport is not None,
-        )
+        self._prefetcher = Prefetcher(self._copy, prefetch)
         self._closed = False
         transport = None if self._transport is None else weakref.ref(self._transport)
         self._at_exit = functools.partial(_leave, weakref.ref(self._prefetcher), transport)
