@@ -22,7 +22,7 @@ import torch
 
 from hyperslab.comm.host_p2p import ABANDONED_GRACE, LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, BoxesAhead, LocalBatch
-from hyperslab.data.transforms import Transform, decode
+from hyperslab.data.transforms import decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
 from hyperslab.util.page_locked import LentBuffers
@@ -238,20 +238,13 @@ Pairs = Generator[tuple[Sharded, Sharded], None, None]
 class Dataset:
     """Samples of a `Source` in mini-batches over a grid; made by `hyperslab.open`."""
 
-    def __init__(
-        self,
-        assembler: BatchAssembler,
-        *,
-        transform: Transform,
-        prefetch: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, assembler: BatchAssembler, prefetch: int, dtype: torch.dtype) -> None:
         self.prefetch = prefetch
         self.dtype = dtype
         self.source = assembler.reader.source
         self.grid = assembler.planner.boxes.grid
         self.schedule = assembler.schedule
-        self.transform = transform.name
+        self.transform = assembler.reader.transform.name
         """The transform of stored values, as `hyperslab.open` takes it."""
         self.shape = self.source.shape
         """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
@@ -273,7 +266,7 @@ class Dataset:
         """The samples of that mini-batch, by their index in `source.names`."""
         self._assembler = assembler
         self._transport = assembler.transport
-        self._transform = transform
+        self._transform = assembler.reader.transform
         self._target_dtype = torch.promote_types(dtype, torch.float32)
         if self.classes:
             self._target_dtype = torch.int64
