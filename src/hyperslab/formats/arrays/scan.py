@@ -253,8 +253,7 @@ def scan_arrays(
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        found_targets = map_targets(folder, names, places, table, beside, said, known)
-        targets, parameters, words = found_targets
+        targets, parameters, words = map_targets(folder, names, places, table, beside, said, known)
     return Catalog(
         folder=folder,
         files=tuple(files[number] for number, _ in places),
