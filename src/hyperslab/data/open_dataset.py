@@ -214,7 +214,8 @@ def open(
         if refuse is not None:
             kept = len(source.names)
             broadcast_from_main(lambda: refuse.check(kept))
-    source = selected(source, redshifts, targets, subvolume)
+    if any(asked is not None for asked in (redshifts, targets, subvolume)):
+        source = selected(source, redshifts, targets, subvolume)
     chosen = transform_of(source.classes, transform, window)
     if multiple is not None:
         source = Padded(source, multiple, chosen.lowest)
