@@ -419,9 +419,7 @@ class BatchAssembler:
         return self.threads.reader
 
     def ask(self, epoch: int, step: int) -> BoxesAhead:
-        """Has threads, if there are any, begin to read what `load` will need."""
-        if not self.threads.count:
-            return BoxesAhead(self.threads)
+        """Has threads begin to read what `load` will need."""
         wanted = []
         gone = set() if self.skipped is None else self.skipped.samples
         samples = [sample for sample in self._batches(epoch)[step] if sample not in gone]
@@ -447,15 +445,16 @@ class BatchAssembler:
         self._to_keep.difference_update(ahead.samples)
         ahead.drop()
 
-    def load(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
+    def load(self, epoch: int, step: int, ahead: BoxesAhead | None) -> LocalBatch | None:
         """Returns the local batch of a step; None if all of its samples are skipped.
 
-        ``ahead`` is what `ask` returned for it.
+        ``ahead`` is what `ask` returned for it, if it was asked for.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
             CommError: another rank died or did not answer in time.
         """
+        ahead = ahead or BoxesAhead(self.threads)
         try:
             if self._failed is not None and self.transport is not None:
                 raise self._failed  # the others wait for what this rank has not sent

@@ -63,7 +63,7 @@ class StepJob:
     """Holds a step that was asked for, its boxes ahead, and its local batch to come."""
 
     step: Step
-    boxes: BoxesAhead
+    boxes: BoxesAhead | None
     loaded: Future[LocalBatch | None]
 
 
@@ -152,13 +152,14 @@ class Prefetcher:
             self._cancel_step(job)
 
     def _cancel_step(self, job: StepJob) -> None:
-        if job.loaded.cancel():
+        if job.loaded.cancel() and job.boxes is not None:
             self.assembler.drop(job.boxes)
 
     def _ask(self, ahead: StepsAhead, count: int) -> None:
         """Ask for steps until so many are waited for; errors are raised where they are taken."""
         while len(ahead.waiting) < count and (step := next(ahead.todo, None)) is not None:
-            job = StepJob(step, self.assembler.ask(*step), Future())
+            boxes = self.assembler.ask(*step) if self.assembler.threads.count else None
+            job = StepJob(step, boxes, Future())
             ahead.waiting.append(job)
             if self.inline:
                 self._do(job)
@@ -204,7 +205,7 @@ class DeviceCopy:
         self.device = assembler.planner.boxes.grid.device
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def start(self, epoch: int, step: int, ahead: BoxesAhead) -> LocalBatch | None:
+    def start(self, epoch: int, step: int, ahead: BoxesAhead | None) -> LocalBatch | None:
         """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
