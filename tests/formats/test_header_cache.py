@@ -217,7 +217,7 @@ def test_arrays_by_key_and_of_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     said = DataMap(volume="grid/delta", targets=("/@omega",), columns=("omega",))
     scans = (
         lambda: scan.scan_arrays(keyed, ScanOptions(mapping=said)),
-        lambda: scan.scan_npy(plain, ScanOptions()),
+        lambda: scan.scan_npy(plain, (".npy",), ScanOptions()),
     )
     time.sleep(0.01)
     fresh = [one() for one in scans]

@@ -69,7 +69,7 @@ from hyperslab.util.documents import lines_of, open_plain, read_bytes
 AS_VOLUME = "\n    store images as volumes of depth 1: (C, 1, H, W), and their labels as (1, H, W)"
 
 
-def scan_npy(folder: Path, options: ScanOptions) -> Catalog:
+def scan_npy(folder: Path, suffixes: Sequence[str], options: ScanOptions) -> Catalog:
     """Lists a folder of .npy files, ``{name}.npy`` a sample, and reads their targets.
 
     Volumes are (C, D, H, W), (D, H, W, C) or, of one channel, (D, H, W).
@@ -79,7 +79,7 @@ def scan_npy(folder: Path, options: ScanOptions) -> Catalog:
             the first; or a target is missing or there are two.
     """
     reach = FileAccess(folder, options.allowed)
-    files = [file for file in list_files(folder, [".npy"]) if not file.endswith(TARGET_SUFFIX)]
+    files = [file for file in list_files(folder, suffixes) if not file.endswith(TARGET_SUFFIX)]
     if not files:
         raise DataError(f"{folder}: holds targets *{TARGET_SUFFIX} but no volume")
 

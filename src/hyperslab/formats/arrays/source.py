@@ -232,11 +232,12 @@ class ZarrFolder(KeyedFolder):
 class NpyFolder(ArrayFolder):
     """Shows numpy's own files, with ``targets.csv`` or a ``{name}.target.npy`` for each."""
 
+    suffixes = (".npy",)
     targets_apart = True
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Self:
-        return cls(scan_npy(folder, options))
+        return cls(scan_npy(folder, cls.suffixes, options))
 
     def files(self, sample: int) -> tuple[Path, ...]:
         """Names the file of the volume, and what holds its target."""
