@@ -253,7 +253,8 @@ def scan_arrays(
     words = f"classes {', '.join(map(printable, said.classes))}"
     targets, parameters = np.zeros((len(names), 0)), Parameters.normalised(())
     if not bare:
-        targets, parameters, words = map_targets(folder, names, places, table, beside, said, known)
+        found_targets = map_targets(folder, names, places, table, beside, said, known)
+        targets, parameters, words = found_targets
     return Catalog(
         folder=folder,
         files=tuple(files[number] for number, _ in places),

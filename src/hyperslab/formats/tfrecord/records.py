@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, overload
 
 import google_crc32c
 import numpy as np
@@ -56,16 +56,19 @@ class FileBytes:
         read_whole(self.file, view, self.lo)
         return view
 
-    def __getitem__(self, place: slice) -> FileBytes:
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> FileBytes: ...
+    def __getitem__(self, place: int | slice) -> int | FileBytes:
+        if isinstance(place, int):
+            return bytes(FileBytes(self.file, self.lo + place, self.lo + place + 1))[0]
         start, stop, _ = place.indices(len(self))
         return FileBytes(self.file, self.lo + start, self.lo + stop)
 
 
 MOST_FIELDS = 10_000
 """The most fields of a message: one with more is no sample, and would take hours."""
-
-MOST_DIGITS = 10
-"""The most bytes of a number of 64 bits, of which each has seven."""
 
 MessageBytes = memoryview | FileBytes
 """Bytes of a message, in memory or in its file."""
@@ -103,12 +106,16 @@ def message_fields(message: MessageBytes) -> Iterator[tuple[int, MessageBytes]]:
 
 def _varint(message: MessageBytes, place: int) -> tuple[int, int]:
     """Returns a number in base 128, the lowest seven bits first, and the place after it."""
-    value = 0
-    for count, byte in enumerate(bytes(message[place : place + MOST_DIGITS])):
-        value |= (byte & 127) << 7 * count
+    value = shift = 0
+    while True:
+        if place >= len(message) or shift > 63:
+            raise ValueError("tf.train.Example ends within a number")
+        byte = message[place]
+        value |= (byte & 127) << shift
+        place = place + 1
+        shift = shift + 7
         if byte < 128:
-            return value, place + count + 1
-    raise ValueError("tf.train.Example ends within a number")
+            return value, place
 
 
 GZIP_MAGIC = b"\x1f\x8b"
