@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,28 @@ def names_seen(path: Path) -> list[str]:
 def test_every_rank_has_the_catalogue_of_the_first(tmp_path: Path) -> None:
     folder(tmp_path, 3)
     assert run_ranks(3, names_seen, tmp_path) == [["a/univ_000", "a/univ_001", "b/univ_000"]] * 3
+
+
+def splits_seen(path: Path) -> list[list[str]]:
+    grid = hs.Grid(data=dist.get_world_size())
+    halves = (0.5, 0.5, 0)
+    sets = [
+        open(path, grid, batch_size=1, fractions=halves, seed=seed, shuffle=False)
+        for seed in range(4)
+    ]
+    return [data.names() for data in sets]
+
+
+def test_every_rank_knows_the_parts_of_a_volume(tmp_path: Path) -> None:
+    """The manifest of a conversion says which samples are parts of one."""
+    folder(tmp_path, 3)
+    parts = {"a": ["a/univ_000", "a/univ_001"], "b": ["b/univ_000"]}
+    lines: list[dict[str, str]] = [{"format": "hdf5"}]
+    lines += [{"name": name, "volume": of} for of, names in parts.items() for name in names]
+    (tmp_path / "conversion.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    one, other = run_ranks(2, splits_seen, tmp_path)
+    assert one == other
+    assert all(names in parts.values() for names in one)
 
 
 def opens(path: Path) -> str:

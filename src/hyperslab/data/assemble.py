@@ -445,10 +445,10 @@ class BatchAssembler:
         self._to_keep.difference_update(ahead.samples)
         ahead.drop()
 
-    def load(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
+    def load(self, epoch: int, step: int, ahead: BoxesAhead | None) -> LocalBatch | None:
         """Returns the local batch of a step; None if all of its samples are skipped.
 
-        ``ahead`` has what was asked for before.
+        ``ahead`` is what `ask` returned for it, if it was asked for.
 
         Raises:
             DataError: a file cannot be read or holds values that cannot be right.
@@ -521,10 +521,7 @@ class BatchAssembler:
         batches = self.schedule.batches(0)
         ours = filter(mine, itertools.chain(*batches)) if self.threads.count else ()
         ahead = BoxesAhead(self.threads, ((each, self.planner.kept_box(each)) for each in ours))
-
-        def keep(sample: int) -> None:
-            self._keep(sample, ahead)
-
+        keep = functools.partial(self._keep, ahead=ahead)
         try:
             for batch in batches:
                 if self.skipped is None:

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -22,10 +22,10 @@ import torch
 
 from hyperslab.comm.host_p2p import ABANDONED_GRACE, LEAVE_GRACE, HostP2P
 from hyperslab.data.assemble import BatchAssembler, BoxesAhead, LocalBatch
-from hyperslab.data.transforms import Transform, decode
+from hyperslab.data.transforms import decode
 from hyperslab.errors import DataError
 from hyperslab.tensor import Sharded
-from hyperslab.util.page_locked import LentBuffers, PageLockedBuffers
+from hyperslab.util.page_locked import LentBuffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,6 @@ class PrefetchPolicy:
 Step = tuple[int, int]
 """Epoch and step."""
 
-Load = Callable[[int, int, BoxesAhead | None], LocalBatch | None]
-"""Returns the local batch of epoch and step; None where all of its samples are skipped.
-
-It takes what was asked for before, if anything was.
-"""
-
 
 @dataclass(eq=False, slots=True)
 class StepJob:
@@ -84,28 +78,18 @@ class StepsAhead:
 class Prefetcher:
     """Loads the steps of epochs, ``depth`` of them ahead of the one that is used.
 
-    ``load`` is called in the order in which steps are asked for, by a thread, which ends when there
-    are none left; with ``inline`` by the one that asks. ``assembler``: what is asked for boxes
-    before, if it reads on threads of its own.
-    ``promised``: other ranks count on every step that was asked for, so none is cancelled.
+    They are loaded in the order in which they are asked for, by a thread, which ends when there are
+    none left; where the ranks of a replica read together, by the one that asks.
     """
 
-    def __init__(
-        self,
-        load: Load,
-        assembler: BatchAssembler | None,
-        *,
-        steps: int,
-        depth: int,
-        inline: bool,
-        promised: bool,
-    ) -> None:
-        self.load = load
-        self.assembler = assembler
-        self.steps = steps
+    def __init__(self, copy: DeviceCopy, depth: int) -> None:
+        self.copy = copy
+        self.assembler = copy.assembler
+        self.steps = copy.assembler.schedule.steps
         self.depth = depth
-        self.inline = inline
-        self.promised = promised
+        self.inline = copy.assembler.reader.source.collective
+        self.promised = copy.assembler.transport is not None
+        """Other ranks count on every step that was asked for, so none is cancelled."""
         self.wait_seconds = 0.0
         """Time for which `take` has waited so far [s]."""
         self._next = StepsAhead(deque(), iter(()))  # what was asked for of the next epoch
@@ -161,21 +145,20 @@ class Prefetcher:
             self._cancel_step(job)
         if thread is not None and thread is not threading.current_thread():
             thread.join(seconds)
-        if self.assembler is not None:
-            self.assembler.threads.end(None if end is None else max(0, end - time.monotonic()))
+        self.assembler.threads.end(None if end is None else max(0, end - time.monotonic()))
 
     def _cancel(self, waiting: deque[StepJob]) -> None:
         for job in () if self.promised else waiting:
             self._cancel_step(job)
 
     def _cancel_step(self, job: StepJob) -> None:
-        if job.loaded.cancel() and self.assembler is not None and job.boxes is not None:
+        if job.loaded.cancel() and job.boxes is not None:
             self.assembler.drop(job.boxes)
 
     def _ask(self, ahead: StepsAhead, count: int) -> None:
         """Ask for steps until so many are waited for; errors are raised where they are taken."""
         while len(ahead.waiting) < count and (step := next(ahead.todo, None)) is not None:
-            boxes = None if self.assembler is None else self.assembler.ask(*step)
+            boxes = self.assembler.ask(*step) if self.assembler.threads.count else None
             job = StepJob(step, boxes, Future())
             ahead.waiting.append(job)
             if self.inline:
@@ -206,34 +189,28 @@ class Prefetcher:
         if not job.loaded.set_running_or_notify_cancel():
             return
         try:
-            job.loaded.set_result(self.load(*job.step, job.boxes))
+            job.loaded.set_result(self.copy.start(*job.step, job.boxes))
         except BaseException as error:
             job.loaded.set_exception(error)
 
 
 class DeviceCopy:
-    """Copies what ``load`` returns from page-locked memory to a CUDA device.
+    """Copies what is assembled from page-locked memory to a CUDA device.
 
     On other devices local batches stay where they are.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        load: Load,
-        buffers: Callable[[], PageLockedBuffers],
-    ) -> None:
-        self.device = device
-        self.load = load
-        self.buffers = buffers
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, assembler: BatchAssembler) -> None:
+        self.assembler = assembler
+        self.device = assembler.planner.boxes.grid.device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def start(self, epoch: int, step: int, ahead: BoxesAhead | None = None) -> LocalBatch | None:
+    def start(self, epoch: int, step: int, ahead: BoxesAhead | None) -> LocalBatch | None:
         """Load the local batch of a step and begin to copy it; None where there is none.
 
         Called by the reading thread, which has no current device of its own.
         """
-        batch = self.load(epoch, step, ahead)
+        batch = self.assembler.load(epoch, step, ahead)
         if batch is None or self.stream is None:
             return batch
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -242,7 +219,7 @@ class DeviceCopy:
             targets = pinned.to(self.device, non_blocking=True)
             event = self.stream.record_event()
         for lent in (batch.values, batch.targets):
-            self.buffers().copying(lent, event)
+            self.assembler.buffers.copying(lent, event)
         return replace(batch, values=values, targets=targets, arrived=event)
 
     def finish(self, batch: LocalBatch) -> None:
@@ -262,20 +239,13 @@ Pairs = Generator[tuple[Sharded, Sharded], None, None]
 class Dataset:
     """Samples of a `Source` in mini-batches over a grid; made by `hyperslab.open`."""
 
-    def __init__(
-        self,
-        assembler: BatchAssembler,
-        *,
-        transform: Transform,
-        prefetch: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, assembler: BatchAssembler, prefetch: int, dtype: torch.dtype) -> None:
         self.prefetch = prefetch
         self.dtype = dtype
         self.source = assembler.reader.source
         self.grid = assembler.planner.boxes.grid
         self.schedule = assembler.schedule
-        self.transform = transform.name
+        self.transform = assembler.reader.transform.name
         """The transform of stored values, as `hyperslab.open` takes it."""
         self.shape = self.source.shape
         """The shape (C, D, H, W) of a sample; where they differ, that of the largest."""
@@ -297,19 +267,12 @@ class Dataset:
         """The samples of that mini-batch, by their index in `source.names`."""
         self._assembler = assembler
         self._transport = assembler.transport
-        self._transform = transform
+        self._transform = assembler.reader.transform
         self._target_dtype = torch.promote_types(dtype, torch.float32)
         if self.classes:
             self._target_dtype = torch.int64
-        self._copy = DeviceCopy(self.grid.device, assembler.load, lambda: assembler.buffers)
-        self._prefetcher = Prefetcher(
-            self._copy.start,
-            assembler if assembler.threads.count else None,
-            steps=self.steps,
-            depth=prefetch,
-            inline=self.source.collective,
-            promised=self._transport is not None,
-        )
+        self._copy = DeviceCopy(assembler)
+        self._prefetcher = Prefetcher(self._copy, prefetch)
         self._closed = False
         transport = None if self._transport is None else weakref.ref(self._transport)
         self._at_exit = functools.partial(_leave, weakref.ref(self._prefetcher), transport)

@@ -258,7 +258,7 @@ def open(
         skip=on_error == "skip",
         read_ahead=left,
     )
-    return Dataset(assembler, transform=chosen, prefetch=depth, dtype=dtype)
+    return Dataset(assembler, depth, dtype)
 
 
 def _store_policy(

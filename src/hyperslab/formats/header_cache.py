@@ -20,7 +20,7 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from hyperslab.formats.files import FileAccess
 from hyperslab.util.atomic_files import created_aside, json_lines
@@ -60,7 +60,7 @@ class HeaderCache(Generic[Header]):
         words = repr((FORMAT, version, kind, reach.allowed, *about))
         self._about = hashlib.sha256(words.encode()).hexdigest()
         self._old = self._load()
-        self._now: dict[str, tuple[State, Any]] = {}
+        self._now: dict[str, tuple[State, Header]] = {}
         self._read = 0
 
     def header(self, file: str, read: Callable[[], Header]) -> Header:
@@ -70,11 +70,9 @@ class HeaderCache(Generic[Header]):
         """
         path = self.reach.folder / file
         state = _state(path)
-        if state is not None and file in self._old:
-            then, value = self._old[file]
-            if then == state:
-                self._now[file] = then, value
-                return self._codec.validate_python(value)
+        if file in self._old and self._old[file][0] == state:
+            self._now[file] = self._old[file]
+            return self._old[file][1]
         begin = time.time_ns()
         found = read()
         if (
@@ -82,7 +80,7 @@ class HeaderCache(Generic[Header]):
             and max(state[1:3]) < begin - TICK
             and path not in self.reach.referring
         ):
-            self._now[file] = state, self._codec.dump_python(found, mode="json")
+            self._now[file] = state, found
             self._read += 1
         return found
 
@@ -90,7 +88,10 @@ class HeaderCache(Generic[Header]):
         """Writes the headers, if any of them is new; where nothing can be written that is all."""
         if not self._read:
             return
-        body = json_lines([name, state, value] for name, (state, value) in self._now.items())
+        body = json_lines(
+            [name, state, self._codec.dump_python(header, mode="json")]
+            for name, (state, header) in self._now.items()
+        )
         head = json_lines([[self._about, hashlib.sha256(body).hexdigest()]])
         if (place := self._place()) is None:
             return
@@ -110,7 +111,7 @@ class HeaderCache(Generic[Header]):
         real = os.path.realpath(self.reach.folder)
         return folder / hashlib.sha256(os.fsencode(real)).hexdigest()
 
-    def _load(self) -> dict[str, tuple[State, Any]]:
+    def _load(self) -> dict[str, tuple[State, Header]]:
         if (place := self._place()) is None:
             return {}
         try:
@@ -122,9 +123,8 @@ class HeaderCache(Generic[Header]):
             if checksum != hashlib.sha256(body).hexdigest():
                 raise ValueError("its checksum does not fit")
             rows = [value_of_json(line) for line in body.splitlines()]
-            found = {name: ([*map(int, state)], value) for name, state, value in rows}
-            for _, value in found.values():
-                self._codec.validate_python(value)
+            check = self._codec.validate_python
+            found = {name: ([*map(int, state)], check(value)) for name, state, value in rows}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as error:

@@ -337,7 +337,7 @@ def scanned(folder: Path, options: ScanOptions) -> tuple[Source, str]:
                 "them, or rename it"
             )
     if os.path.lexists(folder / MANIFEST_FILE):
-        source.volumes = volumes_of(folder)
+        source.volumes = {**source.volumes, **volumes_of(folder)}
     return source, others
 
 

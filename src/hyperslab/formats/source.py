@@ -7,12 +7,12 @@ it is scanned. A `SourceView` shows the samples of other sources in another way.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class Extras:
 
 
 Array = NDArray[Any]
+
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +259,21 @@ _SHOWN = (
 """Names what a view takes from the source that it shows."""
 
 
-def _of_origin(name: str) -> Any:
+def _of_origin(method: M) -> M:
     """Makes a method of a `SourceView` that asks the source which is shown for its sample."""
 
-    def method(self: SourceView, sample: int, *box: Box) -> Any:
+    def ask(self: SourceView, sample: int, *box: Box) -> Any:
         source, own = self.origin(sample)
-        return getattr(source, name)(own, *box)
+        return getattr(source, method.__name__)(own, *box)
 
-    return method
+    return cast(M, ask)
 
 
 class SourceView(Source):
     """Shows the samples of another source in another way.
 
-    It begins as the source is. Set what differs and implement `read`; what is not implemented is as
-    the sample of the other source has it. Of several sources, implement `origin` and `close`, too.
+    It begins as the source is. Set what differs and implement it; what is not implemented is as the
+    sample of the other source has it. Of several sources, implement `origin` and `close`.
     """
 
     def __init__(self, source: Source) -> None:
@@ -286,16 +288,17 @@ class SourceView(Source):
     def close(self) -> None:
         self.source.close()
 
-    target = _of_origin("target")
-    labels = _of_origin("labels")
-    volume = _of_origin("volume")
-    unpadded = _of_origin("unpadded")
-    part = _of_origin("part")
-    where = _of_origin("where")
-    storage = _of_origin("storage")
-    extras = _of_origin("extras")
-    voxel_size = _of_origin("voxel_size")
-    files = _of_origin("files")
+    read = _of_origin(Source.read)
+    target = _of_origin(Source.target)
+    labels = _of_origin(Source.labels)
+    volume = _of_origin(Source.volume)
+    unpadded = _of_origin(Source.unpadded)
+    part = _of_origin(Source.part)
+    where = _of_origin(Source.where)
+    storage = _of_origin(Source.storage)
+    extras = _of_origin(Source.extras)
+    voxel_size = _of_origin(Source.voxel_size)
+    files = _of_origin(Source.files)
 
 
 class SingleSample(SourceView):
@@ -310,6 +313,3 @@ class SingleSample(SourceView):
 
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.source, self.sample
-
-    def read(self, sample: int, box: Box) -> Array:
-        return self.source.read(self.sample, box)

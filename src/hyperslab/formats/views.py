@@ -78,13 +78,8 @@ class Joined(SourceView):
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.places[sample]
 
-    def read(self, sample: int, box: Box) -> Array:
-        part, own = self.places[sample]
-        return part.read(own, box)
-
     def volume(self, sample: int) -> str:
-        part, own = self.places[sample]
-        return self.prefixes[sample] + part.volume(own)
+        return self.prefixes[sample] + super().volume(sample)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -340,13 +335,15 @@ class Subvolumes(SourceView):
     def origin(self, sample: int) -> tuple[Source, int]:
         return self.source, sample // len(self.places)
 
+    def _begin(self, sample: int) -> tuple[int, ...]:
+        """Returns where in its volume a sample begins, (D, H, W)."""
+        return tuple(i * self.shape[1] for i in self.places[sample % len(self.places)])
+
     def read(self, sample: int, box: Box) -> Array:
-        volume, offset = self._place(sample)
-        return self.source.read(volume, box.shift((0, *offset)))
+        return super().read(sample, box.shift((0, *self._begin(sample))))
 
     def labels(self, sample: int, box: Box) -> Array:
-        volume, offset = self._place(sample)
-        return self.source.labels(volume, box.shift(offset))
+        return super().labels(sample, box.shift(self._begin(sample)))
 
     def unpadded(self, sample: int) -> tuple[int, ...]:
         return self.shape[1:]
@@ -364,17 +361,12 @@ class Subvolumes(SourceView):
 
     def extras(self, sample: int) -> Extras:
         """Takes the extras of the volume but for attributes and affine, which are of the whole."""
-        whole = self.source.extras(sample // len(self.places))
+        whole = super().extras(sample)
         return Extras(whole.keys, whole.names, whole.target, whole.arrays)
 
     def where(self, sample: int) -> str:
         place = self.places[sample % len(self.places)]
-        return f"{self.source.where(sample // len(self.places))}, sub-volume {place}"
-
-    def _place(self, sample: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the volume of a sample, and where in it the sample begins."""
-        volume, place = divmod(sample, len(self.places))
-        return volume, tuple(i * self.shape[1] for i in self.places[place])
+        return f"{super().where(sample)}, sub-volume {place}"
 
 
 class Padded(SourceView):

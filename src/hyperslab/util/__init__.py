@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import importlib
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,24 +12,27 @@ from typing import Any
 def importing_names(package: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that imports its names when they are asked for.
 
-    They are where the package tells type checkers that they are, by its imports below
-    ``if TYPE_CHECKING``; modules of the package are found by their own names.
+    They are the names that its source imports for type checkers, in ``if TYPE_CHECKING``, and are
+    listed nowhere else; modules of the package are found by their own names.
     """
-    homes = {
-        name.name: str(line.module)
-        for block in ast.parse(inspect.getsource(sys.modules[package])).body
-        if isinstance(block, ast.If)
-        for line in block.body
-        if isinstance(line, ast.ImportFrom) and line.module != package
-        for name in line.names
-    }
+
+    @functools.cache
+    def homes() -> dict[str, str | None]:
+        import ast  # these two take as long as all else that ``import hyperslab`` does
+        import inspect
+
+        source = ast.parse(inspect.getsource(sys.modules[package]))
+        guarded = [line for part in source.body if isinstance(part, ast.If) for line in part.body]
+        imports = [line for line in guarded if isinstance(line, ast.ImportFrom)]
+        return {name.name: line.module for line in imports for name in line.names}
 
     def find(name: str) -> Any:
-        if name in homes:
-            found = getattr(importlib.import_module(homes[name]), name)
+        home = None if name.startswith("_") else homes().get(name, package)
+        if home is not None and home != package:
+            found = getattr(importlib.import_module(home), name)
             setattr(sys.modules[package], name, found)
             return found
-        if not name.startswith("_"):
+        if home is not None:
             try:
                 return importlib.import_module(f"{package}.{name}")
             except ModuleNotFoundError as missing:

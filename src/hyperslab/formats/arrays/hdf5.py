@@ -198,8 +198,7 @@ def _check_index(path: Path, key: str, dataset: Any, count: int) -> None:
     if file.get_create_plist().get_version()[0] >= NEW_SUPERBLOCK:
         return
     codes = filters_of(dataset)
-    sums = FLETCHER32
-    summed = 1 << codes.index(sums) if sums in codes else 0
+    summed = 1 << codes.index(FLETCHER32) if FLETCHER32 in codes else 0
     chunks = chunks_of(dataset)
     places = np.array([chunk.chunk_offset for chunk in chunks])
     within = (places % dataset.chunks == 0).all() and (places < dataset.shape).all()
@@ -223,9 +222,8 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: 
             raise DataError(f"{path}: {key!r} is made of sources without fixed extents")
         covered = covered + count
         what = f"{key!r}, a virtual data set,"
-        own = source.file_name == "."
-        target = path if own else named_file(path, source.file_name.replace("%%", "%"))
-        if not own:
+        target = _file_of(path, source)
+        if source.file_name != ".":
             reach.check(path, what, target)
         with (
             naming(f"{path}: {what} refers to {source.dset_name!r} of {target}", "HDF5"),
@@ -240,6 +238,12 @@ def _check_sources(path: Path, key: str, dataset: Any, reach: FileAccess, left: 
             check_storage(target, source.dset_name, found, reach, left - 1)
     if covered < dataset.size and not reach.allowed.missing_chunks:
         raise _never_written(path, key, f"only {covered} of {dataset.size} values have a source")
+
+
+def _file_of(path: Path, source: Any) -> Path:
+    """Returns the file of a source of a virtual data set; a dot stands for the file itself."""
+    name = source.file_name.replace("%%", "%")
+    return path if name == "." else named_file(path, name)
 
 
 def _holds(found: Any, selected: h5py.h5s.SpaceID, count: int) -> bool:
@@ -540,8 +544,7 @@ def check_unpacked(path: Path, key: str, dataset: Any, box: Box, doubts: Doubts)
     """
     if dataset.is_virtual:
         for source in dataset.virtual_sources():
-            own = source.file_name == "."
-            target = path if own else named_file(path, source.file_name.replace("%%", "%"))
+            target = _file_of(path, source)
             with h5py.File(target, "r", locking=False) as file:
                 found = file[source.dset_name]
                 check_unpacked(target, source.dset_name, found, Box.whole(found.shape), doubts)

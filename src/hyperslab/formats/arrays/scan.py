@@ -644,7 +644,7 @@ def _rows_by_name(table: TargetTable, names: Sequence[str]) -> list[int]:
 
 
 def _bare(name: str) -> str:
-    for suffix in (".npy", ".npz", ".hdf5", ".h5", ".zarr"):
+    for suffix in ARRAY_SUFFIXES:
         name = name.removesuffix(suffix)
     return name.removeprefix("./")
 

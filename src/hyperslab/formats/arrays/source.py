@@ -69,8 +69,8 @@ class ArrayFolder(Source):
             self.label_bytes = np.dtype(array.dtype).itemsize * channels
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process opens the files for itself."""
-        return type(self), (self.catalog,)
+        """Another process opens the files for itself; the manifest's volumes go along."""
+        return type(self), (self.catalog,), {"volumes": dict(self.volumes)}
 
     def read(self, sample: int, box: Box) -> Array:
         """Reads the box, in one selection of the array.
@@ -259,9 +259,19 @@ class MappedFolder(ArrayFolder):
         )
 
     @classmethod
-    def open_folder(cls, folder: Path, options: ScanOptions) -> Source:  # type: ignore[override]
-        """Opens the folder; several fields all become one source, see `Fields`."""
-        return cls._opened(folder, options, None)
+    def open_folder(  # type: ignore[override]
+        cls, folder: Path, options: ScanOptions, channels: int | None = None
+    ) -> Source:
+        """Opens a folder, or one file; several fields become one source, see `Fields`.
+
+        ``channels``: those of a network, which is shown volumes alone.
+        """
+        said = options.mapping
+        if said is None or not said.fields:
+            return cls(scan_arrays(folder, options, None if channels is None else (channels,)))
+        shares = None if channels is None else _shares(channels, len(said.fields))
+        maps = [replace(options, mapping=of) for of in said.of_fields]
+        return Fields([cls(scan_arrays(folder, of, shares)) for of in maps], said.fields)
 
     @classmethod
     def of_volumes(cls, paths: Sequence[Path], options: ScanOptions, channels: int) -> Source:
@@ -272,7 +282,7 @@ class MappedFolder(ArrayFolder):
         """
         said = replace((options.mapping or DataMap()).without_targets, files="")
         if not (said.fields and said.of_files):
-            return cls._opened(paths[0], replace(options, mapping=said), channels)
+            return cls.open_folder(paths[0], replace(options, mapping=said), channels)
         if len(paths) != len(said.fields):
             raise DataError(
                 f"{paths[0]}: the network takes {len(said.fields)} files as channels, so no file "
@@ -282,15 +292,6 @@ class MappedFolder(ArrayFolder):
         each = replace(options, mapping=replace(said, fields=()))
         shares = _shares(channels, len(paths))
         return Fields([cls(scan_arrays(path, each, shares)) for path in paths], said.fields)
-
-    @classmethod
-    def _opened(cls, path: Path, options: ScanOptions, channels: int | None) -> Source:
-        said = options.mapping
-        if said is None or not said.fields:
-            return cls(scan_arrays(path, options, None if channels is None else (channels,)))
-        shares = None if channels is None else _shares(channels, len(said.fields))
-        maps = [replace(options, mapping=of) for of in said.of_fields]
-        return Fields([cls(scan_arrays(path, of, shares)) for of in maps], said.fields)
 
 
 def _shares(channels: int, fields: int) -> range:

@@ -19,7 +19,8 @@ of which each rank reads its box alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,30 +183,20 @@ def convert_scans(
     if min(shape) < 1 or workers < 1:
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
     outcomes = []
-    with (
-        lock_folder(folder, "conversion"),
-        closing(_each(pairs, folder, shape, workers)) as results,
-    ):
-        for outcome in results:
-            outcomes.append(outcome)
-            done(outcome)
+    with lock_folder(folder, "conversion"):
+        there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
+        for pair in there:
+            check_scan_file(_path(folder, pair), pair, shape)
+        kept = [ScanOutcome(pair, "kept") for pair in there]
+        todo = [(pair, folder, shape) for pair in pairs if pair not in there]
+        with closing(map_tasks(_convert, todo, workers)) as made:
+            for outcome in itertools.chain(kept, made):
+                outcomes.append(outcome)
+                done(outcome)
     return outcomes
 
 
-def _each(
-    pairs: Sequence[Pair], folder: Path, shape: LatticeShape, workers: int
-) -> Generator[ScanOutcome, None, None]:
-    there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
-    for pair in there:
-        check_scan_file(_path(folder, pair), pair, shape)
-    yield from (ScanOutcome(pair, "kept") for pair in there)
-    todo = [pair for pair in pairs if pair not in there]
-    yield from map_tasks(_convert, [(pair, folder, shape) for pair in todo], workers)
-
-
 def _convert(pair: Pair, folder: Path, shape: LatticeShape) -> ScanOutcome:
-    if pair.problem:
-        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         file, values, labels = read_scan(pair, len(LIVER))
         if len(values) > 1:
@@ -308,8 +299,6 @@ def _sizes_of_files(pair: Pair) -> bytes:
 
 
 def _respace(pair: Pair, made: Pair, voxel: VoxelSize, classes: int) -> ScanOutcome:
-    if pair.problem:
-        return ScanOutcome(pair, "skipped", pair.problem)
     try:
         file, values, labels = read_scan(pair, classes)
     except DataError as error:

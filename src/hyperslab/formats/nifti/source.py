@@ -563,6 +563,8 @@ def listed_scans(folder: Path, allowed: files.AccessPolicy) -> ScanList:
 
 def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
     """Opens the files of a scan's channels, and that of its labels; they have to fit together."""
+    if pair.problem:
+        raise DataError(pair.problem)
     images = [open_nifti(path) for path in pair.images]
     check_channels(images)
     labels = open_nifti(pair.labels)
@@ -574,8 +576,6 @@ def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
 
 def read_scan_header(pair: Pair) -> ScanHeader:
     """Reads the headers of a scan's files; refuses files that do not belong together."""
-    if pair.problem:
-        raise DataError(pair.problem)
     stamps = tuple(_stamp(path) for path in (*pair.images, pair.labels))
     images, labels = open_pair(pair)
     channels, *extents = images[0].shape

@@ -259,9 +259,9 @@ class Sc18Folder(ArrayFolder):
 
     def __init__(self, catalog: Catalog) -> None:
         super().__init__(catalog)
-        self._universes: dict[bytes, str] = {}
-        for name, labels in zip(catalog.names, catalog.targets, strict=True):
-            self._universes.setdefault(labels.tobytes(), name)
+        first: dict[bytes, str] = {}
+        labels = zip(catalog.names, catalog.targets, strict=True)
+        self.volumes = {name: first.setdefault(own.tobytes(), name) for name, own in labels}
 
     @classmethod
     def open_folder(cls, folder: Path, options: ScanOptions) -> Sc18Folder:
@@ -284,10 +284,6 @@ class Sc18Folder(ArrayFolder):
 
     def target(self, sample: int) -> Array:
         return sc18_target(self.parameters, self.catalog.targets[sample])
-
-    def volume(self, sample: int) -> str:
-        name = self.names[sample]
-        return self.volumes.get(name, self._universes[self.catalog.targets[sample].tobytes()])
 
     def extras(self, sample: int) -> Extras:
         arrays = {"physPar": self.catalog.targets[sample], "redshifts": np.array(self.redshifts)}
