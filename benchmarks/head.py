@@ -60,6 +60,7 @@ import hyperslab as hs
 from hyperslab.errors import DataError
 from hyperslab.formats.files import ANY, naming
 from hyperslab.formats.source import Source
+from hyperslab.formats.targets import Parameters
 from hyperslab.geometry import Box
 from hyperslab.losses import gaussian_loss, gaussian_outputs
 from hyperslab.recipe.load import load_recipe, save_recipe
@@ -746,10 +747,8 @@ def coverages(data: Universes, ridge: FloatArray, outputs: FloatArray) -> dict[s
     ):
         test = data.split["test"]
         p = Predictions(
-            data.names,
+            Parameters.normalised(data.names),
             tuple(map(str, test)),
-            data.targets[test],
-            means[test],
             data.targets[test],
             means[test],
             means[test].mean(0),

@@ -86,7 +86,6 @@ class ProcessorTime:
     """Logs what the main rank's process has spent at the end of each step."""
 
     library = None
-    waits = False
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         self.path = Path(run, SPENT)

@@ -179,7 +179,7 @@ def evaluation(samples: Samples, recipe: Recipe, seed: int) -> Evaluation:
         return Evaluation(test, errors, facts)
     validation = _predictions(samples, predicted, split["validation"], mean, covariance)
     lines = calibration_of(validation)
-    better = recalibrated(averaged_over_volumes(test), lines, samples.source.parameters.physical)
+    better = recalibrated(averaged_over_volumes(test), lines)
     facts["recalibrated"] = {
         "volumes": len(better.samples),
         "parameters": errors_per_parameter(better),
@@ -195,19 +195,14 @@ def _predictions(
     covariance: FloatArray,
 ) -> Predictions:
     """All have the same ``covariance`` (P, P), of residuals."""
-    true = samples.targets[chosen]
-    each = np.repeat(covariance[None], len(chosen), axis=0)
     return Predictions(
-        samples.source.parameters.names,
+        samples.source.parameters,
         tuple(samples.names[sample] for sample in chosen),
-        true,
+        samples.targets[chosen],
         predicted[chosen],
-        samples.source.parameters.physical(true),
-        samples.source.parameters.physical(predicted[chosen]),
         mean,
         tuple(samples.volumes[sample] for sample in chosen),
-        covariance=each,
-        covariance_physical=samples.source.parameters.physical_covariance(each),
+        covariance=np.repeat(covariance[None], len(chosen), axis=0),
     )
 
 

@@ -15,12 +15,12 @@ from hyperslab.studies.run_folder import read_table, read_words
 
 def test_a_table_is_read_row_by_row(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('step,name,loss\n1,"a,b",0.5\n2,c,\n3,d,inf\n4,e,0.')  # the last is begun
-    found = read_table(path, ["step"], text=("name",))
+    path.write_text('step,sample,loss\n1,"a,b",0.5\n2,c,\n3,d,inf\n4,e,0.')  # the last is begun
+    found = read_table(path, ["step"])
     assert [*found] == ["step", "loss"]
     np.testing.assert_array_equal(found["step"], [1, 2, 3])
     np.testing.assert_array_equal(found["loss"], [0.5, np.nan, np.nan])
-    assert read_words(path, "name") == ("a,b", "c", "d")
+    assert read_words(path, "sample") == ("a,b", "c", "d")
     assert read_table(tmp_path / "b.csv", ["step"]) == {}
 
 

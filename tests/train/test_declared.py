@@ -79,7 +79,6 @@ import json
 
 class LinesLog:
     library = None
-    waits = True
 
     def __init__(self, run, settings, step):
         self.file = (run / "lines.jsonl").open("a")

@@ -9,23 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hyperslab.errors import DataError
+from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.compare import differences
 from hyperslab.studies import check_distinct, run_folder
 from hyperslab.train.metrics import (
     ConfidenceInterval,
     FloatArray,
-    fit_calibration,
+    Predictions,
+    averaged_over_volumes,
+    calibration_of,
     means_of_volumes,
     ratio_interval,
+    recalibrated,
     volume_indices,
 )
-from hyperslab.train.uncertainty import levels_of, ranks_of
+from hyperslab.train.uncertainty import levels_of, ranks_of, standard_deviations
 from hyperslab.util.documents import read_json
 
 MEAN_CONTROL = "mean"  # in place of a parameter's name: the mean of the errors of all of them
@@ -36,48 +41,38 @@ NamedRuns = tuple[str, list[run_folder.Run]]
 """Holds the name of a configuration, and its runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPredictions:
-    """Holds a split's samples: their volumes, and (N, P) normalised truths and predictions.
-
-    ``deviation`` (N, P) are the predicted standard deviations, if there are any.
-    """
-
-    volumes: tuple[str, ...]
-    true: FloatArray
-    predicted: FloatArray
-    deviation: FloatArray | None = None
-
-    @property
-    def of_parts(self) -> bool:
-        return len(set(self.volumes)) < len(self.volumes)
-
-    @property
-    def truths(self) -> FloatArray:
-        """Returns the true values by volume (V, P)."""
-        return means_of_volumes(self.true, self.volumes)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Scored:
-    """Holds the errors of a network, or of a control, by seed.
-
-    ``errors`` (S, V, P) are squared, each the mean over the samples of a volume; ``of_mean`` (V, P)
-    those of predicting the mean of the training split. ``volumes`` are in the order of names.
-    """
+    """Holds what a network, or a control, predicts of the test split, by seed."""
 
     name: str
     folder: Path  # of the first seed
-    parameters: tuple[str, ...]
-    volumes: tuple[str, ...]
-    seeds: tuple[SplitPredictions, ...]
-    errors: FloatArray
-    of_mean: FloatArray
+    seeds: tuple[Predictions, ...]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return self.seeds[0].names
+
+    @cached_property
+    def volumes(self) -> tuple[str, ...]:
+        return volume_indices(self.seeds[0].volumes)[0]
 
     @property
     def true(self) -> FloatArray:
         """Returns the true values (V, P)."""
         return self.seeds[0].truths
+
+    @cached_property
+    def errors(self) -> FloatArray:
+        """Computes squared errors (S, V, P), each the mean over the samples of a volume."""
+        seeds = self.seeds
+        found = [means_of_volumes((one.predicted - one.true) ** 2, one.volumes) for one in seeds]
+        return np.stack(found)
+
+    @cached_property
+    def of_mean(self) -> FloatArray:
+        """Computes the errors (V, P) of predicting the mean of the training split."""
+        return (self.true - self.seeds[0].training_mean) ** 2
 
     def error(self, parameter: str) -> FloatArray:
         """Returns the errors (S, V) of one parameter, or of `MEAN_CONTROL`."""
@@ -98,14 +93,15 @@ class Scored:
     def coverages(self, level: float) -> FloatArray | None:
         """Computes by seed the share of true values in predicted intervals (S, P); None without."""
         found = [
-            levels_of(ranks_of(one.true, one.predicted, one.deviation)) <= level
+            levels_of(ranks_of(one.true, one.predicted, standard_deviations(one.covariance)))
+            <= level
             for one in self.seeds
-            if one.deviation is not None
+            if one.covariance is not None
         ]
         return np.stack([one.mean(0) for one in found]) if found else None
 
     @property
-    def typical(self) -> SplitPredictions:
+    def typical(self) -> Predictions:
         """Returns the predictions of the seed with the median error."""
         order = np.argsort(self.error(MEAN_CONTROL).mean(1))
         return self.seeds[int(order[(len(order) - 1) // 2])]
@@ -136,7 +132,7 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
             )
     tests = []
     for folder in folders:
-        test = _read_split(folder / "predictions.csv", parameters)
+        test = _read_split(folder / "predictions.csv", parameters, mean)
         if test is None:
             missing = folder / "predictions.csv"
             raise DataError(f"{missing} is not there: hyperslab evaluate writes it")
@@ -147,14 +143,16 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
                 f"those of {folders[0]}"
             )
         _check_truths(folder, test.truths, folders[0], tests[0].truths)
-    plain = _score(name, folders[0], parameters, tests, mean)
-    found = [_read_split(folder / "validation.csv", parameters) for folder in folders]
+    plain = Scored(name, folders[0], tuple(tests))
+    found = [_read_split(folder / "validation.csv", parameters, mean) for folder in folders]
     validations = [validation for validation in found if validation is not None]
     if not tests[0].of_parts or len(validations) < len(tests):
         return plain, None
-    better = [_recalibrated(*pair) for pair in zip(tests, validations, strict=True)]
-    better_name = f"{name}, averaged and recalibrated"
-    return plain, _score(better_name, folders[0], parameters, better, mean)
+    better = tuple(
+        recalibrated(averaged_over_volumes(test), calibration_of(validation))
+        for test, validation in zip(tests, validations, strict=True)
+    )
+    return plain, Scored(f"{name}, averaged and recalibrated", folders[0], better)
 
 
 def _check_truths(folder: Path, truths: FloatArray, first: Path, others: FloatArray) -> None:
@@ -164,29 +162,6 @@ def _check_truths(folder: Path, truths: FloatArray, first: Path, others: FloatAr
             f"the true values of {folder} are not those of {first}, though their test volumes have "
             "the same names: their data or data.ranges differ\n    give them the same of both"
         )
-
-
-def _score(
-    name: str,
-    folder: Path,
-    parameters: tuple[str, ...],
-    seeds: Sequence[SplitPredictions],
-    mean: FloatArray,
-) -> Scored:
-    """Computes the errors of predictions; ``mean`` (P,) is of the training split's targets."""
-    volumes, _ = volume_indices(seeds[0].volumes)
-    errors = [means_of_volumes((one.predicted - one.true) ** 2, one.volumes) for one in seeds]
-    of_mean = (seeds[0].truths - mean) ** 2
-    return Scored(name, folder, parameters, volumes, tuple(seeds), np.stack(errors), of_mean)
-
-
-def _recalibrated(test: SplitPredictions, validation: SplitPredictions) -> SplitPredictions:
-    lines = fit_calibration(
-        means_of_volumes(validation.predicted, validation.volumes), validation.truths
-    )
-    names, _ = volume_indices(test.volumes)
-    predicted = lines(means_of_volumes(test.predicted, test.volumes))
-    return SplitPredictions(names, test.truths, predicted)
 
 
 def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
@@ -211,19 +186,45 @@ def _read_parameters(folder: Path) -> tuple[tuple[str, ...], FloatArray]:
     return names, np.array(found, float)
 
 
-def _read_split(path: Path, names: Sequence[str]) -> SplitPredictions | None:
-    kinds = [[f"{kind}_{name}" for name in names] for kind in ("true", "predicted")]
-    table = run_folder.read_table(
-        path, ["volume", *kinds[0], *kinds[1]], text=run_folder.TEXT_COLUMNS
-    )
-    if not table:
-        return None
+def _read_split(path: Path, names: Sequence[str], mean: FloatArray) -> Predictions | None:
+    """Reads the predictions of a split; None where there are none."""
+    kinds = [f"{kind}_{name}" for kind in ("true", "predicted") for name in names]
+    table = run_folder.read_table(path, ["volume", *kinds])
+    return predictions_of_table(table, path, names, mean) if table else None
+
+
+def predictions_of_table(
+    table: run_folder.Columns, path: Path, names: Sequence[str], mean: FloatArray
+) -> Predictions:
+    """Puts the columns of an evaluation's table together; ``mean`` (P,) is of the training split.
+
+    There is a covariance where all deviations are; what else is missing of it is NaN.
+
+    Raises:
+        DataError: the file ``path`` does not say of which volumes the samples are.
+    """
+
+    def columns(kind: str) -> FloatArray:
+        return np.stack([table[f"{kind}_{name}"] for name in names], axis=1)
+
+    covariance = None
+    if all(f"std_{name}" in table for name in names):
+        covariance = columns("std")[:, :, None] ** 2 * np.eye(len(names))
+        missing = np.full(len(covariance), np.nan)
+        for i, name in enumerate(names):
+            for j, other in enumerate(names[:i]):
+                both = table.get(f"covariance_{name}_{other}", missing)
+                covariance[:, i, j] = covariance[:, j, i] = both
     volumes = run_folder.read_words(path, "volume")
-    true, predicted = (np.stack([table[name] for name in kind], axis=1) for kind in kinds)
-    deviations = [table[f"std_{name}"] for name in names if f"std_{name}" in table]
-    whole = len(deviations) == len(names)
-    deviation = np.stack(deviations, axis=1) if whole else None
-    return SplitPredictions(volumes, true, predicted, deviation)
+    return Predictions(
+        parameters=Parameters.normalised(names),
+        samples=volumes,
+        true=columns("true"),
+        predicted=columns("predicted"),
+        training_mean=mean,
+        volumes=volumes,
+        covariance=covariance,
+    )
 
 
 UNCOMPARED = ("seed", "output", "timeout", "grid", "memory", "peak")

@@ -10,10 +10,10 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -27,6 +27,8 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.train.history import LAYER_COLUMNS, LAYERS
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
 from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
+
+T = TypeVar("T")
 
 Columns = dict[str, NDArray[np.float64]]  # the columns of a CSV file by name, all equally long
 
@@ -193,7 +195,7 @@ def read_run(path: str | Path) -> Run:
         steps=_latest_rows(steps, "step"),
         stride=stride,
         epochs=_latest_rows(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
-        predictions=read_table(path / "evaluation" / "predictions.csv", needed, text=TEXT_COLUMNS),
+        predictions=read_table(path / "evaluation" / "predictions.csv", needed),
         evaluation=evaluation,
         profiles=read_profiles(path),
         predicted=read_profile(predicted) if predicted.exists() else None,
@@ -242,11 +244,11 @@ def check_measured_test(folder: Path, evaluation: dict[str, Any]) -> None:
         )
 
 
-def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()) -> Columns:
+def read_table(path: Path, columns: Sequence[str]) -> Columns:
     """Reads a CSV file's columns of numbers; empty where there is no such file.
 
     An empty cell is NaN, and so is an infinite one. A last line without its line end is still being
-    written, and is left out. ``text`` names columns that are not numbers and are left out too.
+    written, and is left out. `TEXT_COLUMNS` are no numbers and are left out too.
 
     Raises:
         DataError: a column is missing, a row is too short or long, or a cell is not a number.
@@ -255,7 +257,7 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
         return {}
     rows = _rows(path, columns)
     header = next(rows)
-    places = {name: i for i, name in enumerate(header) if name not in text}
+    places = {name: i for i, name in enumerate(header) if name not in TEXT_COLUMNS}
     found = {name: array("d") for name in places}
     for line, row in enumerate(rows, start=2):
         if line * len(places) > MOST_CELLS:
@@ -268,27 +270,38 @@ def read_table(path: Path, columns: Sequence[str], *, text: tuple[str, ...] = ()
 def _read_thinly(path: Path, columns: Sequence[str]) -> tuple[Columns, int]:
     """Reads a table as `read_table`; of a long one each ``stride``-th row and the last, and that.
 
-    The stride is the lowest power of two that leaves at most `MOST_THIN_CELLS` besides.
+    As `_thinned` does, with `MOST_THIN_CELLS`.
     """
     if not path.exists():
         return {}, 1
     rows = _rows(path, columns)
     header = next(rows)
-    kept: list[array[float]] = []
+    numbers = (
+        array("d", map(_number, row, itertools.repeat(path), itertools.repeat(line), header))
+        for line, row in enumerate(rows, start=2)
+    )
+    kept, stride = _thinned(numbers, MOST_THIN_CELLS // len(header))
+    table = np.array(kept).reshape(len(kept), len(header))
+    return dict(zip(header, table.T, strict=True)), stride
+
+
+def _thinned(items: Iterable[T], most: int) -> tuple[list[T], int]:
+    """Keeps each ``stride``-th item and the last, and returns that stride.
+
+    It is the lowest power of two that leaves at most so many besides the last.
+    """
+    kept: list[T] = []
     stride = 1
-    last: array[float] | None = None
-    for number, row in enumerate(rows):
-        cells = zip(row, header, strict=True)
-        last = array("d", (_number(cell, path, number + 2, name) for cell, name in cells))
+    last: T | None = None
+    for number, last in enumerate(items):
         if number % stride == 0:
             kept.append(last)
-        if len(kept) * len(header) > MOST_THIN_CELLS:
+        if len(kept) > most:
             del kept[1::2]
             stride *= 2
     if last is not None and last is not kept[-1]:
         kept.append(last)
-    table = np.array(kept).reshape(len(kept), len(header))
-    return dict(zip(header, table.T, strict=True)), stride
+    return kept, stride
 
 
 def read_layers(path: Path) -> dict[int, LayerColumns]:
@@ -303,29 +316,24 @@ def read_layers(path: Path) -> dict[int, LayerColumns]:
     header = next(rows)
     place = header.index("step")
     numbers = [name for name in header if name not in ("step", "layer", "use")]
-    kept: list[tuple[int, LayerColumns]] = []
-    stride = 1
-    lines = enumerate(rows, start=2)
-    for count, (step, group) in enumerate(itertools.groupby(lines, lambda line: line[1][place])):
-        found: LayerColumns = {}
-        for line, row in group:
-            cells = dict(zip(header, row, strict=True))
-            name = cells["layer"] if cells["use"] == "1" else f"{cells['layer']} ({cells['use']})"
-            found[name] = {key: _number(cells[key], path, line, key) for key in numbers}
-            if len(found) > MOST_LAYERS:
-                raise DataError(f"{path} has more than {MOST_LAYERS} layers in step {step}")
-        number = _number(step, path, line, "step")
-        if math.isnan(number):
-            raise DataError(f"{path}, line {line}, column step: {step!r} is not the number of one")
-        last = (round(number), found)
-        if count % stride == 0:
-            kept.append(last)
-        if len(kept) > MOST_LAYER_STEPS:
-            del kept[1::2]
-            stride *= 2
-    if kept and kept[-1] is not last:
-        kept.append(last)
-    return dict(kept)
+
+    def by_step() -> Iterator[tuple[int, LayerColumns]]:
+        lines = enumerate(rows, start=2)
+        for step, group in itertools.groupby(lines, lambda line: line[1][place]):
+            found: LayerColumns = {}
+            for line, row in group:
+                cells = dict(zip(header, row, strict=True))
+                use = "" if cells["use"] == "1" else f" ({cells['use']})"
+                values = {key: _number(cells[key], path, line, key) for key in numbers}
+                found[f"{cells['layer']}{use}"] = values
+                if len(found) > MOST_LAYERS:
+                    raise DataError(f"{path} has more than {MOST_LAYERS} layers in step {step}")
+            if math.isnan(number := _number(step, path, line, "step")):
+                place_of = f"{path}, line {line}, column step"
+                raise DataError(f"{place_of}: {step!r} is not the number of one")
+            yield round(number), found
+
+    return dict(_thinned(by_step(), MOST_LAYER_STEPS)[0])
 
 
 def read_words(path: Path, column: str) -> tuple[str, ...]:

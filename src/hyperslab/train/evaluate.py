@@ -361,7 +361,7 @@ def write_predictions(path: Path, p: Predictions) -> None:
     values = np.stack(columns, axis=-1).reshape(len(p.samples), -1)
     kinds = ("true", "predicted", "true_phys", "predicted_phys")
     head = ["sample", "volume", *(f"{kind}_{name}" for name in p.names for kind in kinds)]
-    spread = spread_columns(p.names, p.covariance, p.covariance_physical)
+    spread = spread_columns(p.parameters, p.covariance)
     head += spread
     values = np.column_stack([values, *spread.values()])
     rows = zip(p.samples, p.volumes, values.tolist(), strict=True)
@@ -396,7 +396,7 @@ def evaluate_regression(
         return Evaluation(predictions, errors, facts)
     seen = _predictions_of_split(model, validation, recipe, mean)
     lines = calibration_of(seen)
-    better = recalibrated(whole, lines, data.parameters.physical)
+    better = recalibrated(whole, lines)
     facts["recalibrated"] = {
         "volumes": len(whole.samples),
         **_errors_and_means(better),
@@ -427,22 +427,17 @@ def _predictions_of_split(
         targets.append(y.full().double().cpu())
         outputs.append(prediction.full().double().cpu())
         names += data.shown_names
-    true = torch.cat(targets).numpy()
     predicted, covariance = moments_of(torch.cat(outputs).numpy(), len(data.targets))
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
     return Predictions(
-        names=data.targets,
+        parameters=data.parameters,
         samples=tuple(names),
-        true=true,
+        true=torch.cat(targets).numpy(),
         predicted=predicted,
-        true_physical=data.parameters.physical(true),
-        predicted_physical=data.parameters.physical(predicted),
         training_mean=mean,
         volumes=tuple(volumes[name] for name in names),
-        training_mean_physical=data.parameters.physical(mean),
         covariance=covariance,
-        covariance_physical=data.parameters.physical_covariance(covariance),
     )
 
 

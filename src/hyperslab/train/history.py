@@ -89,7 +89,8 @@ class HistoryFile:
                 rows = csv.DictReader(line.decode() for line in lines)
                 if rows.fieldnames and columns[0] not in rows.fieldnames:
                     raise ValueError(f"no column is called {columns[0]}")
-                earlier = (row for row in rows if _is_before(row, columns[0], before))
+                whole = (row for row in rows if None not in row and None not in row.values())
+                earlier = (row for row in whole if int(row[columns[0]]) < before)
                 first = next(earlier, {})
                 columns = tuple(dict.fromkeys((*columns, *first)))
                 with created_aside(path) as file, io.TextIOWrapper(file, newline="") as new:
@@ -106,16 +107,15 @@ class HistoryFile:
         self.writer = csv.DictWriter(self.file, columns, restval="", lineterminator="\n")
 
     def add(self, row: Mapping[str, object]) -> None:
-        """Append one row; None becomes an empty cell."""
-        self.writer.writerow(row)
+        """Append one row, numbers with nine digits; None becomes an empty cell."""
+        self.writer.writerow({name: _csv_cell(value) for name, value in row.items()})
 
     def close(self) -> None:
         self.file.close()
 
 
-def _is_before(row: Mapping[str | None, Any], key: str, before: int) -> bool:
-    """Tell whether a row is whole and counts less than ``before``."""
-    return None not in row and None not in row.values() and int(row[key]) < before
+def _csv_cell(value: Any) -> object:
+    return value if value is None or isinstance(value, int | str) else f"{value:.9g}"
 
 
 log = logging.getLogger("hyperslab")
@@ -185,7 +185,7 @@ class Reporter:
 
     def step(self, row: dict[str, float | None]) -> None:
         """Record one step, counted from 1."""
-        self.steps.add({name: _csv_cell(row[name]) for name in STEP_COLUMNS})
+        self.steps.add({name: row[name] for name in STEP_COLUMNS})
         known = {name: value for name, value in row.items() if value is not None}
         step = int(known["step"])
         shown = {f"step/{name}": known[name] for name in STEP_COLUMNS[2:] if name in known}
@@ -204,14 +204,11 @@ class Reporter:
     def layers(self, rows: Sequence[LayerRow], step: int) -> None:
         """Record the layers in one step, counted from 1, which need not be done yet."""
         for row in rows:
-            words = {"step": step, "layer": row["layer"]}
-            self._layers.add(
-                {k: words[k] if k in words else _csv_cell(row[k]) for k in LAYER_COLUMNS}
-            )
+            self._layers.add({"step": step, **row})
 
     def epoch(self, row: dict[str, float | None], step: int) -> None:
         """Record one epoch, counted from 0, that ended with ``step``."""
-        self.epochs.add({name: _csv_cell(value) for name, value in row.items()})
+        self.epochs.add(row)
         cells = {f"epoch/{name}": value for name, value in row.items() if name != "epoch"}
         known = {name: value for name, value in cells.items() if value is not None}
         for logger in self.loggers:
@@ -237,9 +234,3 @@ class Reporter:
         self._files.close()
         for logger in self.loggers:
             logger.close()
-
-
-def _csv_cell(value: float | None) -> object:
-    if value is None:
-        return ""
-    return value if isinstance(value, int) else f"{value:.9g}"

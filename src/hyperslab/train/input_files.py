@@ -289,8 +289,7 @@ def _open_keyed(
     folder: type[Hdf5Folder | ZarrFolder] = (
         ZarrFolder if kind_of_file(path) == "Zarr" else Hdf5Folder
     )
-    options = ScanOptions(data.channels, data.format, allowed=data.allowed)
-    found, affine = folder.of_file(path.parent, path.name, options, about.file_shape)
+    found, affine = folder.of_file(path.parent, path.name, data.scan_options, about.file_shape)
     _check_extents(path, found.shape[:1], about.file_shape[:1], "channels")
     source: Source = found
     if about.stored_redshifts:

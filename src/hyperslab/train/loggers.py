@@ -2,10 +2,10 @@
 
 A logger is a `ScalarLog`: one class, and one line of `hyperslab.recipe.schema.LOGGERS`, or
 anybody's class that a recipe names: ``loggers: [{target: my.Log}]``. Whatever
-it raises switches it off with one warning, and the run goes on; those that talk to a service work
-on a thread of their own, so that no step waits for them. Services are configured by their own
-environment variables (WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and
-know a resumed run by a name that its folder keeps.
+it raises switches it off with one warning, and the run goes on; each works on a thread of its own,
+so that no step waits for it. Services are configured by their own environment variables
+(WANDB_MODE, WANDB_PROJECT; MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME) and know a resumed run by a
+name that its folder keeps.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import Maker, RightKind
@@ -56,22 +57,28 @@ class LoggerClass(Protocol):
 
     library: str | None
     """Names the library that it needs, and the extra that has it; None where all have it."""
-    waits: bool
-    """Says that it is slow, so that it gets a thread of its own."""
 
     def __call__(self, run: Path, settings: Mapping[str, Any], step: int) -> ScalarLog: ...
 
 
-LoggerCall = Callable[[ScalarLog], None]
+CLOSING = 20.0  # [s] that the end of a run waits for what has not been sent yet
+LONGEST_QUEUE = 100_000  # steps that wait to be sent; more come together only where one hangs
 
 
-class GuardedLog:
-    """Guards a logger that may fail: one warning is logged, and the run goes on without it."""
+class BackgroundLog:
+    """Opens a logger by ``open_log`` on a thread of its own, and hands on what comes, in order.
 
-    def __init__(self, name: str, guarded: ScalarLog | None) -> None:
+    If it fails, or cannot keep up, one warning is logged and the rest is dropped; the run goes on.
+    """
+
+    def __init__(self, name: str, open_log: Callable[[], ScalarLog]) -> None:
         self.name = name
-        self._log = guarded
         self._off = False
+        self._waiting: queue.SimpleQueue[Callable[[ScalarLog], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._run, args=(open_log,), name=f"logger {name}", daemon=True
+        )
+        self._thread.start()
 
     def add(self, values: Mapping[str, float], step: int) -> None:
         kept = dict(values)
@@ -81,13 +88,26 @@ class GuardedLog:
         self._call(lambda log: log.flush())
 
     def close(self) -> None:
-        self._call(lambda log: log.close())
-
-    def _call(self, work: LoggerCall) -> None:
-        if self._off or self._log is None:
+        """Wait for the rest, but not for ever."""
+        if self._off:
             return
+        self._waiting.put(None)
+        self._thread.join(CLOSING)
+        if self._thread.is_alive():
+            self._fail(TimeoutError(f"it did not take all that it was sent within {CLOSING:g} s"))
+
+    def _call(self, work: Callable[[ScalarLog], None]) -> None:
+        if self._waiting.qsize() >= LONGEST_QUEUE:
+            self._fail(RuntimeError(f"{LONGEST_QUEUE} steps wait to be sent"))
+        if not self._off:
+            self._waiting.put(work)
+
+    def _run(self, open_log: Callable[[], ScalarLog]) -> None:
         try:
-            work(self._log)
+            opened = open_log()
+            while (work := self._waiting.get()) is not None and not self._off:
+                work(opened)
+            opened.close()
         except Exception as error:  # whatever a logger raises
             self._fail(error)
 
@@ -101,49 +121,6 @@ class GuardedLog:
             *(self.name, type(error).__name__, words),
         )
         self._off = True  # last: who sees it need not wait for the words
-
-
-CLOSING = 20.0  # [s] that the end of a run waits for what has not been sent yet
-LONGEST_QUEUE = 100_000  # steps that wait to be sent; more come together only where one hangs
-
-
-class BackgroundLog(GuardedLog):
-    """Opens a logger by ``open_log`` on a thread of its own, and hands on what comes, in order.
-
-    If it fails, or cannot keep up, one warning is logged and the rest is dropped.
-    """
-
-    def __init__(self, name: str, open_log: Callable[[], ScalarLog]) -> None:
-        super().__init__(name, None)
-        self._waiting: queue.SimpleQueue[LoggerCall | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, args=(open_log,), name=f"logger {name}", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Wait for the rest, but not for ever."""
-        if self._off:
-            return
-        self._waiting.put(None)
-        self._thread.join(CLOSING)
-        if self._thread.is_alive():
-            self._fail(TimeoutError(f"it did not take all that it was sent within {CLOSING:g} s"))
-
-    def _call(self, work: LoggerCall) -> None:
-        if self._waiting.qsize() >= LONGEST_QUEUE:
-            self._fail(RuntimeError(f"{LONGEST_QUEUE} steps wait to be sent"))
-        if not self._off:
-            self._waiting.put(work)
-
-    def _run(self, open_log: Callable[[], ScalarLog]) -> None:
-        try:
-            opened = open_log()
-            while (work := self._waiting.get()) is not None and not self._off:
-                work(opened)
-            opened.close()
-        except Exception as error:
-            self._fail(error)
 
 
 IDENTITIES = "loggers.json"
@@ -168,7 +145,6 @@ class TensorboardLog:
     """Writes into ``run / "tensorboard"``; what is there of later steps is hidden."""
 
     library = "tensorboard"
-    waits = False
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -193,7 +169,6 @@ class WandbLog:
     """One run there for each run's folder: a run that is resumed goes on in it."""
 
     library = "wandb"
-    waits = True
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         import wandb
@@ -227,7 +202,6 @@ class MlflowLog:
     """One run there for each run's folder: a run that is resumed goes on in it."""
 
     library = "mlflow"
-    waits = True
 
     def __init__(self, run: Path, settings: Mapping[str, Any], step: int) -> None:
         from mlflow import MlflowClient
@@ -298,21 +272,15 @@ def check_loggers(loggers: Loggers) -> None:
 
 def open_loggers(
     loggers: Loggers, run: Path, settings: Mapping[str, Any], step: int
-) -> list[GuardedLog]:
-    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`.
-
-    Anybody's own gets a thread of its own: it may be slow.
-    """
-    made: list[GuardedLog] = []
+) -> list[BackgroundLog]:
+    """Open the loggers of a run, beside its CSV files; arguments as in `LoggerClass`."""
+    made: list[BackgroundLog] = []
     for number, logger in enumerate(loggers):
         if isinstance(logger, TargetSection):
-            name = str(logger.target)
             opening = functools.partial(_maker(number, run, settings, step), logger)
-            made.append(BackgroundLog(name, opening))
+            made.append(BackgroundLog(str(logger.target), opening))
         elif (kind := _class_of(logger)) is not None:
-            opening = functools.partial(kind, run, settings, step)
-            waits = kind.waits
-            made.append(BackgroundLog(logger, opening) if waits else GuardedLog(logger, opening()))
+            made.append(BackgroundLog(logger, functools.partial(kind, run, settings, step)))
     return made
 
 
@@ -323,8 +291,4 @@ def _maker(number: int, *given: Any) -> Maker:
 
 def _class_of(name: str) -> LoggerClass | None:
     """Import the class of a logger; the CSV files are nobody's."""
-    if name == "csv":
-        return None
-    module, _, kind = LOGGERS[name].rpartition(".")
-    found: LoggerClass = getattr(importlib.import_module(module), kind)
-    return found
+    return None if name == "csv" else cast(LoggerClass, pkgutil.resolve_name(LOGGERS[name]))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # who compares runs needs no torch
     import torch
 
     from hyperslab.comm import Grid
+    from hyperslab.formats.targets import Parameters
     from hyperslab.tensor import Sharded
 
 FloatArray = NDArray[np.float64]
@@ -41,24 +42,40 @@ FloatArray = NDArray[np.float64]
 class Predictions:
     """Holds the network's prediction for each sample beside the truth; float64 throughout.
 
-    ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; their ``_physical`` twins have
-    each parameter's own unit. ``training_mean`` (P,), normalised, is what one would predict
-    without looking at the sample; ``training_mean_physical`` (P,) the same in physical units, where
-    they are known. ``volumes`` are those that the samples are parts of; empty where that is not
-    known. ``covariance`` (N, P, P) and its physical twin are there if the network predicts them.
+    ``true`` and ``predicted`` (N, P) are normalised to [-1, 1]; ``parameters`` lead to each one's
+    own unit. ``training_mean`` (P,), normalised, is what one would predict without looking at the
+    sample. ``volumes`` are those that the samples are parts of; empty where that is not known.
+    ``covariance`` (N, P, P) is there if the network predicts it.
     """
 
-    names: tuple[str, ...]
+    parameters: Parameters
     samples: tuple[str, ...]
     true: FloatArray
     predicted: FloatArray
-    true_physical: FloatArray
-    predicted_physical: FloatArray
     training_mean: FloatArray
     volumes: tuple[str, ...] = ()
-    training_mean_physical: FloatArray | None = None
     covariance: FloatArray | None = None
-    covariance_physical: FloatArray | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.parameters.names
+
+    @property
+    def true_physical(self) -> FloatArray:
+        return self.parameters.physical(self.true)
+
+    @property
+    def predicted_physical(self) -> FloatArray:
+        return self.parameters.physical(self.predicted)
+
+    @property
+    def truths(self) -> FloatArray:
+        """Return the true values by volume (V, P)."""
+        return means_of_volumes(self.true, self.volumes)
+
+    @property
+    def of_parts(self) -> bool:
+        return len(set(self.volumes)) < len(self.volumes)
 
 
 def errors_per_parameter(p: Predictions) -> dict[str, dict[str, float]]:
@@ -73,12 +90,12 @@ def errors_of(p: Predictions, i: int) -> dict[str, float]:
     ``mse / mse_of_mean``: 1 means that nothing was learnt, 0 is perfect. ``relative_error`` is
     the mean of |predicted - true| / |true| in physical units. ``relative_error_sc18`` is that of
     Mathuriya et al. 2018, section VII-A, who divide by the prediction; to first order it is the
-    same. ``relative_error_sc18_of_mean`` is what always predicting ``training_mean_physical`` gives
-    by their formula. A number that is not defined, such as the correlation of one sample, is NaN.
+    same. ``relative_error_sc18_of_mean`` is what always predicting the training mean gives by
+    their formula. A number that is not defined, such as the correlation of one sample, is NaN.
     """
     true, predicted = p.true[:, i], p.predicted[:, i]
     true_physical, predicted_physical = p.true_physical[:, i], p.predicted_physical[:, i]
-    mean = np.nan if p.training_mean_physical is None else p.training_mean_physical[i]
+    mean = p.parameters.physical(p.training_mean)[i]
     mse = float(np.mean((predicted - true) ** 2))
     mse_of_mean = float(np.mean((p.training_mean[i] - true) ** 2))
     off = np.abs(predicted_physical - true_physical)
@@ -185,10 +202,9 @@ def averaged_over_volumes(p: Predictions) -> Predictions:
     It has no covariance: how the errors of parts of one volume go together is not predicted.
     """
     names, _ = volume_indices(p.volumes)
-    arrays = ("true", "predicted", "true_physical", "predicted_physical")
-    means: dict[str, Any] = {name: means_of_volumes(getattr(p, name), p.volumes) for name in arrays}
-    means |= {"covariance": None, "covariance_physical": None}
-    return replace(p, samples=names, volumes=names, **means)
+    predicted = means_of_volumes(p.predicted, p.volumes)
+    means = replace(p, true=p.truths, predicted=predicted, covariance=None)
+    return replace(means, samples=names, volumes=names)
 
 
 def calibration_of(validation: Predictions) -> CalibrationLines:
@@ -197,21 +213,9 @@ def calibration_of(validation: Predictions) -> CalibrationLines:
     return fit_calibration(whole.predicted, whole.true)
 
 
-def recalibrated(
-    p: Predictions, calibration: CalibrationLines, physical: Callable[[FloatArray], FloatArray]
-) -> Predictions:
-    """Replace the predictions; ``physical`` gives them (N, P) in their own units.
-
-    A covariance is left out: it is that of other predictions.
-    """
-    predicted = calibration(p.predicted)
-    return replace(
-        p,
-        predicted=predicted,
-        predicted_physical=physical(predicted),
-        covariance=None,
-        covariance_physical=None,
-    )
+def recalibrated(p: Predictions, calibration: CalibrationLines) -> Predictions:
+    """Replace the predictions, without their covariance: it is that of others."""
+    return replace(p, predicted=calibration(p.predicted), covariance=None)
 
 
 BOOTSTRAP_REPLICATES = 10_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -105,88 +105,72 @@ class MetricSums:
 
     def __init__(self, objective: Objective, grid: Grid) -> None:
         self.classes = objective.classes
-        self.mae = objective.mae
+        self.measures = objective.measures
         self.grid = grid
-        self.mean = _SampleMean(grid, 1 if self.classes else 2)
-        self.metrics = MeansOfMetrics(grid, objective.metrics)
+        errors = {} if self.classes else {"mae": objective.mae}
+        self.means = MeansOfMetrics(grid, {**errors, **objective.metrics}, known=("loss",))
         size = len(self.classes)
         self.counts = torch.zeros(size, size, dtype=torch.int64, device=grid.device)
 
     def add(self, prediction: Sharded, target: Sharded, loss: torch.Tensor) -> None:
         """Count a mini-batch; every rank calls it, and nobody waits."""
         if self.classes:
-            self.mean.add(target.shape[0], loss)
             predicted = predicted_classes(prediction)
             self.counts += count_confusion(predicted, target, len(self.classes)).sum(0)
-        else:
-            self.mean.add(target.shape[0], loss, self.mae(prediction, target))
-        self.metrics.add(prediction, target)
+        self.means.add(prediction, target, loss)
 
     def result(self) -> dict[str, float | None]:
         """Return means by the names of `Objective.measures`; all ranks call it and get the same."""
-        names = ["validation_loss", *(() if self.classes else ("validation_mae",))]
-        found: dict[str, float | None] = dict(zip(names, self.mean.result(), strict=True))
+        found = {f"validation_{name}": value for name, value in self.means.result().items()}
         if self.classes:
             whole = sum_over_ranks(self.counts, self.grid).cpu().numpy()
             for name, score in scores_of(whole, self.classes).items():
                 dice = score["dice"]
                 found[f"validation_dice_{name}"] = None if math.isnan(dice) else dice
                 found |= {f"{kind}_{name}": score[key] for kind, key in COUNTS.items()}
-        return found | {f"validation_{name}": v for name, v in self.metrics.result().items()}
+        return {name: found[name] for name in self.measures}
 
 
 class MeansOfMetrics:
     """Metrics of mini-batches, and their means over the samples of a split.
 
     Each is called with what the loss is called with, so that it is exact on cut tensors or refused.
+    ``known`` are the names of numbers that `add` is given, such as the loss itself.
+
+    They should be equal on all ranks, but a loss that is not ours may break that. As ranks decide
+    by these means what is best and whether to go on, all get the same: the largest, and no number
+    where one rank has none.
     """
 
-    def __init__(self, grid: Grid, metrics: Mapping[str, LossFunction]) -> None:
+    def __init__(
+        self, grid: Grid, metrics: Mapping[str, LossFunction], known: Sequence[str] = ()
+    ) -> None:
+        self.grid = grid
         self.metrics = metrics
-        self.mean = _SampleMean(grid, len(metrics))
+        self.names = (*known, *metrics)
+        self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=grid.device)
+        self.samples = 0
 
-    def add(self, prediction: Sharded, target: Sharded) -> None:
+    def add(self, prediction: Sharded, target: Sharded, *known: torch.Tensor) -> None:
         """Count a mini-batch.
 
         Raises:
             UnsupportedOp: a metric uses an operator that has no rule; names the metric.
         """
-        values = [self._value(name, prediction, target) for name in self.metrics]
-        if values:
-            self.mean.add(target.shape[0], *values)
+        values = [*known, *(self._value(name, prediction, target) for name in self.metrics)]
+        for place, value in enumerate(values):
+            number = value.full() if isinstance(value, Sharded) else value
+            self.sums[place] += number.detach().reshape(()).double() * target.shape[0]
+        self.samples += target.shape[0]
 
     def _value(self, name: str, prediction: Sharded, target: Sharded) -> torch.Tensor:
         try:
-            value = self.metrics[name](prediction, target)
+            return self.metrics[name](prediction, target)
         except UnsupportedOp as error:
             raise UnsupportedOp(f"metrics.{name}: {error}") from error
-        if isinstance(value, Sharded):
-            value = value.full()
-        return value.detach().reshape(()).double()
 
     def result(self) -> dict[str, float | None]:
-        """Return the means by name, the same on every rank."""
-        return dict(zip(self.metrics, self.mean.result(), strict=True))
-
-
-class _SampleMean:
-    """The mean over samples of ``size`` numbers that should be equal on all ranks.
-
-    A loss that is not ours may break that. As ranks decide by these means what is best and whether
-    to go on, all get the same: the largest, and no number where one rank has none.
-    """
-
-    def __init__(self, grid: Grid, size: int) -> None:
-        self.grid = grid
-        self.sums = torch.zeros(size, dtype=torch.float64, device=grid.device)
-        self.samples = 0
-
-    def add(self, samples: int, *values: torch.Tensor) -> None:
-        self.sums += torch.stack(values) * samples
-        self.samples += samples
-
-    def result(self) -> list[float | None]:
-        """Return the means; all ranks call it."""
+        """Return the means by name; all ranks call it and get the same."""
         sums = self.sums
         if self.grid.size > 1 and len(sums):
             missing = sums.isnan()
@@ -194,7 +178,8 @@ class _SampleMean:
             with keeping_contact("the measures of a validation"):
                 dist.all_reduce(facts, op=dist.ReduceOp.MAX, group=world())
             sums = facts[0].where(facts[1] == 0, math.nan)
-        return [value / self.samples if self.samples else None for value in sums.tolist()]
+        means = [value / self.samples if self.samples else None for value in sums.tolist()]
+        return dict(zip(self.names, means, strict=True))
 
 
 TRIED_EXTENTS = (18, 16, 14)
@@ -242,7 +227,6 @@ def refuse_stateful_metric(thing: Any, name: str) -> None:
 
 def loss_from_target(section: TargetSection, about: DataCard, key: str) -> LossFunction:
     """Return the loss, or the metric, that a recipe names, for such data; raises as `Maker`."""
-    check_loss_target(section, key)
     maker = Maker(key, A_LOSS, references=references_to_data(about.shape, outputs_of(about)))
     return with_fitting_labels(
         maker(section), about, f"{key}.target {section.target}", trains=key == "loss"

@@ -456,8 +456,7 @@ class ResultFolder:
                 name = sample if often[sample] == 1 else f"{row['name']}:{sample}"
                 unit, covariance = moments_of(np.array([outputs]), len(names))
                 pairs = np.stack([unit[0], parameters.physical(unit[0])], axis=1)
-                of_units = parameters.physical_covariance(covariance)
-                spread = spread_columns(names, covariance, of_units)
+                spread = spread_columns(parameters, covariance)
                 further = {key: values.item() for key, values in spread.items()}
                 rows.append([file, name, *pairs.ravel().tolist(), *further.values()])
         head = ["file", "sample", *kinds, *further]

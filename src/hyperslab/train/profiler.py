@@ -458,7 +458,7 @@ class StepRecorder:
         self.complete: dict[str, int] = {}  # the numbers of steps by the names of their ranges
         self.done = False
         self._since: float | None = None
-        self._step: record_function | None = None
+        self._step = ExitStack()  # the range of the step that is under way
         self._opened = 0
         self._profiler: torch.profiler.profile | None = None
         self._marks = ExitStack()
@@ -475,8 +475,7 @@ class StepRecorder:
             self._start()
         if self.recording:
             self._opened += 1
-            self._step = record_function(f"{STEP_MARK}{self._opened}")
-            self._step.__enter__()
+            self._step.enter_context(record_function(f"{STEP_MARK}{self._opened}"))
         self._since = time.perf_counter()
 
     def end_step(self, number: int, *, keep: bool = True) -> None:
@@ -488,7 +487,7 @@ class StepRecorder:
         if not self.recording:
             self.passed += [seconds] if keep else []
             return
-        self._close_step()
+        self._step.close()
         if keep:
             self.complete[f"{STEP_MARK}{self._opened}"] = number
         if len(self.complete) > self.policy.steps:
@@ -503,11 +502,6 @@ class StepRecorder:
         self._marks.enter_context(marks(self.model))
         self._profiler = torch.profiler.profile(activities=kinds)
         self._profiler.start()
-
-    def _close_step(self) -> None:
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-            self._step = None
 
     def finish(self, ended: str | None) -> None:
         """Write what there is; ``ended`` says why there is not more.
@@ -542,7 +536,7 @@ class StepRecorder:
         profiler = self._profiler
         if profiler is None:
             return []
-        self._close_step()
+        self._step.close()
         self._marks.close()
         self.settle()
         profiler.stop()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,18 +70,8 @@ def lock_run(run: Path) -> Iterator[None]:
         yield
 
 
-ASK_AGAIN = 0.5
-"""Waits so long [s] before it tries a run's folder again."""
-
-
-def await_run(run: Path) -> None:
-    """Wait for ranks whose launcher was killed: they write a checkpoint and end."""
-    for _ in awaiting_run(run):
-        time.sleep(ASK_AGAIN)
-
-
 def awaiting_run(run: Path) -> Iterator[None]:
-    """Yield until ranks whose launcher was killed have ended, see `await_run`."""
+    """Yield until ranks whose launcher was killed have ended: they write a checkpoint first."""
     told = False
     while True:
         try:

@@ -90,8 +90,8 @@ def arithmetic(recipe: Recipe, *, same_shapes: bool) -> Iterator[None]:
             torch.backends.cudnn.benchmark = before
 
 
-class LossScaler:
-    """Scales the loss of a run in float16, whose small gradients would be zero; torch's GradScaler.
+class LossScaler(torch.amp.GradScaler):
+    """Scales the loss of a run in float16, whose small gradients would be zero, for a grid.
 
     [Note: float16 on a grid] Until gradients are averaged they are those of the sum of all ranks'
     losses, of which each is the global mean: in a cut network as many times the serial ones as
@@ -104,36 +104,18 @@ class LossScaler:
 
     def __init__(self, grid: Grid, precision: str) -> None:
         self.ranks = grid.size
-        self.on = precision == "float16"
-        first = self.FIRST / grid.size
-        self.scaler = torch.amp.GradScaler(grid.device.type, init_scale=first, enabled=self.on)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self.scaler.scale(loss).backward()
-
-    @property
-    def scale(self) -> float:
-        """Return by how much the gradients of the last pass are too large; 1 where none is set."""
-        return self.scaler.get_scale()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, for code that looks at them before the step."""
-        self.scaler.unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the optimizer's step if all gradients are finite, which is the same on all ranks."""
-        self.scaler.step(optimizer)
-        self.scaler.update()
+        on = precision == "float16"
+        super().__init__(grid.device.type, init_scale=self.FIRST / grid.size, enabled=on)
 
     def state_dict(self) -> dict[str, Any]:
         """Return its state as on one rank; empty where there is no scale."""
-        state = self.scaler.state_dict()
+        state = super().state_dict()
         return {**state, "scale": state["scale"] * self.ranks} if state else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with a state that any grid has written; an empty one is left."""
-        if self.on and state:
-            self.scaler.load_state_dict({**state, "scale": state["scale"] / self.ranks})
+        if state and self.is_enabled():
+            super().load_state_dict({**state, "scale": state["scale"] / self.ranks})
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +253,6 @@ class PendingStep:
     vote: Vote
     samples: int
     facts: dict[str, Any]
-
-    def row(self, verdict: Verdict) -> dict[str, Any]:
-        """Return the step's row of the history."""
-        return {
-            **self.facts,
-            "loss": verdict.loss,
-            "wait_seconds": verdict.wait_seconds,
-            "memory_bytes": verdict.memory_bytes,
-        }
 
 
 class StepClock:

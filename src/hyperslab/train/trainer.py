@@ -215,7 +215,13 @@ class Progress:
         self.at.samples += done.samples
         self.at.seconds += done.facts["step_seconds"]
         if self.reporter is not None:
-            self.reporter.step(done.row(verdict))
+            row = {
+                **done.facts,
+                "loss": verdict.loss,
+                "wait_seconds": verdict.wait_seconds,
+                "memory_bytes": verdict.memory_bytes,
+            }
+            self.reporter.step(row)
         return verdict.signal
 
     def _diverged(self, what: str, step: int, epoch: int, where: str = "") -> DivergedError:
@@ -346,7 +352,7 @@ class Trainer:
                 with self.autocast():
                     prediction = self.model(x)
                     loss = self.objective.loss(prediction, y) * (x.shape[0] / planned)
-                self.scaler.backward(loss)
+                self.scaler.scale(loss).backward()
             losses.append(loss.detach())
         if seen != planned:  # samples were left out because they could not be read
             foreach_multiply_(
@@ -355,9 +361,10 @@ class Trainer:
         if states:
             self.measure_layers(x, states)
         if self.recipe.optimizer.clip is not None:
-            self.scaler.unscale(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip)
-        self.scaler.step(self.optimizer)
+        self.scaler.step(self.optimizer)  # if all gradients are finite, the same on all ranks
+        self.scaler.update()
         if self.average is not None:
             self.average.update(self.at.step + 1)
         self.schedule.step()
@@ -374,7 +381,7 @@ class Trainer:
     def measure_layers(self, x: Sharded, states: RandomStates) -> None:
         """Record what layers say of ``x``, run from these random states, and their gradients."""
         with repeating(self.model, self.grid.device, states), self.autocast():
-            rows = layer_rows(self.model, lambda: self.model(x), self.scaler.scale)
+            rows = layer_rows(self.model, lambda: self.model(x), self.scaler.get_scale())
         if self.progress.reporter is not None:
             self.progress.reporter.layers(rows, self.at.step + 1)
 

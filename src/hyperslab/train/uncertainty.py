@@ -16,12 +16,12 @@ Legend: N samples, P parameters, V volumes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hyperslab.formats.targets import Parameters
 from hyperslab.train.metrics import FloatArray, Predictions
 
 LEVELS = (68, 95)  # [%] of the intervals whose coverage is measured
@@ -49,10 +49,10 @@ def standard_deviations(covariance: FloatArray) -> FloatArray:
     return found
 
 
-def spread_columns(
-    names: Sequence[str], covariance: FloatArray | None, physical: FloatArray | None
-) -> dict[str, FloatArray]:
+def spread_columns(parameters: Parameters, covariance: FloatArray | None) -> dict[str, FloatArray]:
     """Return columns (N,) of a table: deviations, normalised and physical, and covariances."""
+    names = parameters.names
+    physical = parameters.physical_covariance(covariance)
     if covariance is None or physical is None:
         return {}
     found: dict[str, FloatArray] = {}

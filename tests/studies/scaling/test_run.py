@@ -215,7 +215,7 @@ def test_a_study_waits_for_ranks_that_its_last_start_has_left(
     partial = tmp_path / f".{POINT.name}.partial"
     partial.mkdir()
     waited: list[Path] = []
-    monkeypatch.setattr(measuring, "await_run", waited.append)
+    monkeypatch.setattr(measuring, "awaiting_run", lambda run: iter(waited.append(run) or ()))
 
     def ends(*_: object, **__: float) -> None:
         assert waited == [partial]

@@ -15,7 +15,7 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.train import loggers
 from hyperslab.train.history import STEP_COLUMNS, Reporter
-from hyperslab.train.loggers import BackgroundLog, GuardedLog, run_identity
+from hyperslab.train.loggers import BackgroundLog, run_identity
 from hyperslab.train.run import train
 from tests.train.universes import narrow_network, write_recipe
 
@@ -47,12 +47,9 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_one_warning_and_the_rest_is_dropped(
-    behind: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_warning_and_the_rest_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing(2)
-    logger = BackgroundLog("own", lambda: failing) if behind else GuardedLog("own", failing)
+    logger = BackgroundLog("own", lambda: failing)
     for step in range(1, 6):
         logger.add({"loss": 1.0}, step)
         logger.flush()
@@ -96,7 +93,7 @@ def test_nobody_waits_for_one_that_hangs(
 def test_the_history_goes_on_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reporter = Reporter(tmp_path, measures=(), step=0, epoch=0, total_steps=4, loggers=["csv"])
     assert reporter.loggers == []
-    reporter.loggers.append(GuardedLog("own", Failing(1)))
+    reporter.loggers.append(BackgroundLog("own", lambda: Failing(1)))
     for step in range(1, 4):
         reporter.step({**dict.fromkeys(STEP_COLUMNS, 1.0), "step": step})
     reporter.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hyperslab.formats.targets import Parameters
 from hyperslab.train.metrics import (
     Predictions,
     averaged_over_volumes,
@@ -29,8 +30,8 @@ def hedging(volumes: int, parts: int, seed: int) -> Predictions:
     true = true[shuffled]
     order = tuple(names[i] for i in shuffled)
     samples = tuple(f"{name}_{i}" for i, name in enumerate(order))
-    scaled = (3 * true + 1, 3 * predicted + 1)
-    return Predictions(NAMES, samples, true, predicted, *scaled, np.zeros(2), order)
+    scaled = Parameters(NAMES, (1.0, 1.0), (3.0, 3.0))
+    return Predictions(scaled, samples, true, predicted, np.zeros(2), order)
 
 
 def test_means_are_those_of_plain_loops() -> None:
@@ -69,7 +70,7 @@ def test_a_constant_prediction_becomes_the_mean_of_the_truths() -> None:
 def test_averages_of_hedging_parts_need_recalibration() -> None:
     test = averaged_over_volumes(hedging(60, 64, 3))
     lines = calibration_of(hedging(60, 64, 4))
-    better = recalibrated(test, lines, lambda unit: 3 * unit + 1)
+    better = recalibrated(test, lines)
     for name in NAMES:
         plain = errors_per_parameter(test)[name]["ratio"]
         assert plain > 0.6, "an average of cautious answers is cautious"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from hyperslab.formats.targets import Parameters
 from hyperslab.train.metrics import Predictions, averaged_over_volumes, calibration_of, recalibrated
 from hyperslab.train.uncertainty import (
     binomial_band,
@@ -22,7 +23,7 @@ from hyperslab.train.uncertainty import (
 )
 
 NAMES = ("Omega_m", "sigma_8", "n_s")
-SCALE = np.array([0.03, 0.08, 7.0])
+PARAMETERS = Parameters(NAMES, (0.0, 0.0, 0.0), (0.03, 0.08, 7.0))
 
 
 def drawn(samples: int, *, width: float = 1.0, shift: float = 0.0, parts: int = 1) -> Predictions:
@@ -40,16 +41,13 @@ def drawn(samples: int, *, width: float = 1.0, shift: float = 0.0, parts: int = 
     )
     names = [str(i) for i in range(samples * parts)]
     return Predictions(
-        NAMES,
+        PARAMETERS,
         tuple(names),
         true,
         predicted,
-        true * SCALE,
-        predicted * SCALE,
         np.zeros(3),
         tuple(str(int(name) // parts) for name in names),
         covariance=covariance,
-        covariance_physical=covariance * np.outer(SCALE, SCALE),
     )
 
 
@@ -125,10 +123,9 @@ def test_parts_of_a_volume_count_once() -> None:
 def test_averages_and_recalibrated_predictions_have_no_covariance() -> None:
     p = drawn(20, parts=2)
     averaged = averaged_over_volumes(p)
-    line = recalibrated(p, calibration_of(p), lambda unit: unit * SCALE)
+    line = recalibrated(p, calibration_of(p))
     for other in (averaged, line):
         assert other.covariance is None
-        assert other.covariance_physical is None
         assert uncertainty_of(other) == {}
 
 
@@ -175,7 +172,7 @@ def test_wilsons_interval_is_scipys_and_the_bands_other_side(count: int, share: 
 def test_columns_are_deviations_and_the_lower_triangle() -> None:
     p = drawn(6)
     assert p.covariance is not None
-    columns = spread_columns(NAMES, p.covariance, p.covariance_physical)
+    columns = spread_columns(PARAMETERS, p.covariance)
     assert list(columns) == [
         *(f"{kind}_{name}" for kind in ("std", "std_phys") for name in NAMES),
         "covariance_sigma_8_Omega_m",
@@ -185,7 +182,7 @@ def test_columns_are_deviations_and_the_lower_triangle() -> None:
     np.testing.assert_allclose(columns["std_n_s"] ** 2, p.covariance[:, 2, 2])
     np.testing.assert_allclose(columns["std_phys_n_s"], 7 * columns["std_n_s"])
     np.testing.assert_array_equal(columns["covariance_n_s_sigma_8"], p.covariance[:, 2, 1])
-    assert spread_columns(NAMES, None, None) == {}
+    assert spread_columns(PARAMETERS, None) == {}
 
 
 def test_as_many_outputs_as_parameters_are_means_alone() -> None:

@@ -29,7 +29,7 @@ from hyperslab.studies.table import (
     number,
     slug,
 )
-from hyperslab.train.metrics import ConfidenceInterval, FloatArray
+from hyperslab.train.metrics import ConfidenceInterval, FloatArray, fit_calibration
 
 Ratios = Mapping[str, ConfidenceInterval]
 
@@ -244,18 +244,10 @@ def fitted_band(
     if len(x) < FEWEST_VOLUMES or np.ptp(x) == 0:
         return None
     drawn = np.random.default_rng(0).integers(0, len(x), (DRAWN_LINES, len(x)))
-    x_drawn = x[drawn]
-    y_drawn = y[drawn]
-    x_mean = x_drawn.mean(1)
-    y_mean = y_drawn.mean(1)
-    # Least squares of all draws at once; one of equal true values has no slope.
-    off = x_drawn - x_mean[:, None]
-    spread = (off**2).sum(1)
-    usable = spread > 0
-    slope = (off * (y_drawn - y_mean[:, None])).sum(1)[usable] / spread[usable]
+    drawn = drawn[np.ptp(x[drawn], axis=1) > 0]  # one of equal true values has no slope
+    lines = fit_calibration(x[drawn].T, y[drawn].T)
     places = np.linspace(x.min(), x.max(), 40)
-    lines = y_mean[usable, None] + slope[:, None] * (places - x_mean[usable, None])
-    lower, upper = np.quantile(lines, [0.025, 0.975], axis=0)
+    lower, upper = np.quantile(lines(places[:, None]), [0.025, 0.975], axis=1)
     return places, lower, upper
 
 

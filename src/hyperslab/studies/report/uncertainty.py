@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hyperslab.studies.configurations import predictions_of_table
 from hyperslab.studies.report.canvas import FIRST, INK, MUTED, SERIES, Canvas, Picture
 from hyperslab.studies.report.html import Block, Figures, Heading
-from hyperslab.studies.run_folder import Run, read_words
+from hyperslab.studies.run_folder import Run
 from hyperslab.studies.table import DASH, Table, TableCell, TableRow, label, number, slug
-from hyperslab.train.metrics import Predictions
 from hyperslab.train.uncertainty import LEVELS, RankStatistics, binomial_band, rank_statistics
 
 DASHES = ("-", "--", "-.", ":")
@@ -28,9 +28,11 @@ def uncertainty_blocks(run: Run) -> list[Block]:
     Raises:
         DataError: predictions with deviations do not say of which volumes they are.
     """
-    p = _predictions(run)
-    if p is None:
+    names = tuple(run.errors)
+    if not all(f"std_{name}" in run.predictions for name in names):
         return []
+    path = run.path / "evaluation" / "predictions.csv"
+    p = predictions_of_table(run.predictions, path, names, np.zeros(len(names)))
     each, joint = rank_statistics(p)
     volumes = len(set(p.volumes))
     rows = [_row(label(name), found.facts(volumes)) for name, found in each.items()]
@@ -48,29 +50,6 @@ def uncertainty_blocks(run: Run) -> list[Block]:
         Heading("Ranks of the true values"),
         Figures([_ranks(name, found, volumes) for name, found in each.items()], "small"),
     ]
-
-
-def _predictions(run: Run) -> Predictions | None:
-    """Puts the columns of an evaluation's table together again; None where some are missing."""
-    found = run.predictions
-    names = tuple(run.errors)
-    if not all(f"std_{name}" in found for name in names):
-        return None
-    true, predicted, deviation = (
-        np.stack([found[f"{kind}_{name}"] for name in names], axis=1)
-        for kind in ("true", "predicted", "std")
-    )
-    covariance = deviation[:, :, None] ** 2 * np.eye(len(names))
-    for i, name in enumerate(names):
-        for j, other in enumerate(names[:i]):
-            missing = np.full(len(true), np.nan)
-            both = found.get(f"covariance_{name}_{other}", missing)
-            covariance[:, i, j] = covariance[:, j, i] = both
-    volumes = read_words(run.path / "evaluation" / "predictions.csv", "volume")
-    mean = np.zeros(len(names))
-    return Predictions(
-        names, volumes, true, predicted, true, predicted, mean, volumes, covariance=covariance
-    )
 
 
 def _row(name: str, facts: Mapping[str, Any]) -> TableRow:

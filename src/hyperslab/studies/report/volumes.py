@@ -27,7 +27,7 @@ from hyperslab.data import Hdf5Folder, Source
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
 from hyperslab.formats.registry import find_format, named, scanned
-from hyperslab.formats.source import Extras, ScanOptions, SourceView
+from hyperslab.formats.source import Extras, SourceView
 from hyperslab.formats.targets import LIVER
 from hyperslab.formats.views import selected
 from hyperslab.geometry import Box, Cut, Window
@@ -80,7 +80,7 @@ def _open_volumes(run: Run, choose: Callable[[Path, list[Path]], Path]) -> Sourc
 def _open_folder(
     folder: Path, data: DataSection, choose: Callable[[Path, list[Path]], Path]
 ) -> Source:
-    options = ScanOptions(data.channels, data.format, allowed=data.allowed, mapping=data.mapping)
+    options = data.scan_options
     if os.path.exists(folder):  # False for names that no system takes, too
         if options.mapping is None and options.format is None:
             options = replace(options, format=find_format(folder)[0].name)

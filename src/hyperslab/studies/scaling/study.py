@@ -31,7 +31,7 @@ from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
 from hyperslab.studies.scaling.points import RefusedPoint, ScalingKind, ScalingPoint, not_here
-from hyperslab.train.run import await_run
+from hyperslab.train.run import awaiting_run
 from hyperslab.util.atomic_files import partial_path
 
 log = logging.getLogger("hyperslab")
@@ -302,7 +302,7 @@ class StudyRequest:
         file = partial / "recipe.yaml"
         with errors.system_errors_as(errors.RecipeError, f"cannot write into {self.output}"):
             if partial.is_dir():
-                await_run(partial)
+                finish(awaiting_run(partial))
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             recipe = point.recipe(self.recipe, output=partial, epochs=self.epochs)

@@ -16,6 +16,7 @@ import numpy as np
 import rich.table
 import torch
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -232,39 +233,33 @@ def _bars(axes: Axes, study: Study) -> None:
         seconds = np.array([found.seconds for _, found in measured])
         upper = [found.upper for _, found in measured]
         spread = [seconds - [found.lower for _, found in measured], upper - seconds]
-        axes.bar(
+        bars = axes.bar(
             places, seconds, width, color=FIRST, yerr=spread,
             error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
             label="measured (median, quartiles)",
         )  # fmt: skip
-        _annotate(axes, places, upper, study.speeds("measured"))
+        _letter_bars(axes, bars, study.speeds("measured"))
         tops += upper
     if predicted:
         places = [place + shifts[place] for place, _ in predicted]
         below = np.zeros(len(predicted))
         for name, (colour, fields) in STEP_PARTS.items():
             seconds = np.array([sum(getattr(p.parts, f) for f in fields) for _, p in predicted])
-            axes.bar(
+            bars = axes.bar(
                 places, seconds, width, bottom=below, color=colour, alpha=0.6, hatch="////",
                 edgecolor="white", linewidth=0.5, label=f"predicted: {name}",
             )  # fmt: skip
             below += seconds
-        _annotate(axes, places, below, study.speeds("predicted"))
+        _letter_bars(axes, bars, study.speeds("predicted"))
         tops += below.tolist()
     axes.set_xticks(range(len(rows)), [_point_label(row) for row in rows])
     axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops)), xlim=(-0.6, len(rows) - 0.4))
 
 
-def _annotate(
-    axes: Axes, places: Iterable[float], tops: Iterable[float], speeds: Iterable[Speed | None]
-) -> None:
+def _letter_bars(axes: Axes, bars: BarContainer, speeds: Iterable[Speed | None]) -> None:
     """Writes throughput [samples/s] and speed-up above bars, as in the paper."""
-    known = [speed for speed in speeds if speed is not None]
-    for place, top, speed in zip(places, tops, known, strict=True):
-        axes.annotate(
-            _speed_words(speed), (place, top), xytext=(0, 3), textcoords="offset points",
-            ha="center", va="bottom", fontsize=7.5,
-        )  # fmt: skip
+    words = [_speed_words(speed) for speed in speeds if speed is not None]
+    axes.bar_label(bars, words, padding=3, fontsize=7.5)
 
 
 def _speed_words(speed: Speed) -> str:
