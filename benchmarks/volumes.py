@@ -12,7 +12,7 @@ import numpy as np
 from hyperslab.formats.storage import default_chunk_side
 from hyperslab.simulate.parameters import NAMES
 from hyperslab.simulate.universes import universe_path
-from hyperslab.util.atomic_files import written_aside
+from hyperslab.util.atomic_files import created_aside
 
 REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 KINDS = ("chunked", "plain")
@@ -26,8 +26,8 @@ def make(folder: Path, side: int, kind: str, count: int) -> Path:
     for index in range(count):
         path = universe_path(within, index)
         if not path.exists():
-            with written_aside(path) as partial:
-                _write(partial, side, kind == "chunked", index)
+            with created_aside(path) as partial:
+                _write(Path(partial.name), side, kind == "chunked", index)
     return within
 
 
@@ -36,7 +36,7 @@ def _write(path: Path, side: int, chunked: bool, index: int) -> None:
     random = np.random.default_rng(index)
     plane = random.poisson(1.0, (side, side, len(REDSHIFTS))).astype(np.int16)
     thick = default_chunk_side(side)
-    with h5py.File(path, "w", locking=False) as file:  # written_aside has locked it
+    with h5py.File(path, "w", locking=False) as file:  # created_aside has locked it
         volume = file.create_dataset(
             "full",
             (side, *plane.shape),

@@ -66,10 +66,6 @@ LOADERS = {"torch": {"load"}, "torch.jit": {"load"}, "jit": {"load"}, "yaml": {"
 
 ALLOWED = {
     ("comm/agreement.py", "pickle"): "an exception of this process, to see if another one can",
-    (
-        "comm/agreement.py",
-        "Unpickler",
-    ): "what the main rank sends, its tensors apart: nothing of files",
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "gather_object"): "from rank to rank, nothing of files",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import collectives, communicator
+from hyperslab.comm import communicator
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import UnsupportedOp
 from hyperslab.parallel import averaging
@@ -63,7 +63,7 @@ def as_nccl() -> Iterator[None]:
 
     with ExitStack() as stack:
         parallel = sys.modules["hyperslab.parallel.parallelize"]  # a function has its name
-        for module in (communicator, collectives, averaging, parallel):
+        for module in (communicator, averaging, parallel):
             stack.enter_context(mock.patch.object(module, "shared_channels", return_value=None))
         stack.enter_context(mock.patch.object(dist, "all_reduce", all_reduce))
         stack.enter_context(mock.patch.object(dist, "broadcast", checked_broadcast))

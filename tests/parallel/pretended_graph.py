@@ -23,7 +23,7 @@ from hyperslab.util.torch_internals import without_dispatch_modes
 from tests.parallel.waiting import READS
 
 _aten = torch.ops.aten
-SHARING = ("comm.communicator", "comm.collectives", "parallel.averaging", "parallel.parallelize")
+SHARING = ("comm.communicator", "parallel.averaging", "parallel.parallelize")
 NOTHING_QUEUED = {  # memory is taken at the capture alone
     _aten.empty,
     _aten.empty_like,

@@ -160,15 +160,18 @@ def test_a_batch_under_way_to_the_device_is_not_lent(
         part = Partition(shape, (None,) * 5)
         return LocalBatch(values, torch.zeros(1, 2), part, part, (0,), kept=False)
 
-    copy = DeviceCopy(torch.device("cpu"), load, lambda: buffers)
+    grid = SimpleNamespace(device=torch.device("cpu"))
+    planner = SimpleNamespace(boxes=SimpleNamespace(grid=grid))
+    assembler: Any = SimpleNamespace(load=load, buffers=buffers, planner=planner)
+    copy = DeviceCopy(assembler)
     events = [Copied(), Copied()]
     copy.stream = SimpleNamespace(record_event=iter(events).__next__)  # type: ignore[assignment]
-    first = copy.start(0, 0)
+    first = copy.start(0, 0, None)
     assert first is not None
     assert first.arrived is events[0]
     address = first.values.data_ptr()
     del first
-    second = copy.start(0, 1)
+    second = copy.start(0, 1, None)
     assert second is not None
     assert second.values.data_ptr() != address
     events[0].done = True
