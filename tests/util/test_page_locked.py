@@ -45,6 +45,8 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> Cudart:
     fake = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
     own = torch.empty
+    with torch.device("meta"):
+        own(0)  # now torch has noted what makes tensors: it would keep the one below for ever
 
     def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
         made = own(*size, **options)
