@@ -43,12 +43,14 @@ def test_a_rank_that_the_c_library_ended_quotes_its_words_and_the_innermost_call
     output = tmp_path / "stderr.log"
     before = [f"step {i}" for i in range(20)] + ["double free or corruption"]
     calls = [f'  File "deep.py", line {i}' for i in range(40)]
-    dump = ["Fatal Python error: Aborted", "", "Current thread 0x1:", *calls]
+    other = ["Thread 0x2:", *(f'  File "reader.py", line {i}' for i in range(20)), ""]
+    dump = ["Fatal Python error: Aborted", "", *other, "Current thread 0x1:", *calls]
     output.write_text("\n".join(before + dump))
     error = str(explain(failure(0, -signal.SIGABRT), output={0: output}))
     assert "| double free or corruption\n" in error
     assert 'deep.py", line 0\n' in error
     assert 'deep.py", line 39' not in error
+    assert "reader.py" not in error
     assert len(error.splitlines()) < 20
 
 

@@ -98,7 +98,11 @@ def aten_backward(
         wide = aten_backward(*operands, options, padding, needs)
         dx, dw, db = (None if one is None else one.to(x.dtype) for one in wide)
         return dx, dw, db
-    if not (needs[0] or needs[1]) or not kernel_is_larger(x, weight, options):
+    plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
+    shapes = tuple(x.shape), tuple(weight.shape)
+    if not plain_on_cpu or not (
+        problem_for("weight", *shapes, x.dtype, options, tuple(padding)).outreaches
+    ):
         return aten_gradients(gradient, x, weight, options, padding, needs)
     margins = margins_of(padding)
     x = F.pad(x, margins)
@@ -123,6 +127,9 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
         x, weight = in_channels_last(F.pad(first, channel)), F.pad(weight, channel)
         return guarded(run, problem.with_empty_channel(), x, weight, bias)
+    if problem.skips_planes:
+        read = in_channels_last(first[:, :, :: problem.options.stride[0]])
+        return guarded(run, problem.of_planes_read(), read, *others)
     if problem.skips_voxels:
         read = first[:, :, *(slice(None, None, step) for step in problem.options.stride)]
         return guarded(run, problem.of_voxels_read(), in_channels_last(read), *others)

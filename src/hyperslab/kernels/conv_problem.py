@@ -111,7 +111,7 @@ def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.
 
 
 def _channel_blocks(channels: int, groups: int) -> set[int]:
-    """Lists the blocks of 16 channels that a thread may have of a volume, by how many share it."""
+    """Counts the blocks of 16 channels of a thread, for each number of threads that share them."""
     blocks = -(-channels // groups // 16)
     return {-(-blocks // threads) for threads in range(1, blocks + 1)}
 
@@ -180,10 +180,19 @@ class Problem:
         return any(k < s for k, s in zip(self.kernel[:2], self.options.stride[:2], strict=True))
 
     @cached_property
+    def skips_planes(self) -> bool:
+        """Says if windows of one plane leave out planes between them, in bfloat16.
+
+        With AMX oneDNN computes many channels wrong there, or crashes.
+        """
+        one = self.options.stride[0] > self.kernel[0] == 1 and not self.padding[0]
+        return self.task == "forward" and one and self.dtype == torch.bfloat16
+
+    @cached_property
     def skips_voxels(self) -> bool:
         """Says if the weight's gradient reads single voxels some way apart.
 
-        Of fewer channels than oneDNN works on at a time it writes beyond its memory.
+        OneDNN writes beyond its memory where they have fewer channels than it works on at a time.
         """
         apart = max(self.options.stride) > max(self.kernel) == 1
         return self.task == "weight" and apart and not any(self.padding)
@@ -222,7 +231,8 @@ class Problem:
     def has_lone_column(self) -> bool:
         """Says if one output in the last dim is made by a step of several voxels.
 
-        Of one channel oneDNN computes it wrong in any type, of more with AMX in bfloat16.
+        Of one channel oneDNN computes it wrong in any type, of more in bfloat16 with AMX; there is
+        one way for all processors, as a column is little work.
         """
         wrong = self.weight[1] == 1 or self.dtype == torch.bfloat16
         one = self.task == "forward" and self.y[-1] == 1
@@ -253,7 +263,7 @@ class Problem:
         return not all(self._fits_tiles(*case) for case in cases)
 
     def _fits_tiles(self, inputs: int, outputs: int, columns: int, cache: int) -> bool:
-        """Repeats how oneDNN cuts rows and planes for so many blocks of channels a thread."""
+        """Says if all rows fit, by how oneDNN cuts for so many blocks of channels a thread."""
         (depth, height, width), (planes, rows, _) = self.x[2:], self.y[2:]
         spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.options.dilation, strict=True)]
 
@@ -303,8 +313,15 @@ class Problem:
         weight = (self.weight[0], self.weight[1] + 1, *self.kernel)
         return problem_for(self.task, x, weight, self.dtype, self.options, self.padding)
 
+    def of_planes_read(self) -> Problem:
+        """Returns the pass over only those planes that are read, see `skips_planes`."""
+        stride, dilation = (1, *self.options.stride[1:]), (1, *self.options.dilation[1:])
+        options = replace(self.options, stride=stride, dilation=dilation)
+        x = (*self.x[:2], self.y[2], *self.x[3:])
+        return problem_for(self.task, x, self.weight, self.dtype, options, self.padding)
+
     def of_voxels_read(self) -> Problem:
-        """Returns the pass over the voxels that are read alone, see `skips_voxels`."""
+        """Returns the pass over only those voxels that are read, see `skips_voxels`."""
         one = (1,) * len(self.kernel)
         options = replace(self.options, stride=one, dilation=one)
         x = (*self.x[:2], *self.y[2:])

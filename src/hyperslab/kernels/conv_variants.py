@@ -622,7 +622,7 @@ INPUT_VARIANTS: ConvVariants = {
 
 def overruns(problem: Problem) -> bool:
     """Says if oneDNN's weight gradient may damage memory on this processor."""
-    return problem.overruns_tiles and processor_has_matrix_tiles()
+    return processor_has_matrix_tiles() and problem.overruns_tiles
 
 
 def torch_has_weight_pass(problem: Problem) -> bool:

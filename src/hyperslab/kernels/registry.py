@@ -420,6 +420,7 @@ WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
 
 
 def _in_tiles(problem: Problem) -> bool:
+    """Says if oneDNN has kernels for AMX for it."""
     # There oneDNN multiplies eight times as many numbers of bfloat16 at a time as in registers.
     return problem.dtype == torch.bfloat16 and processor_has_matrix_tiles()
 
@@ -458,6 +459,7 @@ def _small_tiles(problem: Problem) -> bool:
 
 
 def _sums_pay(problem: Problem) -> bool:
+    """Says if Winograd's sums take less time than the products that they save."""
     if _in_tiles(problem) and not overruns(problem):
         return False
     return problem.weight_to_volumes <= WEIGHT_TO_VOLUMES[problem.dtype]
@@ -635,7 +637,7 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "registers",
-            f"{FEW}; with AMX single voxels and at most {FEWEST_CHANNELS} of either",
+            f"{FEW}; with AMX, single voxels and at most {FEWEST_CHANNELS} of one volume",
             FEW_REASON,
             _fewest_channels,
         ),

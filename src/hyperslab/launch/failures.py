@@ -155,9 +155,12 @@ def _quote_output(output: Path | None) -> str:
         lines = output.read_text(errors="replace").splitlines() if output else []
     except OSError:
         return ""
-    # Python writes where a process was ended, the innermost call first; the C library just before.
+    # Where Python wrote its calls as it was ended, what the C library said is before them; the
+    # thread that was ended is the last one, and its innermost call the first.
     dumps = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
-    first = max(0, dumps[-1] - LINES_BEFORE_DUMP) if dumps else -LINES_QUOTED
-    lines = lines[first:][:LINES_QUOTED]
-    shown = "".join(f"\n    | {line}" for line in lines)
+    ended = [i for i, line in enumerate(lines) if line.startswith("Current thread ")]
+    if dumps and ended and ended[-1] > dumps[-1]:
+        lines = [*lines[max(0, dumps[-1] - LINES_BEFORE_DUMP) : dumps[-1] + 1], *lines[ended[-1] :]]
+        lines = lines[:LINES_QUOTED]
+    shown = "".join(f"\n    | {line}" for line in lines[-LINES_QUOTED:])
     return f"\n    its last lines, from {output}:{shown}" if lines else ""

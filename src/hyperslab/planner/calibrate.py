@@ -196,7 +196,7 @@ def operators_of_grids(
 ) -> Iterator[LocalOperator]:
     """Traces a step on each grid of so many ranks, of one rank for each kind of position.
 
-    Grids on which it cannot run are left out. ``where`` its recipe is, for errors.
+    Grids on which it cannot run are left out. ``where`` is its recipe's file, named in errors.
 
     Raises:
         LayoutError: it cannot run on any grid of so many ranks; says why for one.

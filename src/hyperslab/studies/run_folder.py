@@ -270,7 +270,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Columns:
 def _read_thinly(path: Path, columns: Sequence[str]) -> tuple[Columns, int]:
     """Reads a table as `read_table`; of a long one each ``stride``-th row and the last, and that.
 
-    As `_thinned` does, with `MOST_THIN_CELLS`.
+    It holds at most `MOST_THIN_CELLS`, as what `_thinned` leaves.
     """
     if not path.exists():
         return {}, 1

@@ -15,14 +15,13 @@ import importlib
 import json
 import logging
 import os
-import pkgutil
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import Maker, RightKind
@@ -291,4 +290,8 @@ def _maker(number: int, *given: Any) -> Maker:
 
 def _class_of(name: str) -> LoggerClass | None:
     """Import the class of a logger; the CSV files are nobody's."""
-    return None if name == "csv" else cast(LoggerClass, pkgutil.resolve_name(LOGGERS[name]))
+    if name == "csv":
+        return None
+    module, _, kind = LOGGERS[name].rpartition(".")
+    found: LoggerClass = getattr(importlib.import_module(module), kind)
+    return found

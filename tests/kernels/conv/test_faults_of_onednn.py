@@ -87,6 +87,12 @@ def test_one_output_in_the_last_dim_of_many_channels(x: tuple[int, ...]) -> None
     check(problem)
 
 
+def test_windows_of_one_plane_that_leave_out_planes() -> None:
+    problem = problem_of("forward", HALF, (2, 32, 7, 21, 4), 2, (1, 5, 2), (3, 2, 2), (0, 0, 0))
+    assert problem.skips_planes
+    check(problem)
+
+
 def test_voxels_some_way_apart_of_few_channels() -> None:
     problem = problem_of("weight", FLOAT, (2, 12, 96, 96), 48, (1, 1), (2, 2), (0, 0))
     assert problem.skips_voxels
@@ -125,12 +131,14 @@ def test_rows_that_outgrow_the_cache_over_few_planes(problem: Problem, variant: 
         check(problem)
 
 
+@pytest.mark.skipif(not registry.onednn_supports(HALF), reason="no AVX-512 here")
 @pytest.mark.parametrize("problem", OVERRUNS)
 def test_the_rule_goes_round_it_where_there_are_tiles(
     problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tiles in (True, False):
-        monkeypatch.setattr(conv_variants, "processor_has_matrix_tiles", lambda tiles=tiles: tiles)
+        for module in (conv_variants, registry):
+            monkeypatch.setattr(module, "processor_has_matrix_tiles", lambda tiles=tiles: tiles)
         assert (registry.choose("conv weight", problem) == "turned") == tiles
 
 
@@ -144,15 +152,28 @@ def test_depth_and_height_change_places_only_where_that_helps() -> None:
 
 
 @pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize(
+    ("extents", "kernel", "stride", "padding"),
+    [
+        ((4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+        ((2, 6, 3), (7, 6, 4), (2, 2, 2), (6, 3, 2)),  # kernels as large as the volume, or larger
+        ((4, 6, 5), (6, 5, 7), (1, 1, 1), (2, 2, 3)),
+    ],
+)
 def test_gradients_with_a_graph_are_no_kernels_for_tiles(
-    tiles: bool, monkeypatch: pytest.MonkeyPatch
+    extents: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    tiles: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are torch's own, whose kernels for AMX damage memory: in float32 there."""
     monkeypatch.setattr(conv, "processor_has_matrix_tiles", lambda: tiles)
     torch.manual_seed(0)
-    leaves = [torch.randn(1, 2, 4, 5, 6).bfloat16(), torch.randn(3, 2, 3, 3, 3).bfloat16()]
+    leaves = [torch.randn(1, 2, *extents).bfloat16(), torch.randn(3, 2, *kernel).bfloat16()]
     x, weight = (leaf.requires_grad_() for leaf in leaves)
-    problem = problem_of("weight", HALF, (1, 2, 4, 5, 6), 3, (3, 3, 3), (1, 1, 1), (1, 1, 1))
+    problem = problem_of("weight", HALF, (1, 2, *extents), 3, kernel, stride, padding)
     g = torch.randn(problem.y).bfloat16().requires_grad_()
     needs = (True, True, True)
     own = conv.aten_backward(g, x, weight, problem.options, problem.padding, needs)

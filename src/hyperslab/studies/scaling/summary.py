@@ -238,7 +238,7 @@ def _bars(axes: Axes, study: Study) -> None:
             error_kw={"ecolor": "#1c1f24", "elinewidth": 0.8, "capsize": 2},
             label="measured (median, quartiles)",
         )  # fmt: skip
-        _letter_bars(axes, bars, study.speeds("measured"))
+        _label_bars(axes, bars, study.speeds("measured"))
         tops += upper
     if predicted:
         places = [place + shifts[place] for place, _ in predicted]
@@ -250,13 +250,13 @@ def _bars(axes: Axes, study: Study) -> None:
                 edgecolor="white", linewidth=0.5, label=f"predicted: {name}",
             )  # fmt: skip
             below += seconds
-        _letter_bars(axes, bars, study.speeds("predicted"))
+        _label_bars(axes, bars, study.speeds("predicted"))
         tops += below.tolist()
     axes.set_xticks(range(len(rows)), [_point_label(row) for row in rows])
     axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops)), xlim=(-0.6, len(rows) - 0.4))
 
 
-def _letter_bars(axes: Axes, bars: BarContainer, speeds: Iterable[Speed | None]) -> None:
+def _label_bars(axes: Axes, bars: BarContainer, speeds: Iterable[Speed | None]) -> None:
     """Writes throughput [samples/s] and speed-up above bars, as in the paper."""
     words = [_speed_words(speed) for speed in speeds if speed is not None]
     axes.bar_label(bars, words, padding=3, fontsize=7.5)
