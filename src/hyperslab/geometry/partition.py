@@ -19,7 +19,8 @@ class Cut:
 
     Shard ``i`` is ``[bounds[i], bounds[i + 1])``. Shards may differ in extent. ``merged``: the
     extents of the dims that a reshape merged into this one, of which the first one is cut; its own
-    extent alone if a reshape has split it off.
+    extent alone if a reshape has split it off. ``before``: which of the merged dims was cut before
+    them, and its bounds, where these have moved.
 
     >>> Cut.balanced("depth", 7, 3).bounds
     (0, 3, 5, 7)
@@ -28,6 +29,7 @@ class Cut:
     axis: str
     bounds: tuple[int, ...]
     merged: tuple[int, ...] = ()
+    before: tuple[int, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         if self.bounds[0] != 0 or any(a > b for a, b in itertools.pairwise(self.bounds)):
@@ -51,6 +53,10 @@ class Cut:
     @property
     def parts(self) -> int:
         return len(self.bounds) - 1
+
+    @property
+    def largest(self) -> int:
+        return max(b - a for a, b in itertools.pairwise(self.bounds))
 
     @property
     def thin(self) -> bool:

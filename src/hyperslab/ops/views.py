@@ -50,14 +50,16 @@ class DimGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Reshape:
-    """Holds how the tensor is cut first, the result's partition, and if a cut dim has changed.
+    """Holds how the tensor is cut before its block is reshaped, and how the result is then.
 
-    ``single``: some shard of that is one element, of which torch takes any stride; or dims merge of
-    a tensor with such a shard, between which the cut dim may lie in the memory of the whole.
+    ``last``: how the result is cut at the end. ``carried``: a cut dim has changed. ``single``: some
+    shard of that is one element, of which torch takes any stride; or dims merge of a tensor with
+    such a shard, between which the cut dim may lie in the memory of the whole.
     """
 
     first: Partition
     partition: Partition
+    last: Partition
     carried: bool
     single: bool
 
@@ -126,7 +128,8 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     cut until a rule asks for all of it. If another one is cut instead, the first one takes over the
     cut, in one exchange. A dim that is split stays cut in the same way, between those of its parts
     that lie next to a bound. A batch that comes first stays cut for every rule. 2. reshape the
-    block.
+    block. 3. share a list of windows evenly, if they were not, in one exchange; the dims that it
+    is split into again are cut as they were before.
     """
     plan = _lay_out_reshape(x.partition, tuple(shape))
     whole = x.redistribute(plan.first, "the cut before a reshape")
@@ -134,9 +137,10 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     # A view on some ranks, a copy on others, as `contiguous`.
     unclear = plan.single or (plan.carried and whole.is_crop)
     y = whole.like(block.clone() if unclear else block, plan.partition)
-    if whole is not x or unclear:
-        y.mark_as_copy(x)
-    return y
+    last = y.redistribute(plan.last, "the cut of windows")
+    if whole is not x or unclear or last is not y:
+        last.mark_as_copy(x)
+    return last
 
 
 @functools.lru_cache(_LAYOUTS)
@@ -144,8 +148,9 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     """Lays out a reshape to a global shape, which may have a -1."""
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
     groups = dim_groups(old.shape, new)
+    given = old
     for group in groups:
-        old = _cut_between_parts(group, _cut_in_front(group, old), new)
+        old = _cut_between_parts(group, _cut_in_front(group, old, new), new)
     cuts: list[Cut | None] = [None] * len(new)
     gathered: list[str] = []
     shards: list[Interval] = []
@@ -169,18 +174,60 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     if any(sum(old.shape[dim] != 1 for dim in group.source) > 1 for group in groups):
         thin = (d or c.axis != "data" for d, c in enumerate(old.cuts) if c is not None and c.single)
         single = single or any(thin)
-    first = old.without(gathered)
-    return _Reshape(first, Partition(new, tuple(cuts)), bool(shards), single)
+    partition = Partition(new, tuple(cuts))
+    last = partition
+    for group in groups:
+        last = _shared_evenly(group, given, last)
+        last = _cut_as_before(group, given, last)
+    return _Reshape(old.without(gathered), partition, last, bool(shards), single)
 
 
-def _cut_in_front(group: DimGroup, old: Partition) -> Partition:
-    """Moves a cut to the first of spatial dims that merge into one, as far as it has none.
+def _shared_evenly(group: DimGroup, given: Partition, new: Partition) -> Partition:
+    """Shares a list of windows evenly, and notes which of its dims was cut before, and where.
 
-    A volume that is cut along its width becomes tokens that stay cut.
+    Of five windows along a dim one of two ranks has two and the other three: if they are a hundred
+    and twenty-five, one of them would wait for a fifth of its time in an attention within windows.
+    """
+    source = [dim for dim in group.source if given.shape[dim] != 1]
+    was = next(((i, c) for i, d in enumerate(source) if (c := given.cuts[d]) is not None), None)
+    cut = new.cuts[group.target[0]] if len(group.target) == 1 else None
+    if was is None or cut is None or len(cut.merged) < 2 or cut.axis != was[1].axis:
+        return new
+    at, before = was
+    bounds = cut.bounds
+    if before.merged and 8 * cut.parts * cut.largest > 9 * cut.extent:
+        bounds = Cut.balanced(cut.axis, cut.extent, cut.parts).bounds
+    if bounds == cut.bounds and (at == 0 or source[0] >= 2):
+        return new
+    cut = replace(cut, bounds=bounds, before=(at, before.bounds))
+    return new.with_dim(group.target[0], cut.extent, cut)
+
+
+def _cut_as_before(group: DimGroup, given: Partition, new: Partition) -> Partition:
+    """Cuts the dims of a list that is split into them again as they were before the list."""
+    source = [dim for dim in group.source if given.shape[dim] != 1]
+    target = [dim for dim in group.target if new.shape[dim] != 1]
+    cut = given.cuts[source[0]] if len(source) == 1 else None
+    if cut is None or cut.before is None or cut.merged != tuple(new.shape[d] for d in target):
+        return new
+    at, bounds = cut.before
+    if new.cuts[target[0]] is None:
+        return new
+    freed = new.with_dim(target[0], new.shape[target[0]], None)
+    return freed.with_dim(target[at], new.shape[target[at]], Cut(cut.axis, bounds))
+
+
+def _cut_in_front(group: DimGroup, old: Partition, new: tuple[int, ...]) -> Partition:
+    """Moves a cut to the first of dims that merge into one, as far as it has none.
+
+    A volume that is cut along its width becomes tokens that stay cut; slices and windows of a
+    mini-batch become a list that its samples are cut in, where there are enough of them.
     """
     source = [dim for dim in group.source if old.shape[dim] != 1]
-    if not source or source[0] < 2 or len(group.target) != 1 or old.cuts[source[0]] is not None:
+    if not source or len(group.target) != 1 or old.cuts[source[0]] is not None:
         return old
+    if source[0] < 2 and (group.target[0] or len(new) < 3):
+        return old  # they become channels, or features
     extent = old.shape[source[0]]
     cut, dim = next(((c, d) for d in source if (c := old.cuts[d]) is not None), (None, 0))
     if cut is None or cut.parts > extent:
@@ -194,10 +241,12 @@ def _cut_between_parts(group: DimGroup, old: Partition, new: tuple[int, ...]) ->
     source = [dim for dim in group.source if old.shape[dim] != 1]
     target = [new[dim] for dim in group.target if new[dim] != 1]
     cut = old.cuts[source[0]] if len(source) == 1 else None
-    if cut is None or cut.axis == "data" or len(target) < 2 or cut.merged == tuple(target):
+    if cut is None or cut.axis == "data" or len(target) < 2:
         return old
     part = math.prod(target[1:])
     bounds = tuple((bound + part // 2) // part * part for bound in cut.bounds[:-1])
+    if cut.before is not None and cut.merged == tuple(target) and cut.before[0] == 0:
+        bounds = tuple(bound * part for bound in cut.before[1][:-1])
     moved = Cut(cut.axis, (*bounds, cut.extent), cut.merged)
     return old if moved.thin else old.with_dim(source[0], cut.extent, moved)
 
