@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperslab.comm import Grid, Shown, log_once, shared_buffers, shared_channels
@@ -370,6 +371,8 @@ class BucketedGradients(Averaging):
 
 def _average_hook(gradients, bucket):  # type: ignore[no-untyped-def]
     """DistributedDataParallel's hook, which must not have annotations as strings."""
+    if bucket.buffer().is_sparse:
+        return allreduce_hook(gradients.group, bucket)
     # A quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other core that
     # could send meanwhile.
     mean = bucket.buffer().div_(gradients.size())
