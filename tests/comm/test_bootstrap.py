@@ -21,7 +21,7 @@ from hyperslab.comm.bootstrap import (
     start_ranks,
     take_own_device,
 )
-from hyperslab.comm.communicator import ThroughHost, communicators_of_world
+from hyperslab.comm.communicator import PendingMessages, communicators_of_world
 from hyperslab.comm.launchers import RankVariables
 from hyperslab.comm.shared_memory import shared_channels
 from tests.gpus import needs_a_gpu, share_devices
@@ -228,7 +228,7 @@ def through_host() -> None:
     buffers = [torch.zeros(4, 3, 2), torch.zeros(5, dtype=torch.bfloat16)]
     sends = [(other, sent), (other, torch.full((5,), me, dtype=torch.bfloat16))]
     receives = [(other, buffer) for buffer in buffers]
-    arrived = ThroughHost(made.halos.group, sends, receives, "a test").wait()
+    arrived = PendingMessages(made.halos.group, sends, receives, "a test", True).wait()
     assert all(a is b for a, b in zip(arrived, buffers, strict=True))
     assert torch.equal(buffers[0], sent - 100 * me + 100 * other)
     assert torch.equal(buffers[1], torch.full((5,), other, dtype=torch.bfloat16))

@@ -301,7 +301,7 @@ def of_any_type() -> list[set[torch.dtype]]:
     begin = communicator.begin_messages
 
     def watched(group: Any, *messages: Any) -> Any:
-        handed.extend(tensor.dtype for some in messages for tensor, _ in some)
+        handed.extend(tensor.dtype for some in messages for _, tensor in some)
         return begin(group, *messages)
 
     found = []

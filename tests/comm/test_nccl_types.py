@@ -57,7 +57,7 @@ def as_nccl() -> Iterator[None]:
         return broadcast(x, **more)
 
     def messages(group: Any, receives: Any, sends: Any) -> Any:
-        for x, _ in (*receives, *sends):
+        for _, x in (*receives, *sends):
             check(x)
         return begin(group, receives, sends)
 

@@ -185,6 +185,45 @@ class Deep(nn.Module):
         return self.second(torch.tanh(self.first(x.mean((2, 3, 4))))).sum()
 
 
+class Scaled(nn.Module):
+    """A convolution times rows of a table, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 1, sparse=True, dtype=torch.float64)
+        self.conv = nn.Conv3d(1, 2, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(x)
+        return y * self.table(rows).sum()
+
+
+def sparse() -> tuple[bool, list[torch.Tensor], list[torch.Tensor]]:
+    """What table and filters get cut and serially."""
+    grid = hs.Grid(depth=2)
+    model = Scaled()
+    serial = Scaled()
+    serial.load_state_dict(model.state_dict())
+    hs.parallelize(model, grid)
+    x, rows = torch.rand(1, 1, 4, 4, 4, dtype=torch.float64), torch.tensor([1, 3])
+    (model(hs.shard(x, grid), rows) ** 2).mean().backward()
+    serial.load_state_dict(model.state_dict())
+    (serial(x, rows) ** 2).mean().backward()
+    found, expected = (
+        [p.grad.to_dense() for p in each.parameters() if p.grad is not None]
+        for each in (model, serial)
+    )
+    grad = model.table.weight.grad
+    return grad is not None and grad.is_sparse, found, expected
+
+
+def test_sparse_gradients() -> None:
+    for is_sparse, found, expected in run_ranks(2, sparse):
+        assert is_sparse
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def doubles(parameter: torch.Tensor) -> None:
     assert parameter.grad is not None
     parameter.grad.mul_(2)

@@ -45,7 +45,7 @@ def test_the_sampler_of_data_parallelism_is_refused() -> None:
         run_ranks(2, sampled, {"depth": 2}, False)
     message = str(caught.value)
     assert "rank 1 would hand in other values than rank 0" in message
-    assert "ranks 0, 1 share the samples of a tensor (2, 1, 4, 4, 4) torch.float32" in message
+    assert "ranks 0 and 1 share the samples of a tensor (2, 1, 4, 4, 4) torch.float32" in message
     assert "hyperslab.scatter(x, grid)" in message
     assert 'grid.coords["data"]' in message
     assert "check=False" in message
@@ -147,12 +147,12 @@ def test_replicas_may_hold_different_samples(case: str) -> None:
 def test_only_the_replica_of_the_stranger_is_named() -> None:
     (message,) = set(run_ranks(4, message_of, "voxels", {"data": 2, "depth": 2}))
     assert "rank 3 would hand in other values than rank 2" in message
-    assert "ranks 2, 3 share" in message
+    assert "ranks 2 and 3 share" in message
 
 
 def test_replicas_share_a_mini_batch_that_is_too_small_to_be_cut() -> None:
     (message,) = set(run_ranks(3, message_of, "replicas", {"data": 3}))
-    assert "ranks 1, 2 would hand in other values than rank 0" in message
+    assert "ranks 1 and 2 would hand in other values than rank 0" in message
 
 
 def test_the_check_can_be_switched_off() -> None:

@@ -17,9 +17,9 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.comm.bootstrap import world
 from hyperslab.comm.collectives import AllGatheredInts
-from hyperslab.comm.communicator import ThroughHost
+from hyperslab.comm.communicator import PendingMessages
 from hyperslab.ops.operands import device_constant
-from hyperslab.parallel.offload import HostMemory
+from hyperslab.parallel.offload import move_to_host
 from hyperslab.util.capture import is_capturing
 from tests.ranks import run_ranks
 
@@ -106,8 +106,8 @@ def refusals() -> dict[str, str]:
         "ring": lambda: attention(x),
         "mask": lambda: F.dropout3d(x, 0.5),
         "numbers": lambda: AllGatheredInts(grid, [1], None, "a comparison"),
-        "offload": lambda: HostMemory().move(torch.ones(2)),
-        "gloo": lambda: ThroughHost(group, [], [], "a halo exchange"),
+        "offload": lambda: move_to_host(torch.ones(2)),
+        "gloo": lambda: PendingMessages(group, [], [], "a halo exchange", True),
     }
     words = {}
     for name, run in tries.items():

@@ -178,7 +178,7 @@ def write_checkpoint(
     failing = f"cannot write the checkpoint {path}"
     try:
         on_main(lambda: _prepare(partial, path), failing, group)
-        parts = agreement.gather_on_main(_write_part(partial, own), group)
+        parts = agreement.all_gather(_write_part(partial, own), group)
         on_main(lambda: _finish(partial, path, own, parts), failing, group)
     except CheckpointError as error:
         full = on_main(lambda: _fullness(partial), failing, group)

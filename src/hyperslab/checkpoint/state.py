@@ -64,15 +64,15 @@ def encode_value(
         return value if math.isfinite(value) else {"$float": repr(value)}
     if kind is dict and all(type(key) is str and not key.startswith(DOLLAR) for key in value):
         return {key: below(item, key) for key, item in value.items()}
-    if kind in _OF_PAIRS:
+    if issubclass(kind, dict) and kind in _CONTAINERS:
         pairs = [
             [encode_value(key, name, tensors, take), below(item, key)]
             for key, item in value.items()
         ]
-        return {_OF_PAIRS[kind]: pairs}
-    if kind is list or kind in _OF_ITEMS:
+        return {_CONTAINERS[kind]: pairs}
+    if kind is list or kind in _CONTAINERS:
         items = [below(item, place) for place, item in enumerate(value)]
-        return items if kind is list else {_OF_ITEMS[kind]: items}
+        return items if kind is list else {_CONTAINERS[kind]: items}
     if kind in _OF_TEXT:
         mark, as_text, _ = _OF_TEXT[kind]
         return {mark: as_text(value)}
@@ -123,8 +123,10 @@ def _free_name(name: str, tensors: Tensors) -> str:
     return found
 
 
-_OF_PAIRS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
-_OF_ITEMS: dict[type, str] = {
+_CONTAINERS: dict[type, str] = {
+    dict: "$dict",
+    OrderedDict: "$ordered",
+    Counter: "$counter",
     tuple: "$tuple",
     set: "$set",
     frozenset: "$frozenset",
@@ -161,14 +163,12 @@ _OF_TEXT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 """Kinds by their marks, with the ways to JSON and back."""
 
 
-def _decode_pairs(kind: type) -> Callable[..., Any]:
-    return lambda pairs, tensors: kind(
-        {decode_value(key, tensors): decode_value(value, tensors) for key, value in pairs}
-    )
+def _decode_container(kind: type) -> Callable[..., Any]:
+    def decode(content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+        items = [decode_value(item, tensors) for item in content]
+        return kind(dict(items) if issubclass(kind, dict) else items)
 
-
-def _decode_items(kind: type) -> Callable[..., Any]:
-    return lambda items, tensors: kind([decode_value(item, tensors) for item in items])
+    return decode
 
 
 def _decode_text(decode: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -176,8 +176,7 @@ def _decode_text(decode: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
-    **{mark: _decode_pairs(kind) for kind, mark in _OF_PAIRS.items()},
-    **{mark: _decode_items(kind) for kind, mark in _OF_ITEMS.items()},
+    **{mark: _decode_container(kind) for kind, mark in _CONTAINERS.items()},
     **{mark: _decode_text(decode) for mark, _, decode in _OF_TEXT.values()},
     "$tensor": lambda name, tensors: tensors[name],
     "$float": _decode_text(float),

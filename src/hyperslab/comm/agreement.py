@@ -141,17 +141,6 @@ def all_gather(mine: T, group: Group = None) -> list[T]:
     return cast(list[T], found)
 
 
-def gather_on_main(mine: T, group: Group = None) -> list[T]:
-    """Return on the main rank what every rank has, by rank; nothing on the others."""
-    size = ranks_in(group)
-    if size == 1:
-        return [mine]
-    found: list[T | None] | None = [None] * size if own_rank() == 0 else None
-    with keeping_contact(AGREEMENT):
-        dist.gather_object(mine, found, group=group or world(), group_dst=0)
-    return cast(list[T], found or [])
-
-
 def collective_try(
     make: Callable[[], T],
     *,
@@ -202,31 +191,15 @@ def any_rank(flag: bool, group: Group = None, *, what: str = AGREEMENT) -> bool:
     return bool(found.item())
 
 
-def sum_over_ranks(*numbers: int) -> list[int]:
-    """Add up each of these whole numbers over all ranks."""
-    return _reduced(numbers, dist.ReduceOp.SUM)
-
-
-def least_of_ranks(number: int) -> int:
-    """Return the smallest number that a rank has."""
-    return _reduced((number,), dist.ReduceOp.MIN)[0]
-
-
 def same_on_all(number: int, what: str = AGREEMENT) -> bool:
     """Tell whether all ranks have the same number, such as the checksum of something larger."""
-    most, least = _reduced((number, -number), dist.ReduceOp.MAX, what)
-    return most == -least
-
-
-def _reduced(
-    numbers: Sequence[int], how: dist.ReduceOp.RedOpType, what: str = AGREEMENT
-) -> list[int]:
     if ranks_in() == 1:
-        return list(numbers)
-    found = torch.tensor(numbers, dtype=torch.int64, device=device_of_rank())
+        return True
+    found = torch.tensor((number, -number), device=device_of_rank())
     with keeping_contact(what):
-        dist.all_reduce(found, op=how, group=world())
-    return list(map(int, found.tolist()))
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world())
+    most, least = found.tolist()
+    return bool(most == -least)
 
 
 def agree_on(facts: Facts, what: str = AGREEMENT) -> None:
@@ -237,15 +210,17 @@ def agree_on(facts: Facts, what: str = AGREEMENT) -> None:
     Raises:
         RecipeError: two ranks do not; names the first difference.
     """
+    if difference := difference_of_ranks(facts, what):
+        raise RecipeError(difference)
+
+
+def difference_of_ranks(facts: Facts, what: str = AGREEMENT) -> str | None:
+    """Say in what the ranks' facts differ; None if they are equal, "" if in their order alone."""
     words = json.dumps(facts)
     if same_on_all(zlib.crc32(words.encode()), what):
-        return
+        return None
     found = all_gather((socket.gethostname(), words))
-    differences = compare_facts(
-        [json.loads(theirs) for _, theirs in found], [host for host, _ in found]
-    )
-    if differences:
-        raise RecipeError(differences)
+    return compare_facts([json.loads(theirs) for _, theirs in found], [host for host, _ in found])
 
 
 def start_alike(device: str, timeout: float, facts: Facts, numbering: Numbering) -> bool:

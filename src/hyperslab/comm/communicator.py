@@ -32,7 +32,6 @@ from hyperslab.comm.bootstrap import (
     make_own_group,
     names_taken,
     own_rank,
-    ranks_in_torch,
     ranks_of,
     take_names,
     time_limit,
@@ -42,7 +41,6 @@ from hyperslab.comm.shared_memory import shared_channels
 from hyperslab.errors import CommError, UnsupportedOp
 from hyperslab.util.capture import refuse_capture
 from hyperslab.util.torch_internals import (
-    Addressed,
     begin_messages,
     set_time_limit,
     sum_in_group,
@@ -90,7 +88,7 @@ class Communicator(Protocol):
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
-        """Begin to send and to receive; ranks are numbered among all."""
+        """Begin to send and to receive; ranks are numbered among all, who form the group."""
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         """Sum a contiguous tensor over the ranks, in place.
@@ -110,49 +108,10 @@ class PackedMessages:
     def sizes(self) -> list[int]:
         return [math.prod(shape) for _, shape in self.parts]
 
-    @cached_property
-    def ranks(self) -> list[int]:
-        return [rank for rank, _ in self.parts]
-
     def pieces(self, flat: torch.Tensor) -> list[PeerTensor]:
         """Return the messages apart, in shapes: in shared memory channels may come last."""
         pieces = zip(self.parts, flat.split_with_sizes(self.sizes), strict=True)
         return [(rank, piece.view(shape)) for (rank, shape), piece in pieces]
-
-    def addressed(self, flat: torch.Tensor) -> list[Addressed]:
-        """Return the messages apart, as a process group takes them."""
-        return list(zip(flat.split_with_sizes(self.sizes), ranks_in_torch(self.ranks), strict=True))
-
-
-class PackedExchange:
-    """Exchanges parts of two flat tensors, ``leaving`` and ``arriving``, again and again.
-
-    The tensors are of a type that NCCL has.
-    """
-
-    def __init__(
-        self,
-        leaving: torch.Tensor,
-        sends: PackedMessages,
-        arriving: torch.Tensor,
-        receives: PackedMessages,
-    ) -> None:
-        self._leaving = leaving
-        self._peers = [*receives.ranks, *sends.ranks]
-        self._sends = sends.pieces(leaving)
-        self._receives = receives.pieces(arriving)
-        self._messages = receives.addressed(arriving), sends.addressed(leaving)
-
-    def run(self, communicator: Communicator, what: str) -> None:
-        """Send what leaves, and wait for what arrives.
-
-        Raises:
-            CommError: a peer died or did not answer within the time limit.
-        """
-        if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(self._leaving):
-            communicator.exchange_flat(*self._messages, self._peers, what)
-        else:
-            communicator.exchange(self._sends, self._receives, what).wait()
 
 
 class GroupCommunicator:
@@ -181,10 +140,13 @@ class GroupCommunicator:
     def exchange(
         self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> Arriving:
+        return PendingMessages(self._open(what), sends, receives, what, self._through_host)
+
+    def _open(self, what: str) -> dist.ProcessGroup:
+        """Return the process group; NCCL's operation for ``what`` begins there."""
         if self._noted:
             _BEGUN.append((time.time_ns(), what))
-        way = ThroughHost if self._through_host else PendingMessages
-        return way(self._group(what), sends, receives, what)
+        return self._group(what)
 
     def sends_alone(self, x: torch.Tensor) -> bool:
         """Tell if the process group sends all messages of a tensor, out of the memory it is in."""
@@ -193,16 +155,15 @@ class GroupCommunicator:
         return not self._shares or shared_channels() is None
 
     def exchange_flat(
-        self,
-        receives: Sequence[Addressed],
-        sends: Sequence[Addressed],
-        peers: Sequence[int],
-        what: str,
+        self, sends: Sequence[PeerTensor], receives: Sequence[PeerTensor], what: str
     ) -> None:
-        """Exchange parts of flat tensors, which need no look at each of them."""
-        if self._noted:
-            _BEGUN.append((time.time_ns(), what))
-        _wait_for(_begin(self._group(what), receives, sends, peers, what), peers, what)
+        """Exchange parts of flat tensors of a type that NCCL has, which need no look at each.
+
+        Raises:
+            CommError: a peer died or did not answer within the time limit.
+        """
+        works = _begin(self._open(what), sends, receives, what)
+        _wait_for(works, sends, receives, what)
 
     def sum_in_place(self, x: torch.Tensor, what: str) -> torch.Tensor:
         wide = _SUMMED_AS.get(x.dtype)
@@ -217,9 +178,7 @@ class GroupCommunicator:
         if shared is not None:
             shared.all_reduce(x, self.ranks, what)
             return x
-        if self._noted:
-            _BEGUN.append((time.time_ns(), what))
-        group = self._group(what)
+        group = self._open(what)
         try:
             sum_in_group(group, x)
         except RuntimeError as error:
@@ -256,10 +215,17 @@ def purposes_of_groups() -> dict[str, str]:
     return found
 
 
+_Place = tuple[int, torch.Tensor, torch.Tensor, bool]
+"""Holds a sender, a buffer, where its message arrives, and if that is through shared memory."""
+
+
 class PendingMessages:
     """Holds messages under way: the buffers to fill and the handles to wait for.
 
-    Between ranks of one machine small ones go through shared memory.
+    Between ranks of one machine small ones go through shared memory. Those of CUDA tensors go
+    ``through_host`` over gloo, which sends from the host's memory alone: both copies wait for what
+    is queued on the device, so nothing hides behind them. It is how several ranks share one device
+    to be tested there.
     """
 
     def __init__(
@@ -268,28 +234,30 @@ class PendingMessages:
         sends: Sequence[PeerTensor],
         receives: Sequence[PeerTensor],
         what: str,
+        through_host: bool = False,
     ) -> None:
+        if through_host:
+            refuse_capture(what, "start the ranks with NCCL: gloo sends from the host's memory")
+            sends = [(peer, piece.detach().cpu()) for peer, piece in sends]
         self._receives = receives
         self._what = what
         self._arrived = False
         self._shared = shared = shared_channels()
-        self._sends = []  # kept alive until the messages have left
+        self._sends: list[PeerTensor] = []  # kept alive until the messages have left
         for peer, piece in sends:
             if shared is not None and shared.fits(piece):
                 shared.send(piece, peer, what)
             else:
-                self._sends.append((peer, _contiguous_piece(piece)))
-        self._far = [  # with what arrives: gloo and NCCL fill contiguous memory alone
-            (peer, b, b if b.is_contiguous() else b.new_empty(b.shape))
-            for peer, b in receives
-            if shared is None or not shared.fits(b)
-        ]
-        self._peers = [peer for peer, _, _ in self._far] + [peer for peer, _ in self._sends]
-        pieces = [as_sent(arriving) for _, _, arriving in self._far]
-        pieces += [as_sent(buffer) for _, buffer in self._sends]
-        messages = list(zip(pieces, ranks_in_torch(self._peers), strict=True))
-        far = len(self._far)
-        self._works = _begin(group, messages[:far], messages[far:], self._peers, what)
+                self._sends.append((peer, as_sent(_contiguous_piece(piece))))
+        self._places: list[_Place] = []
+        for peer, buffer in receives:
+            arriving = torch.empty(buffer.shape, dtype=buffer.dtype) if through_host else buffer
+            near = shared is not None and shared.fits(arriving)
+            if not near and not arriving.is_contiguous():  # gloo and NCCL fill no other memory
+                arriving = arriving.new_empty(arriving.shape)
+            self._places.append((peer, buffer, arriving, near))
+        self._arriving = [(peer, as_sent(far)) for peer, _, far, near in self._places if not near]
+        self._works = _begin(group, self._sends, self._arriving, what)
 
     def wait(self) -> list[torch.Tensor]:
         """Return the received buffers, in the order of the plan; those of before if called again.
@@ -300,39 +268,44 @@ class PendingMessages:
         if self._arrived:
             return [buffer for _, buffer in self._receives]
         self._arrived = True
-        _wait_for(self._works, self._peers, self._what)
-        for _, buffer, arriving in self._far:
+        _wait_for(self._works, self._sends, self._arriving, self._what)
+        for peer, buffer, arriving, near in self._places:
+            if near and self._shared is not None:
+                self._shared.receive(arriving, peer, self._what)
             if arriving is not buffer:
                 buffer.copy_(arriving)
-        for peer, buffer in self._receives:
-            if self._shared is not None and self._shared.fits(buffer):
-                self._shared.receive(buffer, peer, self._what)
         return [buffer for _, buffer in self._receives]
 
 
 def _begin(
     group: dist.ProcessGroup,
-    receives: Sequence[Addressed],
-    sends: Sequence[Addressed],
-    peers: Sequence[int],
+    sends: Sequence[PeerTensor],
+    receives: Sequence[PeerTensor],
     what: str,
 ) -> list[dist.Work]:
-    """Begin messages; their works are in this order, as ``peers`` are, or one for all of them."""
-    if not peers:
+    """Begin messages; their works are one for each, what arrives first, or one for all of them."""
+    if not sends and not receives:
         return []
     try:
         return begin_messages(group, receives, sends)
     except RuntimeError as error:
+        peers = [peer for peer, _ in (*receives, *sends)]
         raise lost_contact(own_rank(), peers, what, error) from error
     except ValueError as error:
         raise group_has_ended(what) from error
 
 
-def _wait_for(works: Sequence[dist.Work], peers: Sequence[int], what: str) -> None:
+def _wait_for(
+    works: Sequence[dist.Work],
+    sends: Sequence[PeerTensor],
+    receives: Sequence[PeerTensor],
+    what: str,
+) -> None:
     for index, work in enumerate(works):
         try:
             work.wait()
         except RuntimeError as error:
+            peers = [peer for peer, _ in (*receives, *sends)]
             late = peers if len(works) < len(peers) else [peers[index]]
             raise lost_contact(own_rank(), late, what, error) from error
 
@@ -381,32 +354,6 @@ def _contiguous_piece(piece: torch.Tensor) -> torch.Tensor:
         return piece
     held = piece.untyped_storage().nbytes()
     return piece if held <= max(piece.nbytes, LITTLE_HELD) else piece.clone()
-
-
-class ThroughHost:
-    """Sends messages of CUDA tensors by gloo, which sends from the host's memory alone.
-
-    Both copies wait for what is queued on the device, so nothing hides behind them: it is how
-    several ranks share one device to be tested there.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        sends: Sequence[PeerTensor],
-        receives: Sequence[PeerTensor],
-        what: str,
-    ) -> None:
-        refuse_capture(what, "start the ranks with NCCL: gloo sends from the host's memory")
-        self._buffers = [buffer for _, buffer in receives]
-        arriving = [(peer, torch.empty(b.shape, dtype=b.dtype)) for peer, b in receives]
-        leaving = [(peer, piece.detach().cpu()) for peer, piece in sends]
-        self._pending = PendingMessages(group, leaving, arriving, what)
-
-    def wait(self) -> list[torch.Tensor]:
-        for buffer, arrived in zip(self._buffers, self._pending.wait(), strict=True):
-            buffer.copy_(arrived)
-        return self._buffers
 
 
 RankParts = tuple[tuple[int, ...], ...]

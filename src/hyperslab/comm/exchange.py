@@ -25,7 +25,7 @@ import torch
 from hyperslab.comm.communicator import (
     Arriving,
     Communicator,
-    PackedExchange,
+    GroupCommunicator,
     PackedMessages,
     PeerTensor,
 )
@@ -488,7 +488,8 @@ class Meeting:
             self.own = place.view(own.shape)
             self.leaving = own.new_empty(sum(sends.sizes))
         self._fill = 0.0
-        self._exchange = PackedExchange(self.leaving, sends, self.arrived, receives)
+        self._sends = sends.pieces(self.leaving)
+        self._receives = receives.pieces(self.arrived)
 
     def fill_with(self, fill: float) -> None:
         """Write the filling, unless it is there."""
@@ -500,10 +501,14 @@ class Meeting:
         self, own: torch.Tensor, sent: torch.Tensor, plan: ExchangePlan, what: str
     ) -> None:
         """Send the elements ``sent`` of a box, and have others' in `arrived`."""
-        if plan.communicator is None or plan.local:
+        communicator = plan.communicator
+        if communicator is None or plan.local:
             return
         torch.take(own, sent, out=self.leaving)
-        self._exchange.run(plan.communicator, what)
+        if isinstance(communicator, GroupCommunicator) and communicator.sends_alone(self.leaving):
+            communicator.exchange_flat(self._sends, self._receives, what)
+        else:
+            communicator.exchange(self._sends, self._receives, what).wait()
 
     def joined_with(
         self,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import errno
-import hashlib
 import itertools
 import json
 import logging
@@ -26,7 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -66,6 +65,22 @@ class Deadline:
         return True
 
 
+def beside(make: Callable[[], T], name: str | None = None) -> Future[T]:
+    """Run ``make`` on a thread of its own, which no end of the process waits for."""
+    outcome: Future[T] = Future()
+    work = partial(settle, outcome, make)
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return outcome
+
+
+def settle(outcome: Future[T], make: Callable[[], T]) -> None:
+    """Give a future what ``make`` returns or raises."""
+    try:
+        outcome.set_result(make())
+    except BaseException as error:
+        outcome.set_exception(error)
+
+
 def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]) -> T:
     """Return or raise what ``make`` does, which runs on a thread of its own.
 
@@ -74,17 +89,8 @@ def in_time(seconds: float, make: Callable[[], T], late: Callable[[], CommError]
     Raises:
         CommError: ``late()``, after so many seconds.
     """
-    outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(make())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    wait([outcome], seconds)
-    if not outcome.done():
+    outcome = beside(make)
+    if wait([outcome], seconds).not_done:
         raise late()
     return outcome.result()
 
@@ -110,13 +116,11 @@ def agree_on_restart_epoch(
 
     def answer_all() -> None:
         answered = dict.fromkeys(range(1, place.size), b"")
-        # Where the store is gone the rank itself, waiting there for the others, says so.
-        with suppress(CommError, RuntimeError):
-            own_connection = connect()
-            deadline.poll(lambda: _all_answered(own_connection, word, answered))
+        own_connection = connect()
+        deadline.poll(lambda: _all_answered(own_connection, word, answered))
 
     if place.rank == 0:
-        threading.Thread(target=answer_all, daemon=True).start()
+        beside(answer_all)  # where the store is gone the rank itself, waiting there, says so
         return PrefixStore(f"hyperslab/start {word}", store)
     store.set(f"hyperslab/word {place.rank}", word)
     answer = f"hyperslab/answer {word}"
@@ -276,11 +280,10 @@ def answer_roll_call(
 
     Distribution scheme:
       1. Rank 0 writes down which run this is; the others compare.
-      2. Every rank takes its number, which nobody else must have, and writes down its facts, and
-         apart from them their digest and where it runs.
-      3. Rank 0 waits for their count and reads the latter of all in one request, and the facts
-         only where digests differ. It writes down what is wrong, if something is, or the ranks'
-         new numbers, if they have others.
+      2. Every rank takes its number, which nobody else must have, and writes down its facts and
+         where it runs.
+      3. Rank 0 waits for their count and reads those of all in one request. It writes down what is
+         wrong, if something is, or the ranks' new numbers, if they have others.
       4. Every rank reads that.
 
     Raises:
@@ -292,10 +295,7 @@ def answer_roll_call(
     _compare_runs(store, place, deadline)
     turn = _take_number(store, place, deadline)
     store = PrefixStore(f"turn {turn}", store)
-    wanted = json.dumps(facts)
-    digest = hashlib.sha256(wanted.encode()).hexdigest()
-    mine = {"host": socket.gethostname(), "problem": problem, "device": device, "digest": digest}
-    store.set(f"facts {place.rank}", wanted)
+    mine = {"host": socket.gethostname(), "problem": problem, "device": device, "facts": facts}
     store.set(f"rank {place.rank}", json.dumps(mine))
     store.add("came", 1)
     if problem:
@@ -365,7 +365,7 @@ def _find_verdict(
         rank = int(store.get("problem"))
         words = json.loads(store.get(f"rank {rank}"))["problem"]
         return "problem", f"rank {rank} says: {words}", ()
-    found = _of_all("rank", store, place)
+    found = [*map(json.loads, store.multi_get([f"rank {rank}" for rank in range(place.size)]))]
     hosts = [one["host"] for one in found]
     users: dict[str, list[int]] = defaultdict(list)
     for rank, one in enumerate(found):
@@ -379,21 +379,14 @@ def _find_verdict(
                 "a recipe"
             )
             return "shared", words, ()
-    if len({one["digest"] for one in found}) > 1:
-        words = compare_facts(_of_all("facts", store, place), hosts)
-        if words:
-            return "differ", words, ()
+    if words := compare_facts([one["facts"] for one in found], hosts):
+        return "differ", words, ()
     if numbering is None:
         if why := interleaved_nodes(hosts):
             log.warning("%s", why)
         return "", "", ()
     numbers = numbering(hosts)
     return "", "", () if [*numbers] == [*range(place.size)] else numbers
-
-
-def _of_all(key: str, store: Store, place: RankVariables) -> list[Any]:
-    """Read what all ranks have written down under a key, in one request."""
-    return [*map(json.loads, store.multi_get([f"{key} {rank}" for rank in range(place.size)]))]
 
 
 def _ranks_present(store: Store, place: RankVariables) -> list[int]:
@@ -435,6 +428,8 @@ def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
     the ranks differ in a.b: 1 on rank 0, 2 on ranks 1 and 2
         start all ranks with the same command, recipe and versions
     """
+    if all(one == facts[0] for one in facts):
+        return ""
     flat = [_flatten_facts(one) for one in facts]
     keys = dict.fromkeys(key for one in flat for key in one)
     differing = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]

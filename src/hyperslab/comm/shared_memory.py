@@ -337,10 +337,8 @@ class SharedChannels:
                     self._views[key] = flat.view(like.shape)
         return self._views[key]
 
-    def all_reduce(
-        self, x: torch.Tensor, ranks: Sequence[int], what: str, scale: float = 1.0
-    ) -> None:
-        """Write ``scale`` times the sum over ``ranks`` in place of a contiguous tensor.
+    def all_reduce(self, x: torch.Tensor, ranks: Sequence[int], what: str) -> None:
+        """Write the sum over ``ranks`` in place of a contiguous tensor.
 
         Raises:
             CommError: another rank adds up something of another size, or see `Segment.wait`.
@@ -348,9 +346,9 @@ class SharedChannels:
         others = [rank for rank in ranks if rank != self.rank]
         self._begin_sum(x.nbytes, what)
         if x.nbytes <= SMALL_SUM:
-            self._sum_small(x.view(-1), ranks, others, what, scale)
+            self._sum_small(x.view(-1), ranks, others, what)
         else:
-            self._sum_in_chunks(x.view(-1), ranks, others, what, scale)
+            self._sum_in_chunks(x.view(-1), ranks, others, what)
         self._readers = others
         for rank in others:
             self.segment.post(self.rank, rank, SUM_TOKEN)
@@ -406,7 +404,7 @@ class SharedChannels:
             )
 
     def _sum_small(
-        self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
+        self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str
     ) -> None:
         """Sum ``x`` over the ranks: 1. show the own part, 2. add up everybody's."""
         key = (x.numel(), x.dtype)
@@ -417,10 +415,10 @@ class SharedChannels:
         parts = self._small_views[key]
         parts[self.rank].copy_(x)
         self._meet_first(others, x.nbytes, what)
-        _add_up([parts[rank] for rank in ranks], x, scale)
+        _add_up([parts[rank] for rank in ranks], x)
 
     def _sum_in_chunks(
-        self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str, scale: float
+        self, x: torch.Tensor, ranks: Sequence[int], others: list[int], what: str
     ) -> None:
         """Sum ``x`` over the ranks, chunk by chunk; every rank adds up its share of each.
 
@@ -437,7 +435,6 @@ class SharedChannels:
             dict(zip(ranks, chunk.tensor_split(len(ranks)), strict=True))
             for chunk in x.split(place // x.element_size() * len(ranks))
         ]
-        scaled_first = scale != 1.0 and x.dtype not in _HALF
 
         def shown(rank: int, number: int, owner: int) -> torch.Tensor:
             begin = begins[owner] + number % 2 * half
@@ -446,19 +443,12 @@ class SharedChannels:
 
         def show(number: int) -> None:
             for rank in others:
-                if scaled_first:
-                    torch.mul(chunks[number][rank], scale, out=shown(self.rank, number, rank))
-                else:
-                    shown(self.rank, number, rank).copy_(chunks[number][rank])
+                shown(self.rank, number, rank).copy_(chunks[number][rank])
 
         def add_up(number: int) -> None:
             own = chunks[number][self.rank]
-            first, *rest = (shown(rank, number, self.rank) for rank in others)
             total = shown(self.rank, number, self.rank)
-            if scaled_first:
-                _add_up([torch.add(first, own, alpha=scale, out=total), *rest], total, 1.0)
-            else:
-                _add_up([own, first, *rest], total, scale)
+            _add_up([own, *(shown(rank, number, self.rank) for rank in others)], total)
             own.copy_(total)
 
         show(0)
@@ -486,7 +476,7 @@ def _average_share(shown: Shown, rank: int) -> None:
             copy.copy_(own)
 
 
-def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float) -> None:
+def _add_up(terms: Sequence[torch.Tensor], out: torch.Tensor, scale: float = 1.0) -> None:
     """Write ``scale`` times the sum; ``out`` may be the first term."""
     total, *others = terms
     into = out

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hyperslab.comm import AXES, Grid, per_grid
-from hyperslab.comm.agreement import collective_try, least_of_ranks
+from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.data.augment import IDENTITY, DrawSymmetry, Symmetry
 from hyperslab.data.sampler import Schedule
@@ -167,7 +167,7 @@ def _least_share(grid: Grid, machine: int, share: float, promised: int = 0) -> i
     """Returns the smallest share of a rank, where the ranks of a machine share what it has."""
     hosts = hosts_of_ranks(grid)
     own = int(share * (machine // hosts.count(hosts[grid.rank]) - promised))
-    return least_of_ranks(max(0, own))
+    return min(all_gather(max(0, own)))
 
 
 def consumers(count: int, replicas: int) -> list[tuple[int, ...]]:

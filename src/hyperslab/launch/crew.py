@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm import launchers
-from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet
+from hyperslab.comm.rendezvous import Deadline, answer_roll_call, beside, meet
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
 from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor, devices_environment, finish
@@ -161,22 +161,26 @@ def serve(mail: Mail, rank: int) -> None:
         CommError: the main rank has ended.
     """
     with _beating(mail.store, rank):
-        for number in itertools.count():
-            with _keeping_store(rank):
+        try:
+            for number in itertools.count():
                 while not mail.store.check([f"task {rank} {number}"]):
                     time.sleep(LOOK)
                 task = mail.fetch(f"task {rank} {number}")
-            if task is None:
-                return
-            outcome: tuple[Any, HyperslabError | None]
-            try:
-                outcome = (task(), None)
-            except HyperslabError as error:
-                outcome = (None, error)
-            except Exception as error:
-                outcome = (None, HyperslabError(f"rank {rank} says: {reason(error)}"))
-            with _keeping_store(rank):
-                mail.post(f"answer {rank} {number}", outcome)
+                if task is None:
+                    return
+                mail.post(f"answer {rank} {number}", _outcome(task, rank))
+        except RuntimeError as error:  # of the store: those of tasks are answers
+            raise CommError(f"rank {rank} lost contact with rank 0, which has ended") from error
+
+
+def _outcome(task: Callable[[], object], rank: int) -> tuple[object, HyperslabError | None]:
+    """Return what a task returns, or the error that it raises."""
+    try:
+        return task(), None
+    except HyperslabError as error:
+        return None, error
+    except Exception as error:
+        return None, HyperslabError(f"rank {rank} says: {reason(error)}")
 
 
 @contextmanager
@@ -194,21 +198,12 @@ def _beating(store: Store, rank: int) -> Iterator[None]:
                 return
             ended.wait(BEAT)
 
-    beating = threading.Thread(target=beat, daemon=True)
-    beating.start()
+    beating = beside(beat)
     try:
         yield
     finally:
         ended.set()
-        beating.join(FAREWELL)  # see `with_crew`
-
-
-@contextmanager
-def _keeping_store(rank: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommError(f"rank {rank} lost contact with rank 0, which has ended") from error
+        wait([beating], FAREWELL)  # see `with_crew`
 
 
 class Crew:
@@ -357,22 +352,17 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         serve(mail, place.rank)
         store.add("left", 1)
         return None
-    outcome: Future[T] = Future()
 
-    def run() -> None:
+    def run() -> T:
         crew = Crew(mail, place)
         try:
-            outcome.set_result(study(crew))
-        except BaseException as error:
-            outcome.set_exception(error)
+            return study(crew)
         finally:
             for rank in range(crew.size):
                 crew.give(rank, None)  # dismissed
 
-    beside = threading.Thread(target=run, daemon=True)
-    beside.start()
+    outcome = beside(run)
     serve(mail, 0)
     Deadline(FAREWELL).poll(lambda: store.add("left", 0) == place.size - 1)
     # It may still be in the store's C++, which aborts a process that ends meanwhile.
-    beside.join(FAREWELL)
-    return outcome.result()
+    return outcome.result(FAREWELL)

@@ -21,7 +21,7 @@ from typing import Protocol
 from hyperslab.checkpoint import folder_of
 from hyperslab.errors import CommError, HyperslabError, LayoutError, RecipeError, Stopped, reason
 from hyperslab.launch.failures import OneRankError, RankFailed, RankLost
-from hyperslab.launch.supervisor import cores_here, devices_environment, finish, launching
+from hyperslab.launch.supervisor import cores_here, devices_environment, launch, launching
 from hyperslab.recipe.schema import Recipe
 from hyperslab.util.signals import StopRequest
 
@@ -117,8 +117,7 @@ class LaunchSlot:
 
 def launch_training(ranks: int, words: Sequence[str], logs: Path, *, seconds: float) -> None:
     """Run ``hyperslab words...`` on ranks of this machine until it has ended, as a slot does."""
-    with StopRequest().listening() as stop:
-        finish(LaunchSlot(stop).start_training(ranks, words, logs, seconds=seconds))
+    launch(ranks, ["-m", "hyperslab", *words], logs, limit=seconds, patience=seconds)
 
 
 @dataclass(frozen=True, slots=True)

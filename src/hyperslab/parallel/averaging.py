@@ -20,11 +20,12 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperslab.comm import Grid, Shown, log_once, shared_buffers, shared_channels
 from hyperslab.comm.agreement import keeping_contact
-from hyperslab.comm.bootstrap import ranks_of
+from hyperslab.comm.rendezvous import settle
 from hyperslab.geometry import Cut
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.capture import refuse_capture
@@ -323,7 +324,7 @@ class BucketedGradients(Averaging):
             **_NO_BUFFER_SYNC,
         )
         if shared_channels() is not None and grid.device.type == "cpu":
-            self.ddp.register_comm_hook(self.ddp.process_group, _average_hook)
+            self.ddp.register_comm_hook(grid.gradients, _average_hook)
         elif sent == "bf16":
             self.ddp.register_comm_hook(RoundedAverages(grid.gradients.group), _round_hook)
         self.forward = self.ddp.forward
@@ -368,17 +369,15 @@ class BucketedGradients(Averaging):
         seen.update(averaged)
 
 
-def _average_hook(group, bucket):  # type: ignore[no-untyped-def]
+def _average_hook(gradients, bucket):  # type: ignore[no-untyped-def]
     """DistributedDataParallel's hook, which must not have annotations as strings."""
-    shared = shared_channels()
-    assert shared is not None
+    if bucket.buffer().is_sparse:
+        return allreduce_hook(gradients.group, bucket)
     # A quarter of gloo's time. Nothing is lost by waiting: a rank of the CPU has no other core that
     # could send meanwhile.
-    ranks = ranks_of(group)
-    what = "the average of the gradients"
-    shared.all_reduce(bucket.buffer(), ranks, what, scale=1 / len(ranks))
+    mean = bucket.buffer().div_(gradients.size())
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
+    done.set_result(gradients.sum_in_place(mean, "the average of the gradients"))
     return done
 
 
@@ -428,19 +427,18 @@ class RoundedAverages:
         outcome: Future[None] = Future()
 
         def average() -> None:
-            try:
-                with keeping_contact("the average of the gradients"):
-                    if gradients.dtype == torch.float32 and not gradients.is_sparse:
-                        average_rounded(gradients, group)
-                    else:
-                        gradients.div_(dist.get_world_size(group))
-                        dist.all_reduce(gradients, group=group)
-                outcome.set_result(None)
-            except BaseException as error:
-                outcome.set_exception(error)
+            with keeping_contact("the average of the gradients"):
+                if gradients.dtype == torch.float32 and not gradients.is_sparse:
+                    average_rounded(gradients, group)
+                else:
+                    gradients.div_(dist.get_world_size(group))
+                    dist.all_reduce(gradients, group=group)
+
+        def work() -> None:
+            settle(outcome, average)
             averaged.set_result(gradients)
 
-        self._waiting.put(average)
+        self._waiting.put(work)
         # DistributedDataParallel would not understand an error: it is raised before it looks.
         at_end_of_backward(outcome.result)
         return averaged

@@ -8,15 +8,13 @@ enter a parallelised module in training.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
-import socket
 import struct
 import weakref
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -26,17 +24,23 @@ import torch.distributed as dist
 from torch import nn
 
 from hyperslab.comm import Grid, log_once, per_grid
-from hyperslab.comm.agreement import all_gather, broadcast_from_main, keeping_contact
-from hyperslab.comm.bootstrap import world
+from hyperslab.comm.agreement import (
+    all_gather,
+    broadcast_from_main,
+    difference_of_ranks,
+    keeping_contact,
+)
+from hyperslab.comm.bootstrap import named, world
 from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.comm.communicator import as_sent
-from hyperslab.comm.rendezvous import compare_facts
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.dispatch import average_gradient
-from hyperslab.tensor.inputs import comparisons_of, describe_ranks, digest_of_all
+from hyperslab.tensor.inputs import JudgeRows, comparisons_of, digest_of_all
 from hyperslab.util.capture import do_beside
 from hyperslab.util.torch_internals import tree_leaves
+
+PARAMETERS_COMPARED = "the comparison of parameters"
 
 DEVICE_IN_REPR = (nn.ParameterList, nn.ParameterDict)
 """Lists modules whose ``repr`` names the device, in which ranks differ."""
@@ -63,12 +67,10 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
             and not isinstance(part, DEVICE_IN_REPR)
         },
     }
-    words = json.dumps(facts)
-    if grid.same_on_all(zlib.crc32(words.encode())):
+    difference = difference_of_ranks(facts)
+    if difference is None:
         return
-    found = all_gather((socket.gethostname(), words))
-    difference = compare_facts([json.loads(w) for _, w in found], [host for host, _ in found])
-    first = difference.splitlines()[0].removeprefix("the ranks differ in ")
+    first = difference.partition("\n")[0].removeprefix("the ranks differ in ")
     raise LayoutError(
         f"the ranks' {type(module).__name__} differ in {first or 'the order of their parameters'}\n"
         "    build the same network on every rank, and parallelize it alike"
@@ -85,19 +87,20 @@ def share_random_states(grid: Grid, states: RandomStates) -> None:
     So must, with "replica", data sets of the ranks of a replica, which draw from NumPy's and
     Python's generators, too.
     """
-    state = torch.get_rng_state().to(grid.device)
-    dist.broadcast(state, group=world(), group_src=0)
-    torch.set_rng_state(state.cpu())
-    if grid.device.type == "cuda":
-        state = torch.cuda.get_rng_state(grid.device).to(grid.device)
-        dist.broadcast(state, group=world(), group_src=0)
-        torch.cuda.set_rng_state(state.cpu(), grid.device)
+    cuda = grid.device.type == "cuda"
+
+    def present() -> tuple[Any, ...]:
+        of_device = torch.cuda.get_rng_state(grid.device) if cuda else None
+        # The legacy generator is the one that data sets draw from.
+        of_numpy = np.random.get_state()  # noqa: NPY002
+        return torch.get_rng_state(), of_device, of_numpy, random.getstate()
+
+    of_torch, of_device, of_numpy, of_python = broadcast_from_main(present)
+    torch.set_rng_state(of_torch)
+    if cuda:
+        torch.cuda.set_rng_state(of_device, grid.device)
     if states != "replica":
         return
-    # The legacy generator is the one that data sets draw from.
-    of_numpy, of_python = broadcast_from_main(
-        lambda: (np.random.get_state(), random.getstate())  # noqa: NPY002
-    )
     random.setstate(of_python)
     np.random.set_state(of_numpy)  # noqa: NPY002
     replica = grid.coords["data"]
@@ -110,19 +113,44 @@ def share_random_states(grid: Grid, states: RandomStates) -> None:
 ROUNDING_EPSILONS = 64  # machine epsilons that processors of different kinds may be apart
 
 
+class _RareLooks:
+    """Compares numbers of all ranks at turns 1, 2, 4, 8, ..., so that the cost fades away.
+
+    On a CUDA device a look is judged at the next turn, which waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self._owed: tuple[AllGatheredInts, JudgeRows] | None = None
+
+    def turn(self, look: Callable[[], AllGatheredInts], judge: JudgeRows) -> None:
+        self._settle()
+        self.turns += 1
+        if self.turns.bit_count() == 1:
+            rows = look()
+            self._owed = rows, judge
+            if rows.at_once:
+                self._settle()
+
+    def _settle(self) -> None:
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            rows, judge = owed
+            judge(rows.read())
+
+
 class EqualParameters:
     """Looks at a module's parameters on all ranks, at its training forwards 1, 2, 4, 8, ...
 
     At the first there is what was done since `hyperslab.parallelize` made them equal (weights
     loaded on one rank alone), at the second a step of the optimiser (another learning rate on one
-    rank). After that nothing new is expected, and the cost fades away.
+    rank). After that nothing new is expected.
     """
 
     def __init__(self, module: nn.Module, grid: Grid) -> None:
         self.module = module
         self.grid = grid
-        self.forwards = 0
-        self._owed: AllGatheredInts | None = None  # of the last look, by a CUDA device
+        self._looks = _RareLooks()
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compare parameters at a forward that all ranks make together, as on cut tensors.
@@ -133,34 +161,20 @@ class EqualParameters:
         cut = any(type(value) is Sharded for value in args)
         if not cut and not any(isinstance(value, Sharded) for value in tree_leaves((args, kwargs))):
             return
-        do_beside(self._look, "the comparison of parameters")
+        do_beside(partial(self._looks.turn, self._look, self._judge), PARAMETERS_COMPARED)
 
-    def _look(self) -> None:
-        self._read()
-        self.forwards += 1
-        if self.forwards & (self.forwards - 1):
-            return
+    def _look(self) -> AllGatheredInts:
         on_host, on_device = digest_of_all(self.module.parameters(), self.grid.device)
-        self._owed = AllGatheredInts(
-            self.grid, [on_host], on_device, "the comparison of parameters"
-        )
-        if self.grid.device.type == "cpu":
-            self._read()
+        return AllGatheredInts(self.grid, [on_host], on_device, PARAMETERS_COMPARED)
 
-    def _read(self) -> None:
-        """Judge the last look, on a CUDA device at the next forward, which waits for nothing."""
-        owed, self._owed = self._owed, None
-        if owed is not None:
-            rows = owed.read()
-            if any(row != rows[0] for row in rows):
-                self._compare()
-
-    def _compare(self) -> None:
-        """Find out which parameter differs, and by how much, as all ranks know that one does."""
+    def _judge(self, rows: Sequence[Sequence[int]]) -> None:
+        """Find out which parameter differs, and by how much, if all ranks know that one does."""
+        if all(row == rows[0] for row in rows):
+            return
         found: str | None = None
         for name, parameter in self.module.named_parameters():
             first = parameter.detach().contiguous().clone()
-            with keeping_contact("the comparison of parameters"):
+            with keeping_contact(PARAMETERS_COMPARED):
                 dist.broadcast(as_sent(first), group=world(), group_src=0)
             if found is None and not _equal_up_to_rounding(parameter.detach(), first):
                 found = name
@@ -176,8 +190,8 @@ class EqualParameters:
             return
         raise LayoutError(
             f"the parameters of {type(self.module).__name__} are no longer equal on all ranks: "
-            f"{describe_ranks(strangers)} has another {names[strangers[0]]!r} than rank 0, at "
-            f"forward {self.forwards} of its training\n    load and change parameters on every "
+            f"{named(strangers)} has another {names[strangers[0]]!r} than rank 0, at "
+            f"forward {self._looks.turns} of its training\n    load and change parameters on every "
             "rank alike, or before hyperslab.parallelize, which gives all ranks those of rank 0;\n"
             "    use the same optimiser, learning rate and clipping on every rank"
         )
@@ -201,9 +215,7 @@ class EqualLosses:
 
     def __init__(self, grid: weakref.ref[Grid]) -> None:
         self._grid = grid
-        self.passes = 0
-        self._owed: AllGatheredInts | None = None  # of the last look, by a CUDA device
-        self._resolution = 0.0
+        self._looks = _RareLooks()
         self._said = False
 
     def look(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -215,32 +227,26 @@ class EqualLosses:
         losses = [
             y.detach().reshape(()) for y in ordinary if y.numel() == 1 and y.is_floating_point()
         ]
-        do_beside(partial(self._look, grid, losses), "the comparison of losses")
+        what = "the comparison of losses"
 
-    def _look(self, grid: Grid, losses: Sequence[torch.Tensor]) -> None:
-        self._read(grid)
-        self.passes += 1
-        if self.passes & (self.passes - 1):
-            return
-        self._resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
-        total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
-        bits = total.view(torch.int64)
-        self._owed = AllGatheredInts(grid, [], bits, "the comparison of losses")
-        if grid.device.type == "cpu":
-            self._read(grid)
+        def look() -> AllGatheredInts:
+            total = sum((y.double() for y in losses), torch.zeros((), dtype=torch.float64))
+            return AllGatheredInts(grid, [], total.view(torch.int64), what)
 
-    def _read(self, grid: Grid) -> None:
-        """Judge the last look, on a CUDA device at the next pass, which waits for nothing."""
-        owed, self._owed = self._owed, None
-        if owed is None:
-            return
-        found = [struct.unpack("d", struct.pack("q", bits))[0] for (bits,) in owed.read()]
+        resolution = max((torch.finfo(y.dtype).eps for y in losses), default=0.0)
+        judge = partial(self._judge, resolution)
+        do_beside(partial(self._looks.turn, look, judge), what)
+
+    def _judge(self, resolution: float, rows: Sequence[Sequence[int]]) -> None:
+        found = [struct.unpack("d", struct.pack("q", bits))[0] for (bits,) in rows]
         losses = [math.inf if math.isnan(loss) else loss for loss in found]
         lowest, highest = min(losses), max(losses)
         # Processors of different kinds round otherwise, which adds up in a network.
-        alike = math.isclose(lowest, highest, rel_tol=math.sqrt(self._resolution))
+        alike = math.isclose(lowest, highest, rel_tol=math.sqrt(resolution))
         if not alike and not self._said:
             self._said = True  # of other numbers it would be another message
+            grid = self._grid()
+            assert grid is not None
             log_once(
                 grid,
                 f"the ranks' losses differ: {lowest:.6g} on rank {losses.index(lowest)}, "
@@ -314,7 +320,7 @@ class OrdinaryInputs:
             strangers = [rank for rank, row in enumerate(found) if row != found[0]]
             if strangers:
                 raise LayoutError(
-                    f"{describe_ranks(strangers)} would pass other ordinary tensors to {name} than "
+                    f"{named(strangers)} would pass other ordinary tensors to {name} than "
                     f"rank 0, beside cut ones\n    on this rank they are {forms}\n    an ordinary "
                     "tensor has to be equal on every rank: draw random numbers\n    "
                     "from torch's generator, cut it by hyperslab.shard, or use "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,15 +37,12 @@ Load = Callable[[], torch.Tensor]
 """Returns a tensor that lies elsewhere, or an equal one with the same strides."""
 
 
-class Store(Protocol):
-    """Is where tensors are moved to."""
-
-    def move(self, tensor: torch.Tensor) -> Load:
-        """Copy a tensor that `is_dense`; what it returns frees the copy when it goes."""
+Move = Callable[[torch.Tensor], Load]
+"""Copies a tensor that `is_dense` elsewhere; what it returns frees the copy when it goes."""
 
 
-def offload_activations(module: nn.Module, store: Store) -> None:
-    """Let a module keep its activations in ``store`` from forward to backward; in place.
+def offload_activations(module: nn.Module, move: Move) -> None:
+    """Let a module have its activations moved from forward to backward; in place.
 
     Stay where they are: small tensors, parameters, and the module's inputs, which the caller has
     anyway. What is deferred at the end of the forward is computed there, as its operands would
@@ -56,7 +53,7 @@ def offload_activations(module: nn.Module, store: Store) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        with _moving_to(store, (args, kwargs, [*module.parameters(), *module.buffers()])):
+        with _moving(move, (args, kwargs, [*module.parameters(), *module.buffers()])):
             result = forward(*args, **kwargs)
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Sharded):
@@ -66,19 +63,19 @@ def offload_activations(module: nn.Module, store: Store) -> None:
     module.forward = run
 
 
-def store_for(grid: Grid) -> Store:
+def move_for(grid: Grid) -> Move:
     """Choose where this rank's activations go: page-locked memory of a GPU's host, or a file.
 
     With a file the process gives freed blocks back to the system: a file is for those to whom
     memory counts more than time.
     """
     if grid.device.type == "cuda":
-        return HostMemory()
-    return OffloadFile(grid.rank, FreedMemory())
+        return move_to_host
+    return OffloadFile(grid.rank, FreedMemory()).move
 
 
 @contextmanager
-def _moving_to(store: Store, owned: Any) -> Iterator[None]:
+def _moving(move: Move, owned: Any) -> Iterator[None]:
     """Move what autograd keeps in this context, and load it where a backward pass asks for it.
 
     What shares memory with a tensor in ``owned`` stays.
@@ -94,7 +91,7 @@ def _moving_to(store: Store, owned: Any) -> Iterator[None]:
             if not plain or tensor.untyped_storage().data_ptr() in staying:
                 return partial(_unchanged, tensor, version_of(tensor))
         tensor = tensor.resolve_conj().resolve_neg()  # bytes know neither
-        return store.move(tensor if is_dense(tensor) else tensor.clone())
+        return move(tensor if is_dense(tensor) else tensor.clone())
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda load: load()):
         yield
@@ -123,19 +120,15 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.permute(order).is_contiguous()
 
 
-class HostMemory:
-    """Holds tensors of a GPU in page-locked memory; the copies are in the order of its stream."""
-
-    def move(self, tensor: torch.Tensor) -> Load:
-        refuse_capture(
-            'memory="offload", whose copies on the host are gone at the next replay,',
-            'use memory="tile" or "recompute", or run this step eagerly',
-        )
-        copy = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True
-        )
-        copy.copy_(tensor, non_blocking=True)
-        return partial(copy.to, tensor.device, non_blocking=True)
+def move_to_host(tensor: torch.Tensor) -> Load:
+    """Copy a tensor of a GPU to page-locked memory, in the order of its stream."""
+    refuse_capture(
+        'memory="offload", whose copies on the host are gone at the next replay,',
+        'use memory="tile" or "recompute", or run this step eagerly',
+    )
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    return partial(copy.to, tensor.device, non_blocking=True)
 
 
 class OffloadFile:

@@ -47,7 +47,7 @@ from hyperslab.parallel.guard import (
     replace_sync_batch_norm,
     run_eagerly,
 )
-from hyperslab.parallel.offload import Store, offload_activations, store_for
+from hyperslab.parallel.offload import Move, move_for, offload_activations
 from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
@@ -312,13 +312,12 @@ def prepare(
     kernels: Kernels = "measure",
     memory: Memory = "none",
     homes: GradientBuffers | None = None,
-    store: Store | None = None,
+    move: Move | None = None,
 ) -> Policy:
     """Prepare a module for forward passes: device, gathers, the policy of its tensors.
 
     The inputs have to get that policy, and its scope has to be open while the module runs.
-    ``homes``: see `Policy`; ``store``: where activations are offloaded to, by default `store_for`
-    the grid.
+    ``homes``: see `Policy`; ``move``: offloads activations, by default as `move_for` says.
 
     Raises:
         LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
@@ -333,7 +332,7 @@ def prepare(
     if memory == "recompute":
         recompute_stages(module)
     if memory == "offload":
-        offload_activations(module, store or store_for(grid))
+        offload_activations(module, move or move_for(grid))
     owned = () if homes is None else homes.owned
     scope = ForwardScope(owned) if grid.size > grid.data else None
     slab = None if memory == "none" else slabs.SLAB_BYTES

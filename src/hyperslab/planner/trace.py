@@ -307,7 +307,7 @@ class _Step:
             batch_norm=work.batch_norm,
             memory=work.memory,
             homes=GradientBuffers(self.model.parameters()),
-            store=_RecordedStore(self.memory, self.grid.journal),
+            move=_RecordedStore(self.memory, self.grid.journal).move,
         )
         # Of a replica that is cut: as a parallelised module has it open while it runs.
         if self.policy.scope is not None:

@@ -22,6 +22,7 @@ import xxhash
 from torch.utils.data import get_worker_info
 
 from hyperslab.comm import Grid, per_grid
+from hyperslab.comm.bootstrap import named
 from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Partition
@@ -286,17 +287,7 @@ def describe_specs(forms: Mapping[int, InputSpec]) -> list[str]:
     holders: dict[InputSpec, list[int]] = {}
     for rank, form in forms.items():
         holders.setdefault(form, []).append(rank)
-    return [f"{describe_ranks(ranks)}: {form}" for form, ranks in holders.items()]
-
-
-def describe_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks in words, of many the first ones.
-
-    >>> describe_ranks([3]), describe_ranks([0, 2])
-    ('rank 3', 'ranks 0, 2')
-    """
-    words = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {words}"
+    return [f"{named(ranks)}: {form}" for form, ranks in holders.items()]
 
 
 def _dtype_code(dtype: torch.dtype) -> int:
@@ -396,8 +387,8 @@ def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence
         ]
         if strangers:
             raise LayoutError(
-                f"{describe_ranks(strangers)} would hand in other values than rank {first}, "
+                f"{named(strangers)} would hand in other values than rank {first}, "
                 "with which they share a sample; the shapes are equal\n"
-                f"    {describe_ranks(ranks)} share the samples of a tensor {forms[first]}\n"
+                f"    {named(ranks)} share the samples of a tensor {forms[first]}\n"
                 f"{_SAME_SAMPLE_REMEDY}\n    check=False switches this comparison off"
             )

@@ -64,19 +64,7 @@ def send_boxes(
         CommError: another rank died or did not answer within the time limit.
     """
     plan = plan_transfers(grid.rank, owned, wanted)
-    sends = [(t.rank, block[t.box.slices(plan.own)]) for t in plan.sends]
-    receives = [(t.rank, block.new_empty(t.box.shape)) for t in plan.receives]
-    if sends or receives:
-        grid.halos.exchange(sends, receives, what).wait()
-    if plan.wanted is None:
-        return None
-    new = block.new_empty(plan.wanted.shape)
-    found = new if fill is None else new.fill_(fill)
-    if plan.kept is not None:
-        found[plan.kept.slices(plan.wanted)] = block[plan.kept.slices(plan.own)]
-    for t, (_, piece) in zip(plan.receives, receives, strict=True):
-        found[t.box.slices(plan.wanted)] = piece
-    return found
+    return run_transfers(plan, block, block, grid, what, fill=fill, at_once=True)
 
 
 def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
@@ -86,32 +74,36 @@ def first_copies(partition: Partition, grid: Grid) -> dict[int, Box]:
 
 
 def run_transfers(
-    plan: TransferPlan, held: torch.Tensor | None, like: torch.Tensor, grid: Grid, what: str
+    plan: TransferPlan,
+    held: torch.Tensor | None,
+    like: torch.Tensor,
+    grid: Grid,
+    what: str,
+    *,
+    fill: float | None = None,
+    at_once: bool = False,
 ) -> torch.Tensor | None:
     """Return the box that a plan wants, from ``held``, its own box, and what other ranks send.
 
-    In new contiguous memory, of the type and on the device of ``like``. Message after message: who
-    holds all of a volume has no room for it twice.
+    In new contiguous memory, of the type and on the device of ``like``. Unless ``at_once``,
+    message after message: who holds all of a volume has no room for it twice.
 
     Raises:
         CommError: another rank died or did not answer within the time limit.
     """
-    for t in plan.sends:
-        assert held is not None
-        piece = held[t.box.slices(plan.own)].to(grid.device)
-        grid.halos.exchange([(t.rank, piece)], [], what).wait()
-    if plan.wanted is None:
-        return None
-    if held is not None and plan.kept == plan.wanted:
-        part = held[plan.wanted.slices(plan.own)].resolve_conj().resolve_neg()
-        return part.to(like.device, copy=True, memory_format=torch.contiguous_format)
-    found = like.new_empty(plan.wanted.shape)
-    if held is not None and plan.kept is not None:
-        found[plan.kept.slices(plan.wanted)] = held[plan.kept.slices(plan.own)].to(like.device)
-    for t in plan.receives:
-        piece = like.new_empty(t.box.shape, device=grid.device)
-        grid.halos.exchange([], [(t.rank, piece)], what).wait()
-        found[t.box.slices(plan.wanted)] = piece.to(like.device)
+    own: Any = held  # where this rank sends or keeps something
+    found: Any = None if plan.wanted is None else like.new_empty(plan.wanted.shape)
+    if found is not None and fill is not None:
+        found.fill_(fill)
+    if plan.kept is not None:
+        found[plan.kept.slices(plan.wanted)] = own[plan.kept.slices(plan.own)]
+    each = [*(((t,), ()) for t in plan.sends), *(((), (t,)) for t in plan.receives)]
+    for sends, receives in [(plan.sends, plan.receives)] if at_once and each else each:
+        leaving = [(t.rank, own[t.box.slices(plan.own)].to(grid.device)) for t in sends]
+        arriving = [(t.rank, like.new_empty(t.box.shape, device=grid.device)) for t in receives]
+        grid.halos.exchange(leaving, arriving, what).wait()
+        for t, (_, piece) in zip(receives, arriving, strict=True):
+            found[t.box.slices(plan.wanted)] = piece
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm.agreement import sum_over_ranks
+from hyperslab.comm.agreement import all_gather
 from hyperslab.kernels import conv_in_c  # noqa: F401 - declares its operators
 from hyperslab.train.step import PRECISIONS, float32_products
 from hyperslab.util.torch_internals import (
@@ -129,13 +129,13 @@ class StepFlops:
     def counted(self, mine: int | None, samples: int) -> None:
         """Take this rank's work ``mine`` in a step of so many samples; all ranks call it."""
         self.wanted = False
-        total, unknown = sum_over_ranks(mine or 0, mine is None)
-        if not unknown:
-            self.per_sample = total / samples
+        counts = all_gather(mine)
+        if None not in counts:
+            self.per_sample = sum(filter(None, counts)) / samples
 
     def measured(self, mine: float) -> None:
         """Take this rank's peak ``mine``; all ranks call it."""
-        self.peak = sum_over_ranks(round(mine))[0]
+        self.peak = sum(all_gather(mine))
 
     def speed(self, samples: int, seconds: float) -> float | None:
         """Return the rate of a step [flop/s], all ranks together."""

@@ -22,7 +22,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -79,26 +79,23 @@ def marks(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _gradient_label(
-    _own: SharedChannels, _x: object, _ranks: object, what: str, *_: object, **__: object
-) -> str | None:
-    # Other sums through shared memory are a communicator's, which has its mark.
-    return f"{MARK}gradients:{what}" if what == "the average of the gradients" else None
+def _sum_label(_own: GroupCommunicator, _x: object, what: str) -> str:
+    kind = "gradients" if what == "the average of the gradients" else "statistics"
+    return f"{MARK}{kind}:{what}"
 
 
 MARKED_METHODS: tuple[tuple[type, str, Method], ...] = (
-    (PendingMessages, "__init__", lambda own, _g, _s, _r, what: f"{MARK}halos:{id(own)}:{what}"),
+    (PendingMessages, "__init__", lambda own, *of: f"{MARK}halos:{id(own)}:{of[3]}"),
     (PendingMessages, "wait", lambda own: f"{MARK}halos:{id(own)}:{own._what}"),
     (GroupCommunicator, "exchange_flat", lambda *of: f"{MARK}halos:{time.time_ns()}:{of[-1]}"),
-    (GroupCommunicator, "sum_in_place", lambda _own, _x, what: f"{MARK}statistics:{what}"),
-    (SharedChannels, "all_reduce", _gradient_label),
+    (GroupCommunicator, "sum_in_place", _sum_label),
     (SharedChannels, "average_shown", lambda _own, _sums, what, **_: f"{MARK}gradients:{what}"),
     (Prefetcher, "take", lambda *_: f"{MARK}data:a mini-batch"),
     (Trainer, "train_step", lambda *_: f"{MARK}framework:between operators"),
     (Progress, "record", lambda *_: f"{MARK}framework:the history"),
     (Vote, "result", lambda *_: f"{MARK}vote:the agreement about a step"),
 )
-"""Class, method, and what names the mark by the method's arguments; None is no mark."""
+"""Class, method, and what names the mark by the method's arguments."""
 
 
 @contextmanager
@@ -107,8 +104,7 @@ def _method_marked(owner: type, name: str, label: Method) -> Iterator[None]:
 
     @functools.wraps(original)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        words = label(*args, **kwargs)
-        with nullcontext() if words is None else record_function(words):
+        with record_function(label(*args, **kwargs)):
             return original(*args, **kwargs)
 
     setattr(owner, name, marked)

@@ -366,34 +366,31 @@ def inside_ddp() -> bool:
     return DistributedDataParallel._get_active_ddp_module() is not None
 
 
-Addressed = tuple[torch.Tensor, int]
-"""Pairs a contiguous tensor with the rank, as torch numbers all, that sends or gets it."""
-
-
 def begin_messages(
-    group: dist.ProcessGroup, receives: Sequence[Addressed], sends: Sequence[Addressed]
+    group: dist.ProcessGroup,
+    receives: Sequence[tuple[int, torch.Tensor]],
+    sends: Sequence[tuple[int, torch.Tensor]],
 ) -> list[dist.Work]:
     """Begin messages between pairs of ranks, all at once, as ``batch_isend_irecv`` does.
 
-    That makes an object for each and asks the same of each several times: half of what an exchange
-    with seven neighbours costs the host. The works are those of the messages in this order, or one
-    for all of them.
+    Each is a rank of the group, by its number there, and a contiguous tensor. That function makes
+    an object for each and asks the same of each several times: half of what an exchange with seven
+    neighbours costs the host. The works are those of the messages in this order, or one for all.
 
     Raises:
         ValueError: the group has ended.
     """
-    numbers = dist.distributed_c10d._world.pg_group_ranks.get(group)
-    if numbers is None:
+    if group not in dist.distributed_c10d._world.pg_group_ranks:
         raise ValueError("the process group has ended")
-    device = (receives or sends)[0][0].device
+    device = (receives or sends)[0][1].device
     # A group would ask torch's dispatcher for it at each message.
     backend: Any = group._get_backend(device)
     at_once = backend.supports_coalescing
     if at_once:
         group._start_coalescing(device)
     receive, send = backend.recv, backend.send
-    works = [receive([tensor], numbers[rank], 0) for tensor, rank in receives]
-    works += [send([tensor], numbers[rank], 0) for tensor, rank in sends]
+    works = [receive([tensor], rank, 0) for rank, tensor in receives]
+    works += [send([tensor], rank, 0) for rank, tensor in sends]
     return [group._end_coalescing(device)] if at_once else works
 
 
