@@ -130,9 +130,9 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
             known = {**spread["parameters"], "together": spread["joint"]}
             tables.append(score_tables.coverage_table(known))
             words += (
-                f"\nintervals of {spread['volumes']} volumes, 95 %; mean squared residual: of "
-                "errors over predicted deviations, 1 if calibrated; probability: that of such "
-                "ranks if calibrated"
+                f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: squared errors over "
+                "the predicted variance, 1 if calibrated; probability: that of such ranks if "
+                "calibrated"
             )
         if averaged := [kind for kind in OF_VOLUMES if kind in facts]:
             of = [facts[kind]["parameters"] for kind in averaged]

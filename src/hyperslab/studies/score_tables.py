@@ -87,8 +87,8 @@ def coverage_table(facts: Mapping[str, Mapping[str, Any]]) -> Table:
         tested = (number(found[key]) for key in ("mean_squared_residual", "ks_probability"))
         rows.append([label(name), *cells, *tested])
     head = ["parameter", *(f"in {level} % intervals" for level in LEVELS)]
-    head += ["mean squared residual", "probability of the ranks"]
-    return Table("Share of true values in predicted intervals", head, rows)
+    caption = "Share of true values in predicted intervals, mean squared residual, probability"
+    return Table(f"{caption} of the ranks", [*head, "residual²", "probability"], rows)
 
 
 def _percent(value: float | None) -> str:
