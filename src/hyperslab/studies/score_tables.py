@@ -60,7 +60,7 @@ ScoresByName = Mapping[str, Mapping[str, float | None]]
 
 
 def number_tables(errors: ScoresByName) -> Iterator[Table]:
-    """Tables the errors of predicted numbers, normalised and in their own units."""
+    """Lists the errors of predicted numbers, normalised and in their own units."""
     normalised: list[TableRow] = []
     physical: list[TableRow] = []
     for name, row in errors.items():
@@ -77,7 +77,7 @@ def number_tables(errors: ScoresByName) -> Iterator[Table]:
 
 def coverage_table(facts: Mapping[str, Mapping[str, Any]]) -> Table:
     """Tables how often predicted intervals hold the true values, as `RankStatistics.facts` says."""
-    rows = []
+    rows: list[TableRow] = []
     for name, found in facts.items():
         cells = []
         for level in LEVELS:
