@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -47,20 +47,9 @@ class OptimizerSection(NamedSection):
     larc: LarcSection | None = None  # after clipping; {} takes the paper's numbers
     accumulate: PositiveInt = 1  # mini-batches per step
 
-    torch_name: ClassVar[str] = ""  # of the class in `torch.optim`
-    numbers: ClassVar[tuple[str, ...]] = ()  # keys that are its arguments, too
-
     def build(self, weights: Weights) -> torch.optim.Optimizer:
         """Make torch's optimizer of these weights with the section's numbers."""
-        import torch
-
-        given = [*weights]
-        kind: Any = getattr(torch.optim, self.torch_name)
-        numbers = {key: getattr(self, key) for key in self.numbers}
-        made: torch.optim.Optimizer = kind(
-            given, lr=self.learning_rate, **numbers, **fused_update(kind, given)
-        )
-        return made
+        raise NotImplementedError
 
 
 _WAYS = {"fused", "foreach", "capturable", "differentiable"}
@@ -82,20 +71,30 @@ def fused_update(kind: Any, weights: Sequence[torch.nn.Parameter]) -> dict[str, 
 class AdamSection(OptimizerSection):
     """Configures Adam; the defaults are the paper's."""
 
-    torch_name: ClassVar[str] = "Adam"
-    numbers: ClassVar[tuple[str, ...]] = ("betas", "eps")
     name: Literal["adam"] = "adam"
     betas: tuple[Probability, Probability] = (0.9, 0.999)  # of the running means of g and g²
     eps: PositiveFloat = 1e-8  # added to the root of the mean of g²
+
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        import torch
+
+        given = [*weights]
+        numbers: dict[str, Any] = {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps}
+        return torch.optim.Adam(given, **numbers, **fused_update(torch.optim.Adam, given))
 
 
 class SGDSection(OptimizerSection):
     """Configures stochastic gradient descent."""
 
-    torch_name: ClassVar[str] = "SGD"
-    numbers: ClassVar[tuple[str, ...]] = ("momentum",)
     name: Literal["sgd"]
     momentum: Probability = 0.9  # the share of the last step that stays
+
+    def build(self, weights: Weights) -> torch.optim.Optimizer:
+        import torch
+
+        given = [*weights]
+        numbers: dict[str, Any] = {"lr": self.learning_rate, "momentum": self.momentum}
+        return torch.optim.SGD(given, **numbers, **fused_update(torch.optim.SGD, given))
 
 
 class TargetOptimizer(TargetSection, OptimizerSection):
