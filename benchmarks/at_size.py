@@ -45,7 +45,7 @@ def run(row: dict[str, Any], axes: dict[str, int], memory: str, trains: bool) ->
     slabs.SLAB_BYTES = max(1 << 14, int(slabs.SLAB_BYTES * min(1.0, volumes)))
     torch.manual_seed(0)
     with open_data(recipe, grid, split="train", shuffle=False) as data:
-        model = build_model(recipe, data_card(data), grid)
+        model = build_model(recipe, data_card(data.source), grid)
         x, y = next(iter(data.epoch(0)))
         torch.manual_seed(1)
         with torch.no_grad():  # CosmoFlow's last layer begins at zero: nothing had a gradient

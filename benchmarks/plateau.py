@@ -54,7 +54,7 @@ def main() -> None:
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
     torch.manual_seed(recipe.seed)
     with open_data(recipe, hs.Grid(), split="train") as data:
-        model = build_network(recipe, data_card(data)).train()
+        model = build_network(recipe, data_card(data.source)).train()
         count = max(-(-options.samples // recipe.data.batch_size), options.steps)
         batches = [(x.full(), y.full()) for x, y in islice(data.epoch(0), count)]
     x, y = (torch.cat(part)[: options.samples] for part in zip(*batches, strict=True))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hyperslab.train import flops
 from hyperslab.train.flops import FlopCount, StepFlops, flop_formulas, measure_peak
 from tests.ranks import run_ranks
 from tests.train.universes import run, write_recipe
@@ -62,8 +63,22 @@ def test_speed_and_share() -> None:
     assert StepFlops(1, None).share(30) is None
 
 
-def test_the_peak_is_that_of_a_product_of_matrices() -> None:
-    assert measure_peak(torch.device("cpu"), "float32", extent=64) > 0
+@pytest.mark.parametrize(("enough", "extents"), [(1e-9, {64}), (1e9, {64, 128, 256})])
+def test_the_peak_is_that_of_a_product_of_matrices_that_is_long_enough(
+    enough: float, extents: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[int] = set()
+    own = torch.mm
+
+    def watched(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        seen.add(len(a))
+        return own(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    monkeypatch.setattr(flops, "PEAK_EXTENTS", (64, 256))
+    monkeypatch.setattr(flops, "LONG_PRODUCT", enough)
+    assert measure_peak(torch.device("cpu"), "float32") > 0
+    assert seen == extents
 
 
 def history(recipe: Path) -> list[dict[str, str]]:

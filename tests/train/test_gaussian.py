@@ -25,6 +25,7 @@ from hyperslab.errors import RecipeError
 from hyperslab.models.cosmoflow import variant_of
 from hyperslab.recipe.load import load_recipe, recipe_of_values
 from hyperslab.recipe.network import CosmoFlowSection
+from hyperslab.studies.table import number
 from hyperslab.train.evaluate import Evaluation, evaluate
 from hyperslab.train.predict import predict
 from hyperslab.train.run import train
@@ -184,7 +185,8 @@ def test_predictions_have_deviations_and_covariances(serial: Path, fields: Path)
     console = Console(file=io.StringIO(), width=80)
     show_evaluation(evaluate(serial), serial, console)
     for name, facts in written["uncertainty"]["parameters"].items():
-        words = f"{name} +{100 * facts['coverage_68']:.0f} % .* {facts['ks_probability']:.2g} "
+        covered, probability = facts["coverage_68"], facts["ks_probability"]
+        words = f"{name} +{number(100 * covered)} % .* {number(probability)} "
         assert re.search(words, console.file.getvalue())
     off = []
     for row in rows:

@@ -195,4 +195,4 @@ def test_a_checkpoint_says_what_the_network_was_trained_on(reference: Path, scan
     about = DataCard.from_state(state["about"], reference)
     assert (about.shape, about.whole, about.classes) == ((1, *SHAPE), (1, *SHAPE), CLASSES)
     with hs.open(scans, hs.Grid(), batch_size=1) as data:
-        assert about == data_card(data)
+        assert about == data_card(data.source)

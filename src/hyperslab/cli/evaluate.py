@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,19 +18,8 @@ from hyperslab.util.logs import show_logs
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hyperslab.studies.table import Table
     from hyperslab.train.evaluate import ClassEvaluation, Evaluation
 
-RELATIVE = "relative_error"
-COLUMNS = {
-    "ratio": "ratio",
-    "mse": "MSE",
-    "mse_of_mean": "of mean",
-    "mae": "MAE",
-    "r2": "R²",
-    "mae_physical": "MAE phys.",
-    RELATIVE: "relative",
-}
 OF_VOLUMES = {"averaged": "averaged", "recalibrated": "and recalibrated"}
 
 
@@ -119,7 +107,8 @@ def evaluate_command(
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
     """Print the errors of every parameter or class, the bad ones too."""
-    from hyperslab.studies.class_tables import class_tables
+    from hyperslab.studies import score_tables
+    from hyperslab.studies.table import Table, number
     from hyperslab.train.evaluate import ClassEvaluation
 
     facts = result.facts
@@ -130,61 +119,28 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
     )
     if isinstance(result, ClassEvaluation):
         evaluation = {"confusion": result.confusion.tolist(), **facts}
-        tables = list(class_tables(result.scores, evaluation))
+        tables = [*score_tables.class_tables(result.scores, evaluation)]
         words = "Dice of all voxels together, and the mean of the samples' own"
         if result.surfaces:
             words += "\ndistances: means over the samples that have the class in both masks"
     else:
-        tables = list(_tables_of_parameters(result))
+        tables = [*score_tables.number_tables(result.errors)]
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
-        # Of Mathuriya et al. 2018, section VII-A, and those of predicting the mean.
-        found = [
-            f"{name} {row['relative_error_sc18']:.4f} ({row['relative_error_sc18_of_mean']:.4f})"
-            for name, row in result.errors.items()
-        ]
         if spread := facts.get("uncertainty"):
+            known = {**spread["parameters"], "together": spread["joint"]}
+            tables.append(score_tables.coverage_table(known))
             words += (
-                f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: mean of (true - "
-                "predicted)² over the predicted variance, 1 if calibrated; KS p: probability of "
-                "such ranks if calibrated"
+                f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: squared errors over "
+                "the predicted variance, 1 if calibrated; probability: that of such ranks if "
+                "calibrated"
             )
-        words += f"\nrelative errors by SC18's formula (of the mean): {', '.join(found)}"
-    console.print(*(table.for_terminal(wrap_heads=True) for table in tables), sep="")
+        if averaged := [kind for kind in OF_VOLUMES if kind in facts]:
+            of = [facts[kind]["parameters"] for kind in averaged]
+            rows = [[name, *(number(one[name]["ratio"]) for one in of)] for name in result.errors]
+            head = ["ratio of volumes", *(OF_VOLUMES[kind] for kind in averaged)]
+            tables.append(Table("", head, rows))
+    console.print(*(table.for_terminal(padding=0, wrap_heads=True) for table in tables), sep="")
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
         highlight=False,
     )
-
-
-def _tables_of_parameters(result: Evaluation) -> Iterator[Table]:
-    """Make a row of each parameter: its errors, and the ratios of whole volumes."""
-    from hyperslab.studies.table import Table
-
-    rows = [
-        [name, *(f"{row[key]:.2%}" if key == RELATIVE else f"{row[key]:.3g}" for key in COLUMNS)]
-        for name, row in result.errors.items()
-    ]
-    yield Table("", ["parameter", *COLUMNS.values()], rows)
-    if spread := result.facts.get("uncertainty"):
-        rows = [
-            [
-                name,
-                *(_covered(row, level) for level in (68, 95)),
-                f"{row['mean_squared_residual']:.3g}",
-                f"{row['ks_probability']:.2g}",
-            ]
-            for name, row in (*spread["parameters"].items(), ("together", spread["joint"]))
-        ]
-        head = ["true values inside", "68 % interval", "95 % interval", "residual²", "KS p"]
-        yield Table("", head, rows)
-    found = {kind: head for kind, head in OF_VOLUMES.items() if kind in result.facts}
-    if found:
-        of = [result.facts[kind]["parameters"] for kind in found]
-        rows = [[name, *(f"{one[name]['ratio']:.3g}" for one in of)] for name in result.errors]
-        yield Table("", ["ratio of volumes", *found.values()], rows)
-
-
-def _covered(row: Mapping[str, Any], level: int) -> str:
-    """Write the share of true values in intervals of a level [%], and its own interval."""
-    lower, upper = (100 * end for end in row[f"coverage_{level}_interval"])
-    return f"{100 * row[f'coverage_{level}']:.0f} % ({lower:.0f} to {upper:.0f})"

@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import socket
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from hyperslab.planner.records import LocalOperator
 from hyperslab.planner.search import PlanBounds, grids, make_plan, refusal, trace_grid
 from hyperslab.planner.timing import Clock
 from hyperslab.planner.trace import Device, positions, trace_step
+from hyperslab.train.flops import measure_peak
 from hyperslab.train.step import float32_products
 from hyperslab.util.optional_libraries import current_versions
 
@@ -85,33 +87,18 @@ def _cpu_fields(name: str) -> list[str]:
     return [value.strip() for key, _, value in pairs if key.strip() == name]
 
 
-MATRIX_ROWS = (128, 16384)  # rows of the matrices of which the product is timed, at least and most
-LONG_PRODUCT = 0.01  # [s] of a product that is large enough
 TRIAD_BYTES = 64 << 20  # [B] of each of three arrays: more than caches hold
-PEAK_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def peak_flops(clock: Clock) -> dict[str, float]:
-    """Measures the rate [flop/s] of a product of matrices, by dtype.
+def peak_flops(device: torch.device) -> dict[str, float]:
+    """Measures the rate [flop/s] of a product of matrices by dtype, the mean over ranks.
 
-    Where a processor has no instructions for bfloat16, torch's product takes a hundred times that
-    of float32, which convolutions are computed in: bfloat16 has at least the peak of float32.
+    Without instructions for bfloat16 convolutions in it are computed in float32: it has at least
+    the peak of that.
     """
-    found = {}
-    for dtype in PEAK_DTYPES:
-        rows, most = MATRIX_ROWS
-        seconds = _product_seconds(clock, rows, dtype)
-        while seconds < LONG_PRODUCT and rows < most:
-            rows *= 2
-            seconds = _product_seconds(clock, rows, dtype)
-        found[str(dtype).removeprefix("torch.")] = 2 * rows**3 / seconds
-    found["bfloat16"] = max(found.values())
-    return found
-
-
-def _product_seconds(clock: Clock, rows: int, dtype: torch.dtype) -> float:
-    a = torch.rand(rows, rows, device=clock.grid.device).to(dtype)
-    return clock.least.seconds(partial(torch.mm, a, a.t().contiguous(), out=torch.empty_like(a)))
+    single, half = (measure_peak(device, precision) for precision in ("float32", "bf16"))
+    found = [statistics.fmean(rates) for rates in zip(*all_gather((single, half)), strict=True)]
+    return {"float32": found[0], "bfloat16": max(found)}
 
 
 def memory_bandwidth(clock: Clock) -> float:
@@ -323,7 +310,7 @@ def _measure_all(clock: Clock, name: str, folder: Path, together: int) -> Machin
     setting = Setting(
         ranks=together,
         threads=torch.get_num_threads(),
-        flops=peak_flops(clock),
+        flops=peak_flops(grid.device),
         bandwidth=memory_bandwidth(clock),
         launch=launch_seconds(clock),
         overhead=timing.measure_overhead(clock),

@@ -19,6 +19,7 @@ from hyperslab.formats.synthetic import SyntheticVolumes
 from hyperslab.formats.views import selected
 from hyperslab.planner.trace import Workload
 from hyperslab.recipe.schema import GridSection, Recipe
+from hyperslab.train.builders import data_card
 from hyperslab.train.network import build_network, check_first_pass
 from hyperslab.train.objective import build_objective
 from hyperslab.train.optimizer import build_optimizer
@@ -173,17 +174,7 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     shown = count + len(samples_of_split(recipe, source, "validation"))
     target = 1 if source.classes else 8 * len(source.parameters.names)
     voxel = source.dtype.itemsize
-    return GridJob(recipe, _card(source), count, shown, voxel, target, assumed)
-
-
-def _card(source: Source) -> DataCard:
-    return DataCard(
-        source.shape,
-        source.whole_shape,
-        source.classes,
-        source.parameters,
-        varied=bool(source.shapes),
-    )
+    return GridJob(recipe, data_card(source), count, shown, voxel, target, assumed)
 
 
 _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", "folds")) | {
@@ -199,7 +190,7 @@ def _classes(recipe: Recipe) -> int:
     if recipe.data.is_here:
         return len(recipe.data.whole_volumes().classes)
     try:
-        build_objective(recipe, _card(SyntheticVolumes((1, 8, 8, 8), 1)))
+        build_objective(recipe, data_card(SyntheticVolumes((1, 8, 8, 8), 1)))
     except RecipeError:
         return 3
     return 0

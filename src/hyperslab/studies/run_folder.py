@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from hyperslab.comm import AXES
 from hyperslab.errors import DataError, RecipeError, no_run
 from hyperslab.recipe.compare import differences, settings_of, value_at
-from hyperslab.recipe.load import load_recipe
+from hyperslab.recipe.load import load_recipe, read_yaml
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.history import LAYER_COLUMNS, LAYERS
 from hyperslab.train.profile import Profile, predicted_path, read_profile, read_profiles
-from hyperslab.util.documents import finished_lines, open_plain, parse_yaml, read_json, read_text
+from hyperslab.util.documents import finished_lines, open_plain, read_json
 
 T = TypeVar("T")
 
@@ -181,6 +180,10 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not os.path.isfile(path / "recipe.yaml"):  # False for names that no system takes, too
         raise no_run(path)
+    try:
+        recipe = read_yaml(path / "recipe.yaml", "recipe")
+    except RecipeError as error:
+        raise DataError(str(error)) from error
     evaluation = read_evaluation(path / "evaluation" / "metrics.json")
     needed = [
         f"{kind}_{name}"
@@ -191,7 +194,7 @@ def read_run(path: str | Path) -> Run:
     steps, stride = _read_thinly(path / "steps.csv", NEEDED_OF_STEPS)
     return Run(
         path=path,
-        recipe=read_recipe(path / "recipe.yaml"),
+        recipe=recipe,
         steps=_latest_rows(steps, "step"),
         stride=stride,
         epochs=_latest_rows(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
@@ -201,17 +204,6 @@ def read_run(path: str | Path) -> Run:
         predicted=read_profile(predicted) if predicted.exists() else None,
         layers=read_layers(path / LAYERS),
     )
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """Reads a recipe as plain nested dictionaries."""
-    try:
-        recipe = parse_yaml(read_text(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DataError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(recipe, dict):
-        raise DataError(f"{path} holds no recipe: a mapping was expected")
-    return recipe
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:

@@ -169,14 +169,13 @@ def open_data(
     )
 
 
-def data_card(data: volumes.Dataset) -> DataCard:
+def data_card(source: Source) -> DataCard:
     """Return the description of the data that a checkpoint keeps beside its network."""
-    source = data.source
     return DataCard(
-        shape=data.shape,
+        shape=source.shape,
         whole=source.whole_shape,
-        classes=data.classes,
-        parameters=data.parameters,
+        classes=source.classes,
+        parameters=source.parameters,
         redshifts=source.redshifts,
         stored_redshifts=source.stored_redshifts,
         dtype=np.dtype(source.dtype).name,

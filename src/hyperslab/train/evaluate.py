@@ -545,7 +545,7 @@ def evaluate(
         if calibrate and data.classes:
             raise DataError(f"{recipe.data.where} has classes: calibration is for parameters")
         check_windows(windows, data.classes)
-        about = builders.data_card(data)
+        about = builders.data_card(data.source)
         model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)
         use_averages(model, state.get("ema"), path)

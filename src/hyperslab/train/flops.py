@@ -145,20 +145,30 @@ class StepFlops:
         return None if self.peak is None or speed is None else speed / self.peak
 
 
-def measure_peak(device: torch.device, precision: str, *, extent: int = 1024) -> float:
-    """Measure this rank's best rate [flop/s] in products of large matrices of the precision.
+PEAK_EXTENTS = (128, 16384)  # of the matrices of which the product is timed, at least and most
+LONG_PRODUCT = 0.01  # [s] of a product that is large enough
 
-    All ranks measure at once: they share the machine's memory and its clock.
+
+def measure_peak(device: torch.device, precision: str) -> float:
+    """Measure this rank's best rate [flop/s] in products of matrices of the precision.
+
+    They grow until they are large enough: where a processor has no instructions for bfloat16, a
+    product takes a hundred times that of float32. All ranks measure at once: they share the
+    machine's memory and its clock.
     """
-    size = 8 * extent if device.type == "cuda" else extent
+    size, most = PEAK_EXTENTS
     kind = PRECISIONS[precision] or torch.float32
-    a = torch.ones(size, size, device=device, dtype=kind)
-    seconds = []
     with float32_products(precision):
-        for _ in range(12):
-            began = time.perf_counter()
-            torch.mm(a, a)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - began)
-    return 2 * size**3 / min(seconds)
+        while True:
+            a = torch.ones(size, size, device=device, dtype=kind)
+            product = torch.empty_like(a)
+            seconds = []
+            for _ in range(12):
+                began = time.perf_counter()
+                torch.mm(a, a, out=product)
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                seconds.append(time.perf_counter() - began)
+            if min(seconds) >= LONG_PRODUCT or size >= most:
+                return 2 * size**3 / min(seconds)
+            size *= 2

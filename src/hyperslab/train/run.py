@@ -196,7 +196,7 @@ def build_trainer(
     )
     events.data_opened(len(data), len(validation))
     stack.enter_context(arithmetic(recipe, same_shapes=not data.source.shapes))
-    about = builders.data_card(data)
+    about = builders.data_card(data.source)
     model = builders.build_model(recipe, about, grid, given)
     objective = build_objective(recipe, about, given)
     loss_to_device(objective.loss, grid.device)

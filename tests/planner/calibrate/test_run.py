@@ -8,10 +8,8 @@ import os
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 from unittest import mock
 
 import pytest
@@ -29,15 +27,15 @@ from hyperslab.planner.machine import Machine, load_machine, save_machine
 from hyperslab.planner.records import Call, LocalOperator, TensorSpec
 from hyperslab.planner.timing import Clock, OperatorToTime, distinct_operators, hidden_share
 from hyperslab.planner.trace import Workload, trace_step
+from hyperslab.train import flops
 from tests.planner.machine.test_machine import gradients, machine
 from tests.ranks import run_ranks
 
 SHORT = 0.001  # [s]
 # What is measured is looked at, not how well: few repetitions of little.
 LITTLE = (
-    mock.patch.multiple(
-        calibration, MATRIX_ROWS=(64, 128), TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)
-    ),
+    mock.patch.object(flops, "PEAK_EXTENTS", (64, 128)),
+    mock.patch.multiple(calibration, TRIAD_BYTES=1 << 20, FILE_SIZES=(1 << 20, 4 << 20)),
     mock.patch.multiple(timing, REPETITIONS=(2, 4), NETWORK_DEPTHS=(1, 2), ROTATED_BYTES=1 << 20),
     mock.patch.multiple(timing, LAYER_FEATURES=64, LARGEST_SUM=1 << 20, TURNS=1),
     mock.patch.object(timing, "HALO_BYTES", (64 << 10, 256 << 10)),
@@ -256,32 +254,13 @@ def test_what_a_step_calls_often_comes_before_what_takes_longer_once(
     assert asked == 2 * ["often", "once", "once", "once", "often", "often"]
 
 
-class PretendedClock:
-    """Takes products of float32 to run at 1e11 flop/s, of bfloat16 at ``rate``."""
-
-    def __init__(self, rate: float) -> None:
-        self.grid = hs.Grid()
-        self.rate = rate
-        self.rows: list[int] = []
-
-    @property
-    def least(self) -> PretendedClock:
-        return self
-
-    def seconds(self, work: partial[torch.Tensor]) -> float:
-        a, _ = work.args
-        self.rows.append(len(a))
-        return 2 * len(a) ** 3 / (1e11 if a.dtype == torch.float32 else self.rate)
-
-
-@pytest.mark.parametrize(("rate", "rows"), [(1e7, 64), (2e11, 1024)])
-def test_peaks_come_from_products_that_are_long_enough(rate: float, rows: int) -> None:
+@pytest.mark.parametrize("half", [1e7, 2e11])
+def test_bfloat16_has_at_least_the_peak_of_float32(half: float) -> None:
     """A processor without instructions for bfloat16 computes it in float32, far faster."""
-    clock = PretendedClock(rate)
-    with mock.patch.object(calibration, "MATRIX_ROWS", (64, 1024)):
-        peaks = calibration.peak_flops(cast(Clock, clock))
-    assert peaks == pytest.approx({"float32": 1e11, "bfloat16": max(rate, 1e11)})
-    assert clock.rows[-1] == rows
+    rates = {"float32": 1e11, "bf16": half}
+    with mock.patch.object(calibration, "measure_peak", lambda _, precision: rates[precision]):
+        peaks = calibration.peak_flops(torch.device("cpu"))
+    assert peaks == pytest.approx({"float32": 1e11, "bfloat16": max(half, 1e11)})
 
 
 def test_an_operand_that_was_handed_over_is_noticed() -> None:

@@ -147,7 +147,7 @@ def test_a_scan_that_is_gone_or_has_changed_is_named(finished: Path, tmp_path: P
         scans(read_run(folder / "run"))
     with h5py.File(folder / "scans" / "volume-1.hdf5", "w") as file:
         file["volume"], file["segmentation"] = np.ones((1, 4, 4, 4), "i2"), np.ones((1, 4, 4, 4))
-    with pytest.raises(DataError, match=r"volume-1.*\(4, 4, 4\) voxels"):
+    with pytest.raises(DataError, match=r"volume-1.*\(1, 4, 4, 4\)"):
         scans(read_run(folder / "run"))
 
 

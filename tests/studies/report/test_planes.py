@@ -15,8 +15,8 @@ from hyperslab.studies.report.volumes import (
     PlaneCanvas,
     Scan,
     Voxels,
-    first_volume,
     limits_of,
+    volumes_of,
     voxels_of,
     voxels_of_affine,
 )
@@ -51,7 +51,7 @@ def test_a_simulated_universe_says_its_side(tmp_path: Path, width: int | None) -
             h_0 = float(opened["physPar"][3])
             if file.name == "univ_ics_0000.hdf5":
                 side = 128.0 * h_0 / 70  # the same in Mpc, so it grows with h
-    found = voxels_of(first_volume(read_run(run)), 0)
+    found = voxels_of(volumes_of(read_run(run)), 0)
     assert found.unit == "Mpc/h"
     assert found.sizes == pytest.approx(dict.fromkeys(SPATIAL_AXES, side / 32))
     page = write_report(run).read_text()

@@ -268,8 +268,8 @@ def test_many_points_are_thinned(run: Path) -> None:
         ("evaluation/metrics.json", "{", "cannot be read as JSON"),
         ("evaluation/metrics.json", "[]", "no errors of parameters"),
         ("evaluation/predictions.csv", "sample,true_n_s\na,1\n", "no column true_Omega_m"),
-        ("recipe.yaml", "a: [", "cannot be read as YAML"),
-        ("recipe.yaml", "3", "holds no recipe"),
+        ("recipe.yaml", "a: [", "is not valid YAML"),
+        ("recipe.yaml", "3", "so it is not a recipe"),
     ],
 )
 def test_broken_files_are_named(run: Path, file: str, content: str | bytes, says: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from hyperslab.errors import DataError
 from hyperslab.studies.report import write_report
+from hyperslab.studies.report.accuracy import uncertainty_blocks
 from hyperslab.studies.report.html import Figures
-from hyperslab.studies.report.uncertainty import uncertainty_blocks
 from hyperslab.studies.run_folder import read_run
 from hyperslab.studies.table import DASH
 from tests.studies.report.fake import NAMES, fake_run, write_csv

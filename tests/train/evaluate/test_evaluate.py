@@ -30,6 +30,7 @@ from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
 from hyperslab.models import MultiscaleNet
 from hyperslab.recipe.load import recipe_for
+from hyperslab.studies.table import number
 from hyperslab.train.evaluate import (
     Evaluation,
     evaluate,
@@ -305,7 +306,8 @@ def test_every_parameter_is_printed(made: Path, serial: Evaluation) -> None:
     text = console.file.getvalue()
     assert "7 samples of the test split, step-00000007" in text
     for name in NAMES:
-        assert re.search(rf"^ *{name} .*{serial.errors[name]['ratio']:.3g}", text, re.MULTILINE)
+        assert re.search(rf"{name} +{number(serial.errors[name]['ratio'])} ", text)
+        assert f" {number(100 * serial.errors[name]['relative_error'])} %" in text
 
 
 GLOO = "[gloo/unbound_buffer.cc:129] Timed out waiting 6000ms. This is typically caused by cables"

@@ -1,7 +1,11 @@
 """Writes the chapter on an evaluation: errors of predicted numbers, scores of classes.
 
 In reading order: which parameters were learnt; tables and figures of predicted numbers (true
-against predicted, and residuals: Oyama et al. 2020, figure 10); tables of classes.
+against predicted, and residuals: Oyama et al. 2020, figure 10); how well predicted uncertainties
+are calibrated, by coverage and by the ranks of true values; tables of classes.
+
+Bands of calibration hold 95 % of what calibrated predictions give, each place by itself. They count
+volumes and not their parts; `hyperslab.train.uncertainty` says what ranks and levels are.
 """
 
 from __future__ import annotations
@@ -12,24 +16,23 @@ from collections.abc import Mapping
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.studies.class_tables import class_tables, score_cell
-from hyperslab.studies.configurations import FEWEST_VOLUMES, read_scored
-from hyperslab.studies.report.canvas import FIRST, INK, LETTERS, SECOND, Canvas, Picture
-from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
-from hyperslab.studies.report.uncertainty import uncertainty_blocks
-from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
-from hyperslab.studies.table import (
-    DASH,
-    MINUS,
-    UNITS,
-    Table,
-    TableCell,
-    interval_words,
-    label,
-    number,
-    slug,
+from hyperslab.studies.configurations import FEWEST_VOLUMES, predictions_of_table, read_scored
+from hyperslab.studies.report.canvas import (
+    FIRST,
+    INK,
+    LETTERS,
+    MUTED,
+    SECOND,
+    Canvas,
+    Picture,
+    series_style,
 )
+from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
+from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
+from hyperslab.studies.score_tables import class_tables, coverage_table, number_tables
+from hyperslab.studies.table import DASH, MINUS, interval_words, label, number, slug
 from hyperslab.train.metrics import ConfidenceInterval, FloatArray, fit_calibration
+from hyperslab.train.uncertainty import RankStatistics, binomial_band, rank_statistics
 
 Ratios = Mapping[str, ConfidenceInterval]
 
@@ -98,25 +101,6 @@ def learnt_words(ratios: Ratios) -> str:
     return f"{' '.join(words)} In brackets: 95 % intervals, by a bootstrap over volumes."
 
 
-NORMALISED_ERRORS = {
-    "ratio": "ratio",
-    "mse": "MSE",
-    "mse_of_mean": "MSE of the mean",
-    "mae": "MAE",
-    "rmse": "RMSE",
-    "bias": "bias",
-    "r2": "R²",
-    "correlation": "correlation",
-}
-PHYSICAL_ERRORS = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
-RELATIVE_ERRORS = {
-    "relative_error": "relative error",
-    "relative_error_sc18": "by SC18's formula",
-    "relative_error_sc18_of_mean": "of the mean",
-}
-"""Heads the relative errors; Mathuriya et al. 2018, section VII-A, divide by the prediction."""
-
-
 def _of_numbers(run: Run, about: str) -> list[Block]:
     errors = run.errors
     ratios = ratios_of(run)
@@ -124,31 +108,8 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         " The ratio is the mean squared error over that of always predicting the mean of the "
         "training split: 1 means nothing was learnt, 0 is perfect."
     )
-    normalised = Table(
-        f"Normalised parameters, in [{MINUS}1, 1]",
-        ["parameter", *NORMALISED_ERRORS.values()],
-        [
-            [
-                TableCell(label(name), name if label(name) != name else ""),
-                *(score_cell(key, row, "ratio") for key in NORMALISED_ERRORS),
-            ]
-            for name, row in errors.items()
-        ],
-    )
-    physical = Table(
-        "Physical parameters, each in its own unit",
-        ["parameter", *PHYSICAL_ERRORS.values(), *RELATIVE_ERRORS.values()],
-        [
-            [
-                TableCell(label(name), f"[{UNITS[name]}]" if name in UNITS else ""),
-                *(number(row.get(key)) for key in PHYSICAL_ERRORS),
-                *(_percent(row.get(key)) for key in RELATIVE_ERRORS),
-            ]
-            for name, row in errors.items()
-        ],
-    )
     words = learnt_words(ratios)
-    blocks: list[Block] = [*([words] if words else []), about, normalised, physical]
+    blocks: list[Block] = [*([words] if words else []), about, *number_tables(errors)]
     if not run.predictions:
         missing = "evaluation/predictions.csv is not there, so predictions cannot be drawn:"
         return [*blocks, Notice(missing, f"hyperslab evaluate {run.path}")]
@@ -165,10 +126,6 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         Figures(histograms, "small"),
         *uncertainty_blocks(run),
     ]
-
-
-def _percent(value: float | None) -> str:
-    return number(None) if value is None else f"{number(100 * value)} %"
 
 
 MOST_BARS = 150  # the most points whose uncertainty is drawn, of those that are drawn
@@ -270,6 +227,86 @@ def _histogram(name: str, predictions: Columns, errors: Measures, reach: float) 
         alt=f"{name}: histogram of {len(off)} residuals, bias {bias}, "
         f"root mean square error {rmse}.",
         caption=f"Bias {bias} (dashed), RMSE {rmse}.",
+    )
+
+
+JOINT = "all together"
+
+
+def uncertainty_blocks(run: Run) -> list[Block]:
+    """Tables and draws the calibration of an evaluation; nothing where it predicts no deviations.
+
+    Raises:
+        DataError: predictions with deviations do not say of which volumes they are.
+    """
+    names = tuple(run.errors)
+    if not all(f"std_{name}" in run.predictions for name in names):
+        return []
+    path = run.path / "evaluation" / "predictions.csv"
+    p = predictions_of_table(run.predictions, path, names, np.zeros(len(names)))
+    each, joint = rank_statistics(p)
+    volumes = len(set(p.volumes))
+    found = {**each, JOINT: joint}
+    return [
+        Heading("Predicted uncertainties"),
+        f"Shares of {volumes} volumes, with 95 % intervals. Residuals are divided by the predicted "
+        "standard deviation: a mean square above 1 is overconfident. The probability is that of "
+        "ranks as far from uniform as these, or farther, if predictions are calibrated "
+        "(Kolmogorov and Smirnov).",
+        coverage_table({name: one.facts(volumes) for name, one in found.items()}),
+        Figures([_coverage(found, volumes)]),
+        Heading("Ranks of the true values"),
+        Figures([_ranks(name, one, volumes) for name, one in each.items()], "small"),
+    ]
+
+
+def _coverage(found: Mapping[str, RankStatistics], volumes: int) -> Picture:
+    """Draws the share of true values inside intervals of each level, with the binomial band."""
+    canvas = Canvas("coverage", height=380)
+    level = np.linspace(0, 1, 101)
+    canvas.axes.fill_between(level, *binomial_band(level, volumes), color=MUTED, alpha=0.25, lw=0)
+    canvas.axes.plot(level, level, color=MUTED, linewidth=1)
+    told = []
+    for place, (name, one) in enumerate(found.items()):
+        shares = one.coverage(level)
+        style = {"color": INK, "linestyle": "-"} if name == JOINT else series_style(place)
+        canvas.axes.plot(level, shares, label=label(name), linewidth=1.5, **style)
+        told.append(f"{name} {number(100 * float(shares[68]))} %")
+    canvas.axes.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="level of the interval",
+        ylabel="share of true values inside",
+    )
+    canvas.legend()
+    return canvas.picture(
+        title="Coverage of predicted intervals",
+        alt=f"Share of true values in predicted intervals; in those of 68 %: {', '.join(told)}.",
+        caption="Below the diagonal: overconfident. Grey: 95 % of what calibrated predictions of "
+        f"{volumes} volumes give at one level.",
+    )
+
+
+def _ranks(name: str, found: RankStatistics, volumes: int) -> Picture:
+    """Draws the distribution of the ranks, with the binomial band of the uniform one."""
+    canvas = Canvas(f"ranks-{slug(name)}", width=240, height=190)
+    bins = int(np.clip(volumes // 8, 4, 20))
+    band = binomial_band(np.array(1 / bins), volumes)
+    lower, upper = (float(end) * len(found.ranks) for end in band)
+    canvas.axes.axhspan(lower, upper, color=MUTED, alpha=0.25, linewidth=0)
+    canvas.axes.axhline(len(found.ranks) / bins, color=INK, linewidth=1)
+    counts, edges = np.histogram(found.ranks, bins, (0, 1))
+    canvas.axes.stairs(counts, edges, fill=True, color=FIRST, alpha=0.75)
+    canvas.axes.set(xlim=(0, 1), xlabel="rank of the true value", ylabel="samples")
+    canvas.axes.grid(visible=False, axis="x")
+    canvas.whole_ticks("y")
+    outside = int(np.sum((counts < lower) | (counts > upper)))
+    return canvas.picture(
+        title=label(name),
+        alt=f"{name}: histogram of {len(found.ranks)} ranks in {bins} bins, {outside} of them "
+        "outside the band of calibrated predictions.",
+        caption=f"{outside} of {bins} bins outside the band. A hill is underconfident, a valley "
+        "overconfident, a slope biased.",
     )
 
 

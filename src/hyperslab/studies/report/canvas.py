@@ -40,6 +40,7 @@ FIGURE_STYLE = mpl.rc_params_from_file(
 # blindness can tell apart; figures with more of them differ in line style, too.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#8c5a3a")
 FIRST, SECOND, THIRD = SERIES[:3]
+DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
 INK = "#000000"  # on a page that of its letters: style.css
 MUTED = "#6b727b"  # axes, and what others are compared with
 FEW_POINTS = 20  # shorter curves have their points marked: a single one has no line
@@ -52,6 +53,11 @@ COLUMN_PIXELS = 440
 COLUMN_INCHES = 3.5  # the width [in] of a figure that is COLUMN_PIXELS wide on the page
 
 DOTS_PER_INCH = 300
+
+
+def series_style(place: int) -> dict[str, Any]:
+    """Returns colour and line style of a curve: figures are to be read without colours, too."""
+    return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Writes the chapter on volumes: a universe and how the grid cuts it, or scans with their masks.
 
-In reading order: the volumes of a run's data set, each file opened alone; how large their voxels
+In reading order: the volumes of a run's data set; how large their voxels
 are and where their axes point, as far as the files say so; the middle planes of one universe, or
 the planes of scans with their true and their predicted classes; how they are drawn, in the true
 shape of their voxels, with a scale, a colour bar and letters of the patient's sides.
@@ -9,9 +9,10 @@ shape of their voxels, with a scale, a colour bar and letters of the patient's s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -23,10 +24,10 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hyperslab.comm.grid import SPATIAL_AXES
-from hyperslab.data import Hdf5Folder, Source
+from hyperslab.data import Source
 from hyperslab.errors import DataError, HyperslabError
-from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES
-from hyperslab.formats.registry import find_format, named, scanned
+from hyperslab.formats.files import Refuse
+from hyperslab.formats.registry import scanned
 from hyperslab.formats.source import Extras, SourceView
 from hyperslab.formats.targets import LIVER
 from hyperslab.formats.views import selected
@@ -50,13 +51,8 @@ DATA_KEYS = (
 """Lists the keys of a recipe's data that say what a volume is; a report runs no plugins."""
 
 
-def first_volume(run: Run) -> Source:
-    """Opens a source whose first sample is the run's first volume."""
-    return _open_volumes(run, lambda folder, files: min(files))
-
-
-def _open_volumes(run: Run, choose: Callable[[Path, list[Path]], Path]) -> Source:
-    """Opens a run's volumes as it saw them; of plain HDF5 files the chosen one alone."""
+def volumes_of(run: Run, refuse: Refuse = lambda error: None) -> Source:
+    """Opens a run's volumes as it saw them; ``refuse`` gets the errors of files that are not so."""
     if made := run.setting("data.target") or run.setting("data.python_class"):
         raise DataError(f"its volumes come from {made}, which a report does not run")
     said = {key: run.setting(f"data.{key}") for key in DATA_KEYS}
@@ -69,30 +65,12 @@ def _open_volumes(run: Run, choose: Callable[[Path, list[Path]], Path]) -> Sourc
         data = DataSection.model_validate({"batch_size": 1, **given})
     except ValidationError as error:
         raise DataError(f"{run.path / 'recipe.yaml'}: data: {error}") from None
-    if data.synthetic is not None:
-        source: Source = data.synthetic.source()
-    else:
-        assert data.path is not None
-        source = _open_folder(data.path, data, choose)
+    if data.path is None:
+        return data.chosen_volumes()
+    if not os.path.exists(data.path):  # False for names that no system takes, too
+        raise DataError(f"{data.path} is not a folder of volumes now")
+    source, _ = scanned(data.path, replace(data.scan_options, refuse=refuse))
     return selected(source, data.redshifts, data.targets, data.subvolume)
-
-
-def _open_folder(
-    folder: Path, data: DataSection, choose: Callable[[Path, list[Path]], Path]
-) -> Source:
-    options = data.scan_options
-    if os.path.exists(folder):  # False for names that no system takes, too
-        if options.mapping is None and options.format is None:
-            options = replace(options, format=find_format(folder)[0].name)
-        if options.mapping is not None or named(str(options.format)).source is not Hdf5Folder:
-            return scanned(folder, options)[0]
-    files = (
-        [p for p in folder.rglob("*") if p.suffix in HDF5_SUFFIXES] if os.path.isdir(folder) else []
-    )
-    if not files:
-        raise DataError(f"{folder} is not a folder of volumes now")
-    file = choose(folder, files).relative_to(folder).as_posix()
-    return Hdf5Folder.of_file(folder, file, replace(options, format=data.format))[0]
 
 
 DIRECTIONS = (("L", "R"), ("P", "A"), ("I", "S"))
@@ -187,12 +165,9 @@ class Scan(Planes):
 
 def middle_planes(run: Run) -> Planes:
     """Reads the three middle planes of one sample, first channel; of counts log(1 + count)."""
-    source = first_volume(run)
-    try:
+    with closing(volumes_of(run)) as source:
         extents = zip(SPATIAL_AXES, source.shape_of(0)[1:], strict=True)
         planes = _planes_through(source, 0, {axis: extent // 2 for axis, extent in extents})
-    finally:
-        source.close()
     counts = source.dtype.kind in "iu"
     if not (counts or min(float(plane.min()) for plane in planes.values.values()) >= 0):
         return planes  # some are below zero, or no numbers
@@ -228,7 +203,14 @@ def scans(run: Run) -> list[Scan]:
             samples = [str(sample) for sample in file["samples"].tolist()]
             if len(samples) > MASKS_SHOWN:
                 raise ValueError(f"it names {len(samples)} samples; {MASKS_SHOWN} are kept")
-            return [_read_scan(run, file, samples, place) for place in range(len(samples))]
+            refused: list[DataError] = []
+            with closing(volumes_of(run, refused.append)) as source:
+                if gone := [sample for sample in samples if sample not in source.names]:
+                    said = (error for error in refused if gone[0] in str(error))
+                    path = run.setting("data.path")
+                    raise next(said, DataError(f"{path} does not hold {gone[0]} now"))
+                read = partial(_read_scan, source, file, samples)
+                return [*map(read, range(len(samples)))]
     except HyperslabError:
         raise
     except Exception as error:  # damaged bytes can raise anything, and stand for any size
@@ -260,31 +242,16 @@ def _read_mask(
     return values[place] if together else values
 
 
-def _read_scan(run: Run, file: Any, samples: Sequence[str], place: int) -> Scan:
+def _read_scan(source: Source, file: Any, samples: Sequence[str], place: int) -> Scan:
     sample = samples[place]
-
-    def choose(folder: Path, files: list[Path]) -> Path:
-        """Chooses the file that has the sample, or the volume of which it is a part."""
-        whole = sample.rsplit("_", 3)[0] if run.setting("data.subvolume") else sample
-        for file in files:
-            if file.relative_to(folder).as_posix().rpartition(".")[0] in (sample, whole):
-                return file
-        raise DataError(f"{folder} does not hold {sample} now")
-
-    source = _open_volumes(run, choose)
-    try:
-        if sample not in source.names:
-            raise DataError(f"{run.setting('data.path')} does not hold {sample} now")
-        index = list(source.names).index(sample)
-        predicted = _read_mask(file, samples, place, source.shape_of(index)[1:])
-        true = source.labels(index, Box.whole(source.shape_of(index)[1:]))
-        # Through the centre of what is not background, or of the whole without any.
-        places = np.argwhere(true > 0)
-        centre = places.mean(0).round() if len(places) else np.array(true.shape) // 2
-        at = {axis: int(place) for axis, place in zip(SPATIAL_AXES, centre, strict=True)}
-        planes = _planes_through(source, index, at)
-    finally:
-        source.close()
+    index = list(source.names).index(sample)
+    predicted = _read_mask(file, samples, place, source.shape_of(index)[1:])
+    true = source.labels(index, Box.whole(source.shape_of(index)[1:]))
+    # Through the centre of what is not background, or of the whole without any.
+    places = np.argwhere(true > 0)
+    centre = places.mean(0).round() if len(places) else np.array(true.shape) // 2
+    at = {axis: int(place) for axis, place in zip(SPATIAL_AXES, centre, strict=True)}
+    planes = _planes_through(source, index, at)
     both: tuple[PlaneValues, ...] = (true, predicted)
     crossing = [
         {axis: classes.take(at[axis], dim) for dim, axis in enumerate(SPATIAL_AXES)}

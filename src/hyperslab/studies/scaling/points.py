@@ -44,6 +44,10 @@ class ScalingPoint:
         parts = [f"{axis} {n}" for axis, n in self.grid.model_dump().items() if n > 1]
         return " x ".join(parts) or "uncut"
 
+    def refused(self, error: errors.HyperslabError) -> RefusedPoint:
+        """Refuses the point by an error that does not name it."""
+        return RefusedPoint(self.ranks, type(error)(f"{self.ranks} ranks ({self.cut}): {error}"))
+
     def recipe(self, base: Recipe, *, output: Path, epochs: int) -> Recipe:
         """Makes the recipe of the training that measures this point.
 
@@ -90,20 +94,16 @@ def points_or_refusals(
     refused = []
     for count in ranks:
         try:
-            made = points([count])
-            for point in made:
-                _check_cuts(recipe, point)
-            found += made
+            (point,) = points([count])
         except errors.LayoutError as error:
             refused.append(RefusedPoint(count, error))
+            continue
+        try:
+            recipe.model_copy(update={"grid": point.grid}).check_cuts()
+            found.append(point)
+        except errors.LayoutError as error:
+            refused.append(point.refused(error))
     return found, refused
-
-
-def _check_cuts(recipe: Recipe, point: ScalingPoint) -> None:
-    try:
-        recipe.model_copy(update={"grid": point.grid}).check_cuts()
-    except errors.LayoutError as error:
-        raise errors.LayoutError(f"{point.ranks} ranks ({point.cut}): {error}") from None
 
 
 def own_points(

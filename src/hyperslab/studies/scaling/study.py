@@ -210,22 +210,18 @@ def jobs_of(
         # Volumes that are made grow in number with the mini-batch, so each point has its own.
         made = recipe.data.synthetic is not None or described.assumed
         job = _described_job(recipe) if made else replace(described, recipe=recipe)
-        if error := _obstacle(point, job):
-            refused.append(RefusedPoint(point.ranks, error))
+        if job.batch < point.batch_size:
+            words = (
+                f"{job.recipe.data.where} has {job.samples} samples to train on, fewer than a "
+                f"mini-batch of {point.batch_size} for {point.ranks} ranks\n"
+                "    use fewer ranks, or data.path=null data.synthetic.width=N"
+            )
+            refused.append(RefusedPoint(point.ranks, errors.DataError(words)))
+        elif why := search.refusal(point.grid, job):
+            refused.append(point.refused(errors.LayoutError(why)))
         else:
             jobs[point] = job
     return jobs, refused
-
-
-def _obstacle(point: ScalingPoint, job: GridJob) -> errors.HyperslabError | None:
-    if job.batch < point.batch_size:
-        return errors.DataError(
-            f"{job.recipe.data.where} has {job.samples} samples to train on, fewer than a "
-            f"mini-batch of {point.batch_size} for {point.ranks} ranks\n"
-            "    use fewer ranks, or data.path=null data.synthetic.width=N"
-        )
-    why = search.refusal(point.grid, job)
-    return errors.LayoutError(f"{point.ranks} ranks ({point.cut}): {why}") if why else None
 
 
 def _described_job(recipe: Recipe) -> GridJob:
@@ -378,8 +374,7 @@ def _predicted_study(
         try:
             predicted = None if predictor is None else predictor.predict(job)
         except (errors.LayoutError, errors.UnsupportedOp) as error:
-            words = f"{point.ranks} ranks ({point.cut}): {error}"
-            refused.append(RefusedPoint(point.ranks, type(error)(words)))
+            refused.append(point.refused(error))
             continue
         rows.append(StudyRow(point, point.batch_size * accumulated, found, predicted))
     machine = "" if predictor is None else predictor.machine.name

@@ -286,22 +286,6 @@ class RunRecord:
     planned_seconds: float | None = None
     seconds: float | None = None
 
-    @classmethod
-    def of(
-        cls, run: SweepRun, result: RunResult | None = None, epoch: float | None = None
-    ) -> RunRecord:
-        """Makes the record of a run that has ended, an epoch of which is planned to take so long.
-
-        One without a result has failed.
-        """
-        own = (run.variant, run.rate, run.seed, run.chooses)
-        if result is None:
-            return cls(*own, "failed", run.epochs)
-        planned = None if epoch is None else epoch * result.epochs
-        status = halving_words(run.until) or "done"
-        measured = (result.epochs, result.validation_loss, planned, result.seconds)
-        return cls(*own, status, *measured)
-
 
 def _predicts_classes(recipe: Recipe, folders: Sequence[Path]) -> bool:
     """Tells, by the recipe or else by its first run, if classes are predicted."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -225,11 +226,16 @@ class SweepState:
         known = {run: run for run in self.outcomes}  # with the epoch that halving stopped them at
         records = []
         for run in (*self.sweep.choosing(), *self.sweep.final(rates)):
+            of_run = partial(RunRecord, run.variant, run.rate, run.seed, run.chooses)
             if run in known:
+                found = self.outcomes[run]
                 epoch = None if self.forecast is None else self.forecast.epoch_of(run.variant)
-                records.append(RunRecord.of(known[run], self.outcomes[run], epoch))
+                planned = None if epoch is None else epoch * found.epochs
+                status = halving_words(known[run].until) or "done"
+                times = (planned, found.seconds)
+                records.append(of_run(status, found.epochs, found.validation_loss, *times))
             elif run.name in self.failures:
-                records.append(RunRecord.of(run))
+                records.append(of_run("failed", run.epochs))
         return records
 
     def write(self) -> None:

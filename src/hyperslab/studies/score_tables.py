@@ -1,4 +1,4 @@
-"""Tables the scores of classes alike for the page of a run and for the terminal."""
+"""Tables the scores of an evaluation alike for the page of a run and for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from hyperslab.studies.table import Table, TableCell, TableRow, number
+from hyperslab.studies.table import (
+    DASH,
+    MINUS,
+    UNITS,
+    Table,
+    TableCell,
+    TableRow,
+    label,
+    number,
+)
+from hyperslab.train.uncertainty import LEVELS
+
+NORMALISED_ERRORS = {
+    "ratio": "ratio",
+    "mse": "MSE",
+    "mse_of_mean": "MSE of the mean",
+    "mae": "MAE",
+    "rmse": "RMSE",
+    "bias": "bias",
+    "r2": "R²",
+    "correlation": "correlation",
+}
+PHYSICAL_ERRORS = {"mae_physical": "MAE", "rmse_physical": "RMSE", "bias_physical": "bias"}
+RELATIVE_ERRORS = {
+    "relative_error": "relative error",
+    "relative_error_sc18": "by SC18's formula",
+    "relative_error_sc18_of_mean": "of the mean",
+}
+"""Heads the relative errors; Mathuriya et al. 2018, section VII-A, divide by the prediction."""
 
 SCORES = {
     "dice": "Dice",
@@ -27,11 +55,47 @@ SURFACES = {
 VOXEL_COUNTS = ("true_positives", "false_positives", "false_negatives")
 """Lists the scores that count voxels; all other scores of a class are shown."""
 
-ClassScores = Mapping[str, Mapping[str, float | None]]
-"""Maps each class, the background's first, to its scores; None where one is not defined."""
+ScoresByName = Mapping[str, Mapping[str, float | None]]
+"""Maps each parameter, or class, the background's first, to its scores; None: not defined."""
 
 
-def class_tables(scores: ClassScores, evaluation: Mapping[str, Any]) -> Iterator[Table]:
+def number_tables(errors: ScoresByName) -> Iterator[Table]:
+    """Lists the errors of predicted numbers, normalised and in their own units."""
+    normalised: list[TableRow] = []
+    physical: list[TableRow] = []
+    for name, row in errors.items():
+        title = TableCell(label(name), name if label(name) != name else "")
+        normalised.append([title, *(score_cell(key, row, "ratio") for key in NORMALISED_ERRORS)])
+        title = TableCell(label(name), f"[{UNITS[name]}]" if name in UNITS else "")
+        shares = (_percent(row.get(key)) for key in RELATIVE_ERRORS)
+        physical.append([title, *(number(row.get(key)) for key in PHYSICAL_ERRORS), *shares])
+    head = ["parameter", *NORMALISED_ERRORS.values()]
+    yield Table(f"Normalised parameters, in [{MINUS}1, 1]", head, normalised)
+    head = ["parameter", *PHYSICAL_ERRORS.values(), *RELATIVE_ERRORS.values()]
+    yield Table("Physical parameters, each in its own unit", head, physical)
+
+
+def coverage_table(facts: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Tables how often predicted intervals hold the true values, as `RankStatistics.facts` says."""
+    rows: list[TableRow] = []
+    for name, found in facts.items():
+        cells = []
+        for level in LEVELS:
+            ends = (number(100 * end) for end in found[f"coverage_{level}_interval"])
+            share = f"{number(100 * found[f'coverage_{level}'])} %"
+            cells.append(TableCell(share, below=f" {DASH} ".join(ends)))
+        tested = (number(found[key]) for key in ("mean_squared_residual", "ks_probability"))
+        rows.append([label(name), *cells, *tested])
+    head = ["parameter", *(f"in {level} % intervals" for level in LEVELS)]
+    caption = "Share of true values in predicted intervals, mean squared residual, probability"
+    return Table(f"{caption} of the ranks", [*head, "residual²", "probability"], rows)
+
+
+def _percent(value: float | None) -> str:
+    return number(None) if value is None else f"{number(100 * value)} %"
+
+
+def class_tables(scores: ScoresByName, evaluation: Mapping[str, Any]) -> Iterator[Table]:
     """Tables the overlap of masks, distances between surfaces, and where voxels went.
 
     ``evaluation`` is what ``metrics.json`` says besides.
@@ -61,7 +125,7 @@ def _measure_label(key: str) -> str:
     return named.replace("_", " ")
 
 
-def _surfaces(scores: ClassScores, about: Any) -> Iterator[Table]:
+def _surfaces(scores: ScoresByName, about: Any) -> Iterator[Table]:
     """Tables distances between surfaces, of the classes that have one."""
     rows: list[TableRow] = [
         [name, *(_count_or_number(key, row.get(key)) for key in SURFACES)]
