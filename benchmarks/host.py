@@ -34,6 +34,7 @@ from hyperslab.comm.communicator import GroupCommunicator
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.parallelize import prepare
 from hyperslab.planner.trace import VirtualGrid
+from hyperslab.tensor.gradient_buffers import GradientBuffers
 
 EXTENTS = {"depth": 2, "height": 2, "width": 2}
 WARM_UP = 20
@@ -82,7 +83,7 @@ def step_of(options: argparse.Namespace, grid: hs.Grid | None) -> Step:
     if grid is None:
         x = block
     else:
-        policy = prepare(model, grid)
+        policy = prepare(model, grid, homes=GradientBuffers(model.parameters()))
         extents = [options.side * grid.extents[axis] for axis in EXTENTS]
         partition = grid.partition((1, options.channels, *extents))
         x = hs.Sharded.from_local(block, partition, grid, policy)
