@@ -6,9 +6,10 @@
 A step is the forward and the backward pass of some layers (convolution, batch norm, leaky ReLU) on
 a block of ``side``^3 voxels: in plain torch, on one rank, and on a corner of a grid of 2 x 2 x 2
 ranks, of which only this one exists. Its messages and sums go to torch's fake process group, which
-takes them and does nothing, and convolutions are chosen as on CUDA. A GPU that has more to do than
-this waits for nobody; one that has less waits for the host. The best round counts; `--profile`
-shows in which functions a step on the corner spends its time.
+takes them and does nothing, and convolutions are chosen as on CUDA. Parameters are known as those
+of a parallelised module are, so that no operator watches their gradients. A GPU that has more to
+do than this waits for nobody; one that has less waits for the host. The best round counts;
+`--profile` shows in which functions a step on the corner spends its time.
 """
 
 from __future__ import annotations
