@@ -6,9 +6,10 @@
 A step is the forward and the backward pass of some layers (convolution, batch norm, leaky ReLU) on
 a block of ``side``^3 voxels: in plain torch, on one rank, and on a corner of a grid of 2 x 2 x 2
 ranks, of which only this one exists. Its messages and sums go to torch's fake process group, which
-takes them and does nothing, and convolutions are chosen as on CUDA. A GPU that has more to do than
-this waits for nobody; one that has less waits for the host. The best round counts; `--profile`
-shows in which functions a step on the corner spends its time.
+takes them and does nothing, and convolutions are chosen as on CUDA. Parameters are known as those
+of a parallelised module are, so that no operator watches their gradients. A GPU that has more to
+do than this waits for nobody; one that has less waits for the host. The best round counts;
+`--profile` shows in which functions a step on the corner spends its time.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from hyperslab.comm.communicator import GroupCommunicator
 from hyperslab.kernels.registry import choose_as_if_on
 from hyperslab.parallel.parallelize import prepare
 from hyperslab.planner.trace import VirtualGrid
+from hyperslab.tensor.gradient_buffers import GradientBuffers
 
 EXTENTS = {"depth": 2, "height": 2, "width": 2}
 WARM_UP = 20
@@ -82,7 +84,7 @@ def step_of(options: argparse.Namespace, grid: hs.Grid | None) -> Step:
     if grid is None:
         x = block
     else:
-        policy = prepare(model, grid)
+        policy = prepare(model, grid, homes=GradientBuffers(model.parameters()))
         extents = [options.side * grid.extents[axis] for axis in EXTENTS]
         partition = grid.partition((1, options.channels, *extents))
         x = hs.Sharded.from_local(block, partition, grid, policy)

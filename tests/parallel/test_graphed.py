@@ -298,6 +298,44 @@ def test_a_step_in_inference_mode_is_another_kind() -> None:
             assert found == [*range(0, 24, 4)]
 
 
+def unlike(*, graphs: bool) -> tuple[list[list[torch.Tensor]], int]:
+    """Two ranks' steps, of which the second one has another number, a kind of its own, for long."""
+    found = []
+    ran = 0
+    with pretended_device(eager_calls=1):
+        grid = hs.Grid(depth=2)
+        torch.manual_seed(1)
+        model, batch, wrong = mixed(grid)
+        model = hs.parallelize(model.double(), grid)
+
+        def step(x: torch.Tensor, time: torch.Tensor, y: torch.Tensor, _: int) -> torch.Tensor:
+            nonlocal ran
+            ran += 1
+            loss = wrong(model(x, time), y)
+            loss.backward()
+            return loss
+
+        run = hs.graphed(step) if graphs else step
+        torch.manual_seed(2)
+        for number in range(9):
+            model.zero_grad()
+            loss = run(*batch(number), min(number, 5) * grid.rank)
+            found.append([loss.detach().clone(), *gradients_of(model)])
+    return found, ran
+
+
+def unlike_compared() -> float:
+    eager, _ = unlike(graphs=False)
+    replayed, ran = unlike(graphs=True)
+    assert ran == 7  # six, of which the last is the first of its kind on the second rank; a capture
+    return max(map(apart, replayed, eager))
+
+
+def test_ranks_replay_together_or_not_at_all() -> None:
+    """Else one of them compares its inputs with the others' behind the step, where none does."""
+    assert max(run_ranks(2, unlike_compared)) < 1e-12
+
+
 def strays() -> list[str]:
     """What ranks say of what one of them did otherwise, once their steps are replayed."""
     words = []

@@ -53,6 +53,7 @@ from hyperslab.kernels.memory_format import (
     check_norm,
     compute_dtype,
     memory_format_by_strides,
+    new_contiguous,
     per_channel,
     pooled_shape,
     shape_or_none,
@@ -584,7 +585,7 @@ def _compiled_sums(
 ) -> torch.Tensor:
     """Runs the sums in float64; each part of the work has its own."""
     parts = parts_for(size)
-    sums = torch.zeros(shape if parts == 1 else (parts, *shape), dtype=torch.float64)
+    sums = new_contiguous(shape if parts == 1 else (parts, *shape), torch.float64)
     norm = as_dense_float32(norm)
     pointers = POINTERS.pack(
         x.data_ptr(),

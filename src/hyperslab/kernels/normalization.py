@@ -19,7 +19,8 @@ import struct
 
 import torch
 
-from hyperslab.kernels.compile import Library, addresses, as_dense_float32, integers
+from hyperslab.kernels.compile import Library, address, as_dense_float32, integers
+from hyperslab.kernels.memory_format import new_contiguous
 from hyperslab.kernels.registry import Operands, declare
 
 LEFT_BY_ROUNDING = 2.0**-48
@@ -75,17 +76,16 @@ def running_statistics(
 
 def parameter_gradients(
     sums: torch.Tensor, norm: torch.Tensor, moments: torch.Tensor, pool: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns gradients of weight and bias (2, C) in float32, and what all ranks add up.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns gradients of weight and bias (C) in float32, and what all ranks add up.
 
     That is (2, R * C / pool) in float64, from the sums of a backward pass.
     """
     mean, _, invstd, scale = moments.unbind()
     du, product = sums.unbind()
     xhat = (product - du * (mean - norm[0])) * invstd
-    parameters = torch.stack([xhat.sum(0), du.sum(0)]).float()
     shared = torch.stack([du, xhat]) * scale
-    return parameters, shared.view(2, -1, pool).sum(2)
+    return xhat.sum(0).float(), du.sum(0).float(), shared.view(2, -1, pool).sum(2)
 
 
 def through_statistics(
@@ -109,12 +109,11 @@ def compiled_normalisation(
     sums = sums.contiguous()
     weight = as_dense_float32(weight)
     bias = as_dense_float32(bias)
-    norm = torch.empty((3, rows, channels), dtype=torch.float32)
-    moments = torch.empty((4, rows, channels), dtype=torch.float64)
-    tensors = addresses(sums, weight, bias, norm, moments)
-    functions.normalisation(
-        tensors + integers(rows, channels, pool) + REAL_NUMBERS.pack(count, eps)
-    )
+    norm = new_contiguous((3, rows, channels), torch.float32)
+    moments = new_contiguous((4, rows, channels), torch.float64)
+    read = integers(sums.data_ptr(), address(weight), address(bias))
+    written = integers(norm.data_ptr(), moments.data_ptr(), rows, channels, pool)
+    functions.normalisation(read + written + REAL_NUMBERS.pack(count, eps))
     return norm, moments
 
 
@@ -134,32 +133,35 @@ def compiled_running_statistics(functions: Library, given: Operands) -> None:
     moments, running_mean, running_var, momentum, unbiased = given
     if not kernels_take(moments, running_mean, running_var):
         return NotImplemented
-    tensors = addresses(moments, running_mean, running_var)
-    numbers = integers(moments.shape[2]) + REAL_NUMBERS.pack(momentum, unbiased)
-    functions.running_statistics(tensors + numbers)
+    running = running_mean.data_ptr(), running_var.data_ptr()
+    told = integers(moments.data_ptr(), *running, moments.shape[2])
+    functions.running_statistics(told + REAL_NUMBERS.pack(momentum, unbiased))
     return None
 
 
 def compiled_parameter_gradients(
     functions: Library, given: Operands
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sums, norm, moments, pool = given
     _, rows, channels = sums.shape
     sums = sums.contiguous()
-    parameters = torch.empty((2, channels), dtype=torch.float32)
-    shared = torch.empty((2, rows * channels // pool), dtype=torch.float64)
-    tensors = addresses(sums, norm, moments, parameters, shared)
-    functions.parameter_gradients(tensors + integers(rows, channels, pool))
-    return parameters, shared
+    weight = new_contiguous((channels,), torch.float32)
+    bias = new_contiguous((channels,), torch.float32)
+    shared = new_contiguous((2, rows * channels // pool), torch.float64)
+    read = integers(sums.data_ptr(), norm.data_ptr(), moments.data_ptr())
+    written = integers(weight.data_ptr(), bias.data_ptr(), shared.data_ptr())
+    functions.parameter_gradients(read + written + integers(rows, channels, pool))
+    return weight, bias, shared
 
 
 def compiled_through_statistics(functions: Library, given: Operands) -> torch.Tensor:
     shared, norm, moments, count, pool = given
     _, rows, channels = norm.shape
     shared = shared.contiguous()
-    through = torch.empty((2, rows, channels), dtype=torch.float32)
-    tensors = addresses(shared, norm, moments, through)
-    functions.through_statistics(tensors + integers(rows, channels, pool) + REAL.pack(count))
+    through = new_contiguous((2, rows, channels), torch.float32)
+    read = integers(shared.data_ptr(), norm.data_ptr(), moments.data_ptr())
+    written = integers(through.data_ptr(), rows, channels, pool)
+    functions.through_statistics(read + written + REAL.pack(count))
     return through
 
 

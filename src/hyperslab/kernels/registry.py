@@ -72,6 +72,7 @@ _SCHEMA_TYPES = {
     "Sequence[int]": "int[]",
     "torch.dtype": "ScalarType",
     "tuple[torch.Tensor, torch.Tensor]": "(Tensor, Tensor)",
+    "tuple[torch.Tensor, torch.Tensor, torch.Tensor]": "(Tensor, Tensor, Tensor)",
     "None": "()",
 }
 
@@ -124,7 +125,7 @@ class KernelOperator:
         overload: Callable[..., Any] = getattr(torch.ops.hyperslab, self.name).default
         return overload
 
-    def __call__(self, first: Any, *rest: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Runs it, past torch's dispatcher where that would only call it.
 
         It takes longer to come back to Python than a block of a few voxels.
@@ -135,12 +136,13 @@ class KernelOperator:
             or function_modes_active()
             or profiler_runs()
         )
+        first = given[0]
         if idle and type(first) is torch.Tensor:
             if first.is_cpu:
-                return self.on_cpu(first, *rest)
+                return self.on_cpu(*given)
             if first.is_cuda and self.cuda is not None and triton_runs():
-                return self.on_cuda(first, *rest)
-        return self.overload(first, *rest)
+                return self.on_cuda(*given)
+        return self.overload(*given)
 
     def on_cpu(self, *arguments: Any) -> Any:
         """Runs the C version where there is one for these operands, else the reference."""

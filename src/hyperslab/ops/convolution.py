@@ -668,22 +668,28 @@ def _convolve_at_once(
     """
     given = x.dtype
     dtype = operand_type(x)
-    # Too small to be computed twice.
-    block = x.native_or_block if x.recipe is None else conv_operand(x, dtype)[0]
+    spec = layout.spec
+    if x.recipe is not None:
+        block = conv_operand(x, dtype)[0]  # too small to be computed twice
+    elif spec is None:
+        block = x.native_or_block
+    else:  # an alias of the block would be one more node of the graph
+        block = x.block if spec.plan.in_place else x.native
     policy = x.policy
     kept = dtype if weight.dtype == given else operand_type(weight)
     weight = shard_parameter(weight, kept, policy.homes)
-    if bias is not None:
+    if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype if bias.dtype == given else operand_type(bias))
     last = serial_is_last(x, block, weight, layout.options)
-    how = (layout.options, layout.padding)
-    block = block.to(dtype)
-    if layout.spec is not None:
-        how = (layout.options, layout.spec.padding)
-        block = fetch(block, layout.spec.plan, what=layout.spec.name)
+    if block.dtype != dtype:
+        block = block.to(dtype)
+    padding = layout.padding
+    if spec is not None:
+        padding = spec.padding
+        block = fetch(block, spec.plan, what=spec.name)
     elif layout.margins:
         block = F.pad(block, layout.margins)
-    y = convolve_by_torch(block, weight, bias, *how, policy.kernels)
+    y = convolve_by_torch(block, weight, bias, layout.options, padding, policy.kernels)
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 

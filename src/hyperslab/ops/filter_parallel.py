@@ -23,7 +23,11 @@ from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
-from hyperslab.util.torch_internals import BlockFunction, dispatch_modes_active
+from hyperslab.util.torch_internals import (
+    BlockFunction,
+    autocast_anywhere,
+    dispatch_modes_active,
+)
 
 MADE_AT_HOME = 1 << 17
 """Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
@@ -104,6 +108,8 @@ def shard_parameter(
 
 def operand_type(x: torch.Tensor) -> torch.dtype:
     """Returns the type in which a layer with filters takes ``x``: autocast may lower it."""
+    if not autocast_anywhere():  # nearly always; of a device it takes several times as long to ask
+        return x.dtype
     kind = x.device.type
     if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
         return x.dtype

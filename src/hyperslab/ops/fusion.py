@@ -237,19 +237,19 @@ class Statistics:
 
     def gradients(
         self, sums: torch.Tensor | None, needs_x: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns the gradients of weight and bias, and what goes to the block, if it is needed.
 
         ``sums`` are those of this rank's backward pass; those of all ranks take one all-reduce.
         """
         pool = self.over.pool or 1
-        parameters, shared = parameter_gradients(sums, self.norm, self.moments, pool)
+        weight, bias, shared = parameter_gradients(sums, self.norm, self.moments, pool)
         if not needs_x:
-            return parameters, None
+            return weight, bias, None
         if self.over.group is not None:
             shared = self.over.group.sum_in_place(shared, "the gradient of a normalisation")
         count = self.over.count
-        return parameters, through_statistics(shared, self.norm, self.moments, count, pool)
+        return weight, bias, through_statistics(shared, self.norm, self.moments, count, pool)
 
 
 @dataclass(slots=True, eq=False)
@@ -361,9 +361,9 @@ class EpilogueFunction(BlockFunction):
         if statistics is not None:
             norm = statistics.norm
             sums = chain_backward_sums(g, marks, x, norm, *options)
-            parameters, through = statistics.gradients(sums, needs_x)
-            dweight = parameters[0] if needs_weight else None
-            dbias = parameters[1] if needs_bias else None
+            weight, bias, through = statistics.gradients(sums, needs_x)
+            dweight = weight if needs_weight else None
+            dbias = bias if needs_bias else None
         if needs_x:
             dx = chain_backward(g, marks, x, norm, through, *options, ctx.shape, ctx.dtype)
         return dx, dweight, dbias, None, None

@@ -28,6 +28,7 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.ops.fusion import (
     EPILOGUE_DTYPES,
     Affine,
+    EpilogueOps,
     NoteMoments,
     Population,
     Statistics,
@@ -247,10 +248,10 @@ def _normalised(
     chain = begin_epilogue(x)
     if chain is not None:
         statistics = statistics_of(chain.block, over, affine, eps, note)
-        chain = chain.linked(dtype=dtype or chain.dtype, statistics=statistics)
+        kind = dtype or chain.dtype
         if x.pending is None and is_launch_bound(x):  # what could join takes less time by itself
-            return x.like(chain.computed(chain.links), fresh=True)
-        return epilogue_result(chain, x, x.partition)
+            return x.like(chain.computed(EpilogueOps(kind, statistics)), fresh=True)
+        return epilogue_result(chain.linked(dtype=kind, statistics=statistics), x, x.partition)
     block = x.block if dtype is None else x.block.to(dtype)
     parameters = (affine.weight, affine.bias)
     of_batch = over.pool is None

@@ -299,7 +299,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
                 sums = found.new_zeros(len(found), rows, *found.shape[2:])
             row = slab.sample if sums.shape[1] > 1 else 0
             sums[:, row : row + 1] += found
-        parameters, through = statistics.gradients(sums, any(needs))
+        *parameters, through = statistics.gradients(sums, any(needs))
         dnorm = [parameters[i] if ctx.needs_input_grad[_NORM + i] else None for i in range(2)]
     windows = geometry.input.open(operands, halos, needs_input)
     dweight = GradientSum()

@@ -10,6 +10,7 @@ as it was at the capture, or is brought up to date beside it:
 - what the step finds on the host belongs to its *kind*: shapes, types and cuts of tensors, other
   arguments, which modules train, which parameters have a gradient. Another kind is another graph;
 - parameters and buffers have to lie where they lay, or it is captured again;
+- ranks replay together or not at all: a replay compares ranks behind the step, the step within it;
 - gradients are given back to all that the step trains, in modules or not.
 
 A step that draws on the host, or changes parameters, is refused. What else Python computes in it, a
@@ -32,6 +33,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hyperslab.comm import Grid
+from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.bootstrap import own_rank
 from hyperslab.comm.communicator import note_messages
 from hyperslab.errors import HyperslabError, LayoutError, UnsupportedOp
@@ -182,6 +185,9 @@ class GraphedStep(Generic[Arguments, Result]):
             recorder = recorder_for(tensors)
             if recorder is None:
                 self._say_that_it_is_eager()
+                grid = self._grid(leaves)
+                if grid is not None and grid.device.type == "cuda":
+                    self._all_ready(grid, ready=False)
                 return self._run(args, kwargs)
             known = self._kinds[kind] = _Kind(recorder)
             if len(self._kinds) == MANY_KINDS:
@@ -195,13 +201,27 @@ class GraphedStep(Generic[Arguments, Result]):
             known.recorder = recorder_for(tensors) or known.recorder
         if known.graph is None:
             known.calls += 1
-            if known.calls <= EAGER_CALLS:
-                with known.recorder.eagerly():
-                    return self._run(args, kwargs)
+        ready = known.graph is not None or known.calls > EAGER_CALLS
+        if not self._all_ready(self._grid(leaves), ready=ready):
+            with known.recorder.eagerly():
+                return self._run(args, kwargs)
+        if known.graph is None:
             known.graph = self._captured(known.recorder, leaves, form)
         note_messages(f"a replay of {self._name}")
         found: Result = known.graph.replay(leaves)
         return found
+
+    def _grid(self, leaves: Sequence[Any]) -> Grid | None:
+        """Return the ranks that take the step together, as its arguments and modules tell."""
+        of_arguments = [leaf.grid for leaf in leaves if isinstance(leaf, Sharded)]
+        of_modules = [guard.grid for guard in self._guards()]
+        return next(iter(of_arguments + of_modules), None)
+
+    def _all_ready(self, grid: Grid | None, *, ready: bool) -> bool:
+        """Tell whether this call may replay; one rank that has no graph yet keeps all from it."""
+        if grid is None or grid.size == 1:
+            return ready
+        return not any_rank(not ready, what=f"the start of {self._name}")
 
     @property
     def _name(self) -> str:
@@ -412,6 +432,8 @@ def graphed(step: Callable[Arguments, Result]) -> GraphedStep[Arguments, Result]
     made behind the replay. Other shapes, types or cuts, other numbers, another mode of a module,
     gradients where there were none before: each is a kind of its own with 11 calls and a graph,
     which keeps the memory of a step. Parameters that lie elsewhere than before are captured anew.
+    Several ranks replay together: as long as one of them runs its kind eagerly, all run the step as
+    it is, which they tell each other in a small message at the start of each call.
     Gradients lie in a graph's memory: clone() those that are to outlive the next call.
 
     Without a CUDA device the step runs eagerly each time, which the log says once. Ranks need NCCL.

@@ -310,8 +310,10 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
     for value in values:
         kind = type(value)
         if kind is list or kind is tuple:
-            if {*map(type, value)} != {int}:  # sizes, dims
-                first = check_operands(value, rule, cut, first)
+            for part in value:
+                if type(part) is not int:  # no sizes, no dims
+                    first = check_operands(value, rule, cut, first)
+                    break
         elif kind is cut:
             if not rule.lazy and (value.pending is not None or value.readers):
                 value.force()

@@ -441,11 +441,11 @@ class Sharded(DeferredTensor):
                 "    use torch.autograd.grad(y, x), or x.full()"
             )
         with DisableTorchFunctionSubclass():
-            first = check_operands(args, rule, Sharded)
+            given = (*args, *kwargs.values()) if kwargs else args
+            first = check_operands(given, rule, Sharded)
             if not kwargs and not rule.signature.dims:
                 return rule.run(*args)
             args, kwargs = rule.signature.read(args, kwargs or {}, func)
-            first = check_operands(kwargs.values(), rule, Sharded, first)
             if rule.signature.dims and first is not None and not first._partition.shape:
                 others = [v for v in (*args, *kwargs.values()) if isinstance(v, Sharded)]
                 if not any(v._partition.axes for v in others) and func.__name__[-1] != "_":

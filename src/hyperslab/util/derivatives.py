@@ -60,7 +60,8 @@ TensorMap = Callable[[torch.Tensor], torch.Tensor]
 class LinearMap(BlockFunction):
     """Applies a map to a tensor, and its adjoint to the gradient; saves nothing.
 
-    ``linear`` is the map without its constant, if it has one.
+    ``linear`` is the map without its constant, if it has one. Of a cut tensor the map gets the
+    block, whose alias is no node of the graph in here.
     """
 
     @staticmethod
@@ -72,7 +73,7 @@ class LinearMap(BlockFunction):
         linear: TensorMap | None = None,
     ) -> torch.Tensor:
         ctx.both = (linear or run, adjoint)
-        return run(x)
+        return run(x if type(x) is torch.Tensor else torch.Tensor.as_subclass(x, torch.Tensor))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -54,6 +54,9 @@ function_modes_active: Callable[[], int] = torch._C._len_torch_function_stack
 profiler_runs: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Tells whether a profiler notes operators, by their names in the dispatcher."""
 
+autocast_anywhere: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Tells whether autocast is on for some device; the public question is asked of one, by name."""
+
 saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 """Returns what packs and unpacks the tensors that autograd keeps, None by default.
 

@@ -66,7 +66,7 @@ def run_all() -> None:
     sums = torch.zeros(3, 16, dtype=torch.float64)
     norm, moments = kernels["normalisation"](sums, norm[0, 0], norm[0, 0], 64, 1e-5, 16, 1)
     kernels["running_statistics"](moments, moments[0, 0].float(), moments[1, 0].float(), 0.1, 1.5)
-    _, shared = kernels["parameter_gradients"](sums[:2, None], norm, moments, 1)
+    *_, shared = kernels["parameter_gradients"](sums[:2, None], norm, moments, 1)
     kernels["through_statistics"](shared, norm, moments, 64, 1)
     kernels["reorder"](x, False, torch.float32)
     kernels["drop_elements"](x, x.shape, [0] * 5, torch.tensor(2**61), 0.5)

@@ -144,7 +144,7 @@ def check_numbers() -> None:
         check("normalisation", sums, None, None, 30, 1e-5, channels, pool)
         norm, moments = check("normalisation", sums, weight, bias, 30, 1e-5, channels, pool)
         given = torch.randn(2, rows, channels, dtype=torch.float64)
-        _, shared = check("parameter_gradients", given, norm, moments, pool)
+        *_, shared = check("parameter_gradients", given, norm, moments, pool)
         check("through_statistics", shared, norm, moments, 30, pool)
 
 

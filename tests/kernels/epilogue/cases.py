@@ -157,8 +157,8 @@ def check_numbers(rows: int, groups: int, pool: int, seed: int) -> None:
         want = normalization.parameter_gradients(given, *found, pool)
         torch.testing.assert_close(gradients, want, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(
-            torch.ops.hyperslab.through_statistics(gradients[1], *found, 20, pool),
-            normalization.through_statistics(gradients[1], *found, 20, pool),
+            torch.ops.hyperslab.through_statistics(gradients[2], *found, 20, pool),
+            normalization.through_statistics(gradients[2], *found, 20, pool),
         )
 
 

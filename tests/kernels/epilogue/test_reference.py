@@ -209,7 +209,7 @@ def test_meta_forms(memory_format, slope, pooling, dtype, normalised) -> None:  
             found = ops.normalisation(sums, n[0, 0], None, 9, 1e-5, SHAPE[1], 1)
             gradients = ops.parameter_gradients(sums[:2, None], *found, 1)
             results.extend([*found, *gradients])
-            results.append(ops.through_statistics(gradients[1], *found, 9, 1))
+            results.append(ops.through_statistics(gradients[2], *found, 9, 1))
         results.append(
             ops.chain_backward(
                 y,

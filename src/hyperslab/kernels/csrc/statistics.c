@@ -64,7 +64,7 @@ typedef struct {
     const double *sums;    /* 2 parts: of du and du * (x - mean) */
     const float *norm;
     const double *moments;
-    float *parameters;     /* (2, channels): gradients of weight and bias */
+    float *weight, *bias;  /* (channels): their gradients */
     double *shared;        /* (2, rows, channels / pool): what all ranks add up */
     int64_t rows, channels, pool;
 } parameter_gradients;
@@ -85,8 +85,8 @@ int hyperslab_parameter_gradients(const parameter_gradients *k)
             k->shared[i / k->pool] += du * scale[i];
             k->shared[groups + i / k->pool] += xhat * scale[i];
         }
-        k->parameters[c] = (float)of_weight;
-        k->parameters[k->channels + c] = (float)of_bias;
+        k->weight[c] = (float)of_weight;
+        k->bias[c] = (float)of_bias;
     }
     return 0;
 }

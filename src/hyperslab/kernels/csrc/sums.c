@@ -102,9 +102,11 @@ static void flush(const chain *k, int64_t block, const gradient_rooms *r, int64_
     memset(r->product, 0, 8 * n);
 }
 
-/* Sums of du and du * (x - mean), which begin at zero; without g those of `channel_sums`. */
+/* Sums of du and du * (x - mean) of a part; without g those of `channel_sums`. */
 int hyperslab_chain_sums(const chain *k)
 {
+    int64_t sums = (k->g ? 2 : 3) * k->scale_rows * k->channels;
+    memset(k->sums + sums * k->part, 0, 8 * sums);
     cursor at = begin(k);
     if (at.left == 0)
         return 0;

@@ -55,20 +55,23 @@ def triton_running_statistics(given: Operands) -> None:
     )
 
 
-def triton_parameter_gradients(given: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+def triton_parameter_gradients(
+    given: Operands,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     sums, norm, moments, pool = given
     sums = sums.contiguous()
     _, rows, channels = sums.shape
     size = rows * channels
-    parameters = sums.new_empty((2, channels), dtype=torch.float32)
+    weight = sums.new_empty(channels, dtype=torch.float32)
+    bias = sums.new_empty(channels, dtype=torch.float32)
     shared = sums.new_empty((2, size // pool))
     _shared_sums[(triton.cdiv(size // pool, AT_ONCE),)](
         sums, norm, moments, shared, size, pool, SIZE=AT_ONCE, **OPTIONS
     )
     _parameter_gradients[(triton.cdiv(channels, AT_ONCE),)](
-        sums, norm, moments, parameters, rows, channels, SIZE=AT_ONCE, **OPTIONS
+        sums, norm, moments, weight, bias, rows, channels, SIZE=AT_ONCE, **OPTIONS
     )
-    return parameters, shared
+    return weight, bias, shared
 
 
 def triton_through_statistics(given: Operands) -> torch.Tensor:
@@ -168,7 +171,7 @@ def _shared_sums(sums, norm, moments, shared, size, pool, SIZE: tl.constexpr):  
 
 
 @triton.jit
-def _parameter_gradients(sums, norm, moments, parameters, rows, C, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _parameter_gradients(sums, norm, moments, weight, bias, rows, C, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     c = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     exist = c < C
     of_weight = tl.zeros((SIZE,), tl.float64)
@@ -177,8 +180,8 @@ def _parameter_gradients(sums, norm, moments, parameters, rows, C, SIZE: tl.cons
         du, xhat = _of_element(sums, norm, moments, row * C + c, rows * C, exist)
         of_weight += xhat
         of_bias += du
-    tl.store(parameters + c, of_weight.to(tl.float32), mask=exist)
-    tl.store(parameters + C + c, of_bias.to(tl.float32), mask=exist)
+    tl.store(weight + c, of_weight.to(tl.float32), mask=exist)
+    tl.store(bias + c, of_bias.to(tl.float32), mask=exist)
 
 
 @triton.jit
