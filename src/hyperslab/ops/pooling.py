@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import torch
@@ -54,9 +54,9 @@ from hyperslab.geometry import (
     Window,
 )
 from hyperslab.kernels import registry
-from hyperslab.kernels.avg_pool import Line, WindowAverage
 from hyperslab.kernels.max_pool import window_maximum_backward
-from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_by_strides, memory_format_of
+from hyperslab.kernels.resample import Line, SparseMap, apply_maps
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
 from hyperslab.ops.operands import device_constant, operand_block
 from hyperslab.ops.overloads import (
@@ -80,7 +80,11 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.tensor import Sharded
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
+from hyperslab.util.torch_internals import (
+    BlockFunction,
+    EnableTorchFunction,
+    without_dispatch_modes,
+)
 
 
 def move_indices(
@@ -262,10 +266,32 @@ def max_pool_with_indices(p: PoolingInput, ceil: bool) -> tuple[Sharded, Sharded
     return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
 
 
+def average_windows(x: torch.Tensor, lines: Sequence[Line], divisor: int) -> torch.Tensor:
+    """Sums windows over ``divisor``, in float32 and x's memory format; nothing is saved."""
+    there, back = _window_maps(tuple(lines), tuple(x.shape[2:]))
+    order = memory_format_by_strides(x)
+
+    def run(maps: Sequence[SparseMap], dtype: torch.dtype, block: torch.Tensor) -> torch.Tensor:
+        return apply_maps(maps, order, dtype, block).div_(divisor)
+
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return LinearMap.apply(x, partial(run, there, dtype), partial(run, back, x.dtype))
+
+
+@lru_cache(4096)
+@torch.inference_mode(False)  # as of other maps that are kept
+def _window_maps(
+    lines: tuple[Line, ...], extents: tuple[int, ...]
+) -> tuple[list[SparseMap], list[SparseMap]]:
+    with without_dispatch_modes():  # a trace would keep tensors without numbers
+        maps = list(map(SparseMap.of_windows, lines, extents))
+        return maps, [one.adjoint() for one in maps]
+
+
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
-    if registry.choose("avg_pool", p.block) == "separable":
+    if registry.choose("avg_pool", p.block) == "sparse":
         count = math.prod(p.kernel) if divisor is None else divisor
-        return WindowAverage.apply(p.block, p.lines, count)
+        return average_windows(p.block, p.lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = ([1, *p.kernel], [1, *p.stride], [0, *p.padding], ceil)
         return F.avg_pool2d(p.block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
