@@ -39,4 +39,4 @@ def scale_of(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-declare(drop_elements, cuda="dropout:triton_drop_elements", beside=(torch.int64,))
+declare(drop_elements, cuda="tiles:triton_drop_elements", beside=(torch.int64,))
