@@ -21,7 +21,6 @@ import torch
 import triton
 import triton.language as tl
 
-from hyperslab.kernels.dropout import drop_elements, least_kept, scale_of
 from hyperslab.kernels.memory_format import (
     as_dense,
     bit_bytes,
@@ -31,6 +30,7 @@ from hyperslab.kernels.memory_format import (
     shape_or_none,
     winner_bytes,
 )
+from hyperslab.kernels.random_bits import drop_elements, least_kept, scale_of
 from hyperslab.kernels.registry import Operands
 from hyperslab.kernels.reorder import wanted_format
 
