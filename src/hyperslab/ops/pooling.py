@@ -34,8 +34,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache, partial
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,7 @@ from hyperslab.ops.overloads import (
     per_dim,
     register_each,
     result_type,
+    run_composed,
     spatial_dims,
 )
 from hyperslab.ops.placement import (
@@ -80,11 +81,7 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.tensor import Sharded
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import (
-    BlockFunction,
-    EnableTorchFunction,
-    without_dispatch_modes,
-)
+from hyperslab.util.torch_internals import BlockFunction, without_dispatch_modes
 
 
 def move_indices(
@@ -397,35 +394,15 @@ def average(
     return y
 
 
-@cache
-def _knows_infinite_norms() -> bool:
-    """Tells if this torch pools by them; 2.11 raises to the infinite power, and so do we then."""
-    return F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2
-
-
 @register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
-def lp_pool(
-    operator: Operator,
-    input: Sharded,
-    norm_type: float,
-    kernel_size: PerDim,
-    stride: PerDim | None = None,
-    ceil_mode: bool = False,
-) -> torch.Tensor:
+def lp_pool(operator: Operator, *args: Any, **options: Any) -> torch.Tensor:
     """Takes the norm of every window, for any window and any power, infinity included.
 
     Distribution scheme: 1. raise the block to the power, 2. average windows, 3. take the root of
     the block, as torch composes it. With an infinite power the result is the maximum of the
     absolute values (or the minimum).
     """
-    n = spatial_dims(operator)
-    with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        if math.isinf(norm_type) and _knows_infinite_norms():
-            sign = math.copysign(1, norm_type)
-            return MAX[n](input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
-        y = AVG[n](input.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)
-        elements = math.prod(per_dim(kernel_size, n))
-        return (torch.sign(y) * F.relu(y.abs()) * elements).pow(1.0 / norm_type)
+    return cast(torch.Tensor, run_composed(operator, *args, **options))
 
 
 @dataclass(frozen=True, slots=True)
