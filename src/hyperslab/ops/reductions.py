@@ -156,8 +156,7 @@ def prod(
 @register(torch.count_nonzero, torch.Tensor.count_nonzero, family="reductions", dims=["dim"])
 def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
     """Runs over any dims."""
-    dims = reduced_dims(input, dim)
-    return sum_over_ranks(input, torch.count_nonzero(input.block, dims), dims, False, torch.int64)
+    return sum_of(torch.sum, input.like(input.block != 0), dim)
 
 
 @register_each(
@@ -330,13 +329,8 @@ def values_only(
 @register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
 def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
     """Runs over one dim or all, as amin and amax."""
-    dims = reduced_dims(input, dim)
-    x = without_empty_shards(input, dims)
-    smallest, largest = (
-        wrap_reduced(x, extremum(x, x.local, dims, keepdim, kind), dims, keepdim)
-        for kind in (torch.amin, torch.amax)
-    )
-    return torch.return_types.aminmax((smallest, largest))
+    found = (values_only(kind, input, dim, keepdim) for kind in (torch.amin, torch.amax))
+    return torch.return_types.aminmax(tuple(found))
 
 
 @register_each("max", "min", family="reductions", dims=["dim"])
