@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperslab.data.augment import Symmetry
+from hyperslab.data.sampler import Symmetry
 from hyperslab.geometry import Box
 from tests.formats.universes import GRIDS, Seat, counts
 

@@ -16,7 +16,7 @@ import torch
 
 import hyperslab as hs
 from hyperslab.data import Dataset, Parameters, Source, open
-from hyperslab.data.augment import Symmetry
+from hyperslab.data.sampler import Symmetry
 from hyperslab.geometry import Box
 from tests.data.numbered import own_threads, wait_for_threads
 from tests.formats.opening import source_of

@@ -11,7 +11,7 @@ import torch
 
 import hyperslab as hs
 from hyperslab.data import Source, open
-from hyperslab.data.augment import Symmetry
+from hyperslab.data.sampler import Symmetry
 from hyperslab.geometry import Box
 from tests.data.test_dataset import whole_epoch
 from tests.formats.opening import source_of

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.data import open
-from hyperslab.data.augment import Symmetry
-from hyperslab.data.sampler import SPLITS, Schedule, samples_of
+from hyperslab.data.sampler import SPLITS, Schedule, Symmetry, samples_of
 from hyperslab.data.store import deal_samples
 from hyperslab.errors import DataError
 from tests.formats.universes import Seat, folder, unit

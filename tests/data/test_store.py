@@ -14,7 +14,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.data import open
-from hyperslab.data.augment import Symmetry
+from hyperslab.data.sampler import Symmetry
 from tests.formats import scans
 from tests.formats.universes import folder, unit
 from tests.ranks import run_ranks

@@ -16,7 +16,7 @@ from hyperslab.kernels.registry import RULES, force
 TORCH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "conv": lambda x: F.conv3d(x, WEIGHT, padding=1),
     "max_pool": lambda x: F.max_pool3d(x, (3, 2, 3), (2, 2, 1), (1, 0, 1)),
-    "avg_pool": lambda x: F.avg_pool3d(x, 2),
+    "avg_pool": lambda x: F.avg_pool3d(x, 3, 2, 1),  # of tiles an epilogue would
     "interpolate": lambda x: F.interpolate(x, (5, 9, 12), mode="trilinear"),
 }
 ELSEWHERE = {
@@ -26,8 +26,6 @@ ELSEWHERE = {
 }
 WEIGHT = torch.randn(4, 3, 3, 3, 3, generator=torch.Generator().manual_seed(1)) / 9
 SHAPE = (2, 3, 8, 6, 10)
-DTYPES = {"avg_pool": torch.float64}
-"""Of blocks; of others the epilogue of a convolution averages tiles."""
 FORCED = [(name, case.implementation) for name in TORCH for case in RULES[name]]
 
 
@@ -45,9 +43,9 @@ def nodes(y: torch.Tensor) -> Iterator[str]:
             waiting += [parent for parent, _ in node.next_functions]
 
 
-def block_for(operator: str) -> torch.Tensor:
+def block_for() -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SHAPE, generator=generator, dtype=DTYPES.get(operator, torch.float32))
+    return torch.randn(SHAPE, generator=generator)
 
 
 def forced(operator: str, implementation: str, x: torch.Tensor) -> list[torch.Tensor]:
@@ -62,7 +60,7 @@ def forced(operator: str, implementation: str, x: torch.Tensor) -> list[torch.Te
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("operator", "implementation"), FORCED)
 def test_forced(operator: str, implementation: str, channels_last: bool) -> None:
-    x = block_for(operator)
+    x = block_for()
     x = x.contiguous(memory_format=torch.channels_last_3d) if channels_last else x
     found = forced(operator, implementation, x)
     leaf = x.double().requires_grad_()
@@ -78,7 +76,7 @@ def test_forced(operator: str, implementation: str, channels_last: bool) -> None
 @pytest.mark.parametrize("operator", ["max_pool", "avg_pool", "interpolate"])
 def test_what_is_forced_runs(operator: str) -> None:
     """Each leaves functions of its own in the graph."""
-    x = block_for(operator)
+    x = block_for()
     made = [{*nodes(forced(operator, case.implementation, x)[0])} for case in RULES[operator]]
     own, torchs = made
     assert own != torchs

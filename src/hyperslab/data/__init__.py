@@ -1,11 +1,11 @@
 """Leads from a `Source` to mini-batches of `Sharded`, each rank with its own boxes.
 
 The way of a voxel, in reading order: `open_dataset` finds the files and wires what follows;
-`dataset` shows mini-batches, loaded ahead of the step; `sampler` says which samples make one;
-`assemble` puts this rank's part of it together, sample by sample, of what it reads from the
-`Source` and of what `store` keeps or brings from other ranks; `transforms` makes the network's
-input of it, and `augment` flips it. A name is imported when it is first asked for: what chooses
-samples needs no torch.
+`dataset` shows mini-batches, loaded ahead of the step; `sampler` says which samples make one, and
+how they are flipped; `assemble` puts this rank's part of it together, sample by sample, of what it
+reads from the `Source` and of what `store` keeps or brings from other ranks; `transforms` makes the
+network's input of it. A name is imported when it is first asked for: what chooses samples needs no
+torch.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 
 from hyperslab.comm.host_p2p import HostP2P, tag_of
-from hyperslab.data.augment import IDENTITY, Symmetry
-from hyperslab.data.sampler import Schedule
+from hyperslab.data.sampler import IDENTITY, Schedule, Symmetry
 from hyperslab.data.store import BatchPlanner, SampleBox, SlotPlan, Store
 from hyperslab.data.transforms import Transform
 from hyperslab.errors import DataError

@@ -27,9 +27,15 @@ from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
 from hyperslab.data.assemble import BatchAssembler, Reader, ReadingThreads, Skipped, target_kind
-from hyperslab.data.augment import Symmetry
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.sampler import Schedule, SplitCounts, SplitPolicy, Splits, check_one_shape
+from hyperslab.data.sampler import (
+    Schedule,
+    SplitCounts,
+    SplitPolicy,
+    Splits,
+    Symmetry,
+    check_one_shape,
+)
 from hyperslab.data.store import (
     BatchPlanner,
     SampleBoxes,

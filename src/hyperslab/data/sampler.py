@@ -1,8 +1,9 @@
 """Chooses samples: splits, the order of an epoch and its mini-batches, the same on every grid.
 
 Splits are drawn by volume, named by folders, dealt out by the data set's own list, or said by
-a user: lists of samples (`Listed`) or folds of a cross-validation (`Folds`). Random numbers
-are raw Philox output and hashes, whose values numpy and Python promise never to change, so
+a user: lists of samples (`Listed`) or folds of a cross-validation (`Folds`). Flips and permutations
+of axes are drawn as well (`Symmetry`), applied to boxes first and to values read afterwards. Random
+numbers are raw Philox output and hashes, whose values numpy and Python promise never to change, so
 an epoch can be resumed by another version.
 """
 
@@ -15,7 +16,7 @@ import itertools
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, printable
 from hyperslab.formats import registry
-from hyperslab.formats.source import Source
+from hyperslab.formats.source import Array, Source
+from hyperslab.geometry import Box
 
 SPLITS = ("train", "validation", "test")
 
@@ -399,3 +401,54 @@ def _check_apart(source: Source, found: dict[str, list[int]]) -> None:
                     + ("" if source.names[sample] == volume else f", which is of volume {volume!r}")
                     + "\n    give every volume to one split"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class Symmetry:
+    """A map of a volume (C, D, H, W) to itself.
+
+    Axis k of the augmented volume (0 depth, 1 height, 2 width) is axis ``order[k]`` of the stored
+    one, backwards where ``flipped[k]``.
+
+    >>> swap = Symmetry((1, 0, 2), (True, False, False))
+    >>> swap.stored(Box((0, 0, 2, 0), (4, 1, 5, 6)), (4, 5, 5, 6))
+    Box(lo=(0, 2, 4, 0), hi=(4, 5, 5, 6))
+    """
+
+    order: tuple[int, ...]
+    flipped: tuple[bool, ...]
+
+    @classmethod
+    def draw(cls, shape: Sequence[int], *key: int, turns: bool = True) -> Symmetry:
+        """Draw one of those that keep the shape (48 of a cube), evenly, by the key alone.
+
+        Without ``turns`` it is one of the 8 flips: the axes of a scan are not interchangeable.
+        """
+        orders = [
+            order
+            for order in (itertools.permutations(range(3)) if turns else [(0, 1, 2)])
+            if all(shape[1 + a] == shape[1 + k] for k, a in enumerate(order))
+        ]
+        numbers = [int(n) for n in random_bits(4, SYMMETRY, *key)]
+        flipped = tuple(bool(n % 2) for n in numbers[1:])
+        return cls(orders[numbers[0] % len(orders)], flipped)
+
+    def stored(self, wanted: Box, shape: Sequence[int]) -> Box:
+        """Returns the box of the stored volume that becomes ``wanted`` of the augmented one."""
+        intervals = [wanted.interval(0)] * 4
+        for k, (axis, flip) in enumerate(zip(self.order, self.flipped, strict=True), 1):
+            lo, hi = wanted.interval(k)
+            intervals[axis + 1] = (shape[k] - hi, shape[k] - lo) if flip else (lo, hi)
+        return Box.of(intervals)
+
+    def apply(self, values: Array) -> Array:
+        """Returns the values (C, d, h, w) of a stored box, augmented; a view."""
+        turned = values.transpose(0, *(axis + 1 for axis in self.order))
+        return turned[(slice(None), *(slice(None, None, -1 if f else 1) for f in self.flipped))]
+
+
+IDENTITY = Symmetry((0, 1, 2), (False, False, False))
+"""The one that changes nothing."""
+
+DrawSymmetry = Callable[[tuple[int, ...], int, int], Symmetry]
+"""Draws the symmetry of a sample of a shape (C, D, H, W), given a pass and the sample's number."""

@@ -28,8 +28,7 @@ import numpy as np
 from hyperslab.comm import AXES, Grid, per_grid
 from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.comm.grid import hosts_of_ranks
-from hyperslab.data.augment import IDENTITY, DrawSymmetry, Symmetry
-from hyperslab.data.sampler import Schedule
+from hyperslab.data.sampler import IDENTITY, DrawSymmetry, Schedule, Symmetry
 from hyperslab.errors import DataError
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box, Cut, Partition

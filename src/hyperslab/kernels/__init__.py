@@ -8,10 +8,10 @@ sources of `csrc`; `conv` has the convolution, `cuda` the versions in Triton.
 # Importing these modules declares their operators to torch.
 from hyperslab.kernels import (  # noqa: F401
     conv_in_c,
-    dropout,
     epilogue,
     max_pool,
     normalization,
+    random_bits,
     reorder,
     resample,
 )

@@ -10,9 +10,9 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -285,12 +285,18 @@ class Problem:
     def of(self, task: Task) -> Problem:
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
+    def but(self, **changes: Any) -> Problem:
+        """Returns the pass with other fields, of its options too."""
+        options = {name: changes.pop(name) for name in ("stride", "dilation") if name in changes}
+        if options:
+            changes["options"] = replace(self.options, **options)
+        return problem_for(*(changes.get(each.name, getattr(self, each.name)) for each in FIELDS))
+
     def padded(self) -> Problem:
         """Returns the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
-        zero = (0,) * len(self.padding)
-        return problem_for(self.task, x, self.weight, self.dtype, self.options, zero)
+        return self.but(x=x, padding=(0,) * len(self.padding))
 
     def turned(self) -> Problem:
         """Returns the same pass in three dims with depth and height exchanged."""
@@ -299,39 +305,32 @@ class Problem:
             *before, depth, height, width = sizes
             return (*before, height, depth, width)
 
-        options = replace(
-            self.options,
-            stride=swapped(self.options.stride),
-            dilation=swapped(self.options.dilation),
-        )
-        x, weight = swapped(self.x), swapped(self.weight)
-        return problem_for(self.task, x, weight, self.dtype, options, swapped(self.padding))
+        names = ("x", "weight", "padding")
+        steps = {name: swapped(getattr(self.options, name)) for name in ("stride", "dilation")}
+        return self.but(**{name: swapped(getattr(self, name)) for name in names}, **steps)
 
     def with_empty_channel(self) -> Problem:
         """Returns the pass over one more channel."""
-        x = (self.x[0], self.x[1] + 1, *self.x[2:])
-        weight = (self.weight[0], self.weight[1] + 1, *self.kernel)
-        return problem_for(self.task, x, weight, self.dtype, self.options, self.padding)
+        x, weight = ((shape[0], shape[1] + 1, *shape[2:]) for shape in (self.x, self.weight))
+        return self.but(x=x, weight=weight)
 
     def of_planes_read(self) -> Problem:
         """Returns the pass over only those planes that are read, see `skips_planes`."""
         stride, dilation = (1, *self.options.stride[1:]), (1, *self.options.dilation[1:])
-        options = replace(self.options, stride=stride, dilation=dilation)
         x = (*self.x[:2], self.y[2], *self.x[3:])
-        return problem_for(self.task, x, self.weight, self.dtype, options, self.padding)
+        return self.but(x=x, stride=stride, dilation=dilation)
 
     def of_voxels_read(self) -> Problem:
         """Returns the pass over only those voxels that are read, see `skips_voxels`."""
         one = (1,) * len(self.kernel)
-        options = replace(self.options, stride=one, dilation=one)
-        x = (*self.x[:2], *self.y[2:])
-        return problem_for(self.task, x, self.weight, self.dtype, options, self.padding)
+        return self.but(x=(*self.x[:2], *self.y[2:]), stride=one, dilation=one)
 
     def in_steps_of_one(self) -> Problem:
         """Returns the pass without stride in the last dim: its one output is the first one now."""
-        options = replace(self.options, stride=(*self.options.stride[:-1], 1))
-        return problem_for(self.task, self.x, self.weight, self.dtype, options, self.padding)
+        return self.but(stride=(*self.options.stride[:-1], 1))
 
+
+FIELDS = fields(Problem)
 
 problem_for = functools.lru_cache(PROBLEMS)(Problem)
 """One object for each problem, with what was worked out for it."""

@@ -35,7 +35,6 @@ from hyperslab.kernels.conv_problem import (
     aten_gradients,
     in_channels_last,
     in_contiguous,
-    problem_for,
     torch_uses_im2col,
 )
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
@@ -93,15 +92,13 @@ def has_columns(problem: Problem) -> bool:
 @functools.lru_cache(PROBLEMS)
 def in_columns(problem: Problem) -> Problem:
     """Returns the same pass with columns for channels."""
-    options = problem.options
     taps = problem.kernel[-1]
-    return problem_for(
-        problem.task,
-        (problem.x[0], taps, *problem.x[2:-1], problem.y[-1]),
-        (problem.weight[0], taps, *problem.kernel[:-1], 1),
-        problem.dtype,
-        replace(options, stride=(*options.stride[:-1], 1), dilation=(*options.dilation[:-1], 1)),
-        (*problem.padding[:-1], 0),
+    return problem.but(
+        x=(problem.x[0], taps, *problem.x[2:-1], problem.y[-1]),
+        weight=(problem.weight[0], taps, *problem.kernel[:-1], 1),
+        stride=(*problem.options.stride[:-1], 1),
+        dilation=(*problem.options.dilation[:-1], 1),
+        padding=(*problem.padding[:-1], 0),
     )
 
 
@@ -376,9 +373,8 @@ def input_widened(
     if can_flip(problem):
         turned = turned_kernel(weight, problem.options.groups)
         padding = tuple(_flipped_padding(problem))
-        flipped = problem_for(
-            "forward", problem.y, tuple(turned.shape), problem.dtype, problem.options, padding
-        )
+        shapes = {"x": problem.y, "weight": tuple(turned.shape)}
+        flipped = problem.but(task="forward", **shapes, padding=padding)
         return forward_widened(g, turned, bias, flipped, dispatch)
     x = _empty_in_channels_last(problem.x, g)
     wide = weight.float()
@@ -420,8 +416,7 @@ def _read_by(
 def _in_float32(problem: Problem, planes: int) -> Problem:
     """Returns the pass over so many planes of the input, padded in the other dims only."""
     x = (*problem.x[:2], planes, *problem.x[3:])
-    padding = (0, *problem.padding[1:])
-    return problem_for(problem.task, x, problem.weight, torch.float32, problem.options, padding)
+    return problem.but(x=x, dtype=torch.float32, padding=(0, *problem.padding[1:]))
 
 
 def _planes(x: torch.Tensor, first: int, end: int) -> torch.Tensor:
@@ -553,9 +548,8 @@ def input_by_parity(
     order = [*range(2, 2 * n + 2, 2), 1, 0, *range(3, 2 * n + 3, 2)]
     taps = taps.view(filters, channels, *[2] * (2 * n)).permute(order)
     taps = in_channels_last(taps.reshape(-1, filters, *[2] * n))
-    options = replace(problem.options, stride=(1,) * n)
-    shapes = tuple(problem.y), tuple(taps.shape)
-    forward = problem_for("forward", *shapes, problem.dtype, options, (1,) * n)
+    shapes = {"x": tuple(problem.y), "weight": tuple(taps.shape)}
+    forward = problem.but(task="forward", **shapes, stride=(1,) * n, padding=(1,) * n)
     bias = None if bias is None else bias.repeat(2**n)
     pairs = dispatch(forward, g, taps, bias).movedim(1, -1)
     pairs = pairs.unflatten(-1, (*[2] * n, channels))

@@ -601,13 +601,13 @@ def _compiled_sums(
     return sums if parts == 1 else sums.sum(0)
 
 
-declare(channel_sums, compiled_channel_sums, "sums.c", "epilogue:triton_channel_sums")
-declare(chain_forward, compiled_chain_forward, "forward.c", "epilogue:triton_chain_forward")
+declare(channel_sums, compiled_channel_sums, "sums.c", "tiles:triton_channel_sums")
+declare(chain_forward, compiled_chain_forward, "forward.c", "tiles:triton_chain_forward")
 declare(chain_forward_into, compiled_chain_forward_into, "forward.c", writes=("y",))
 declare(
     chain_backward_sums,
     compiled_chain_backward_sums,
     "sums.c",
-    "epilogue:triton_chain_backward_sums",
+    "tiles:triton_chain_backward_sums",
 )
-declare(chain_backward, compiled_chain_backward, "backward.c", "epilogue:triton_chain_backward")
+declare(chain_backward, compiled_chain_backward, "backward.c", "tiles:triton_chain_backward")

@@ -380,11 +380,10 @@ def _maximum_by_windows(x: torch.Tensor, kernel: Sequence[int], dilation: int) -
     return x.dim() == 5 and dilation == 1 and math.prod(kernel) <= MOST_TAPS and _in_c(x)
 
 
-def _average_by_dims(x: torch.Tensor) -> bool:
+def _average_by_maps(x: torch.Tensor) -> bool:
     autocast = torch.is_autocast_enabled(x.device.type)
     widened = x.dtype == torch.bfloat16 and x.dim() == 5 and autocast  # avg_pool3d only
-    plain = x.dtype in (torch.float32, torch.float64)
-    return device_kind(x) == "cpu" and (plain or widened)
+    return (x.dtype == torch.float32 or widened) and _in_c(x)
 
 
 FEW_CHANNELS = 16
@@ -556,11 +555,11 @@ RULES: dict[str, tuple[Case, ...]] = {
     ),
     "avg_pool": (
         Case(
-            "separable",
-            "avg_pool.py",
-            "CPU, float32 (under autocast half precision, too) or float64",
-            "torch's takes three to five times as long (2.13) and keeps the input",
-            supports=_average_by_dims,
+            "sparse",
+            "resample.py, csrc/resample.c",
+            "CPU, float32 (of 3 dims under autocast half precision, too)",
+            "torch's takes three to sixteen times as long (2.13) and keeps the input",
+            supports=_average_by_maps,
         ),
         Case("torch", "", "else", "it runs everywhere"),
     ),

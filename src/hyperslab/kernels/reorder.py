@@ -90,5 +90,5 @@ def _run_reorder(
     call(functions.reorder, addresses(x, y) + numbers, x.numel())
 
 
-declare(reorder, compiled_reorder, "reorder.c", "reorder:triton_reorder")
+declare(reorder, compiled_reorder, "reorder.c", "tiles:triton_reorder")
 declare(reorder_into, compiled_reorder_into, "reorder.c", writes="y")

@@ -1,8 +1,9 @@
-"""Applies a linear map along every spatial dim of a block in one pass, as interpolation does.
+"""Applies a linear map along every spatial dim of a block in one pass.
 
-The results of a dim are made of a few elements each, which a `SparseMap` lists; the adjoint of
-one is another. The operator ``resample`` has no graph: `hyperslab.ops.spatial` has.
-First the maps, then the plain reference by torch's single operators, then the compiled version.
+Interpolation and average pooling are such maps. The results of a dim are made of a few elements
+each, which a `SparseMap` lists; the adjoint of one is another. The operator ``resample`` has no
+graph: `hyperslab.ops.spatial` and `hyperslab.ops.pooling` have. First the maps, then the plain
+reference by torch's single operators, then the compiled version.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from hyperslab.kernels.compile import (
     PLANS_KEPT,
@@ -28,6 +31,15 @@ from hyperslab.kernels.compile import (
 )
 from hyperslab.kernels.memory_format import as_dense, memory_format_by_strides, strides_in
 from hyperslab.kernels.registry import Operands, declare
+
+
+class Line(NamedTuple):
+    """Describes windows along one dim, of which the first begins at ``-padding``."""
+
+    kernel: int
+    stride: int
+    padding: int
+    outputs: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +64,15 @@ class SparseMap:
         source = index.T.contiguous().view(-1)
         return SparseMap(begin, source, weight.T.float().contiguous().view(-1), extent)
 
+    @staticmethod
+    def of_windows(line: Line, extent: int) -> SparseMap:
+        """Makes a map to the sums of windows; what lies beyond the ``extent`` counts as zero."""
+        first = torch.arange(line.outputs, device="cpu") * line.stride - line.padding
+        taps = first[:, None] + torch.arange(line.kernel, device="cpu")
+        inside = (taps >= 0) & (taps < extent)
+        begin = F.pad(inside.sum(1).cumsum(0), [1, 0])
+        return SparseMap(begin, taps[inside], inside[inside].float(), extent)
+
     @property
     def results(self) -> int:
         """Counts the results."""
@@ -69,6 +90,16 @@ class SparseMap:
         counts = torch.bincount(self.source, minlength=self.extent)
         begin = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         return SparseMap(begin, result[order], self.weight[order], self.results)
+
+
+def apply_maps(
+    maps: Sequence[SparseMap], order: torch.memory_format, dtype: torch.dtype, x: torch.Tensor
+) -> torch.Tensor:
+    """Applies a map for each spatial dim to a block, brought to a memory format, in ``dtype``."""
+    if not x.is_contiguous(memory_format=order):
+        x = torch.ops.hyperslab.reorder(x, order is not torch.contiguous_format, x.dtype)
+    tensors = [tensor for one in maps for tensor in one.tensors]
+    return torch.ops.hyperslab.resample(x, tensors, [one.results for one in maps], dtype)
 
 
 def resample(

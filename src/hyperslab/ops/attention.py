@@ -32,9 +32,8 @@ from hyperslab.comm import Grid, log_once
 from hyperslab.comm.communicator import Arriving, completing
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Interval, Partition
-from hyperslab.kernels.dropout import least_kept, scale_of
 from hyperslab.kernels.memory_format import accumulator
-from hyperslab.kernels.random_bits import draw_seed, uniform_bits
+from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, uniform_bits
 from hyperslab.ops.elementwise import check_random_state, check_whole_mask, drops_anything
 from hyperslab.ops.filter_parallel import operand_type
 from hyperslab.ops.linalg import (

@@ -65,22 +65,20 @@ from hyperslab.ops.placement import (
     read_cover,
     with_batch,
 )
-from hyperslab.ops.slab_inputs import (
+from hyperslab.ops.slabs import (
     FEWEST_SLABS,
+    MOST_AT_ONCE,
+    PARTS_AT_ONCE,
     BlockInput,
+    DeferredConv,
     DeferredJoin,
     DeferredUpsampling,
     JoinedInput,
+    SlabEpilogue,
+    SlabGeometry,
     SlabInput,
     is_wide,
     largest_block,
-)
-from hyperslab.ops.slabs import (
-    MOST_AT_ONCE,
-    PARTS_AT_ONCE,
-    DeferredConv,
-    SlabEpilogue,
-    SlabGeometry,
     planes_of_slab,
 )
 from hyperslab.tensor import Sharded

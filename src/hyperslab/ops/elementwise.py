@@ -30,8 +30,7 @@ from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cover, Partition
-from hyperslab.kernels.dropout import least_kept, scale_of
-from hyperslab.kernels.random_bits import draw_seed, uniform_bits
+from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, uniform_bits
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import (

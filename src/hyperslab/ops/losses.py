@@ -12,9 +12,9 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from hyperslab.kernels.memory_format import HALF
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import common_partition, operand_block
-from hyperslab.ops.overloads import Operator, register_each
+from hyperslab.ops.overloads import Operator, register_each, run_composed
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import mean, sum_of
 from hyperslab.tensor import Sharded, register
@@ -174,10 +174,8 @@ def multilabel_soft_margin_loss(
     check_reduction(reduction, size_average, reduce)
     weights = {} if weight is None else {"weight": weight}
     _check_loss_shapes("multilabel_soft_margin_loss", [input, target], weights, same_shape=False)
-    with EnableTorchFunction():  # as above
-        each: Any = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
-        each = (each if weight is None else each * weight).mean(-1)
-    return reduce_losses(each, reduction) if isinstance(each, Sharded) else each
+    run = F.multilabel_soft_margin_loss
+    return cast(torch.Tensor, run_composed(run, input, target, weight, reduction=reduction))
 
 
 @register(F.triplet_margin_loss, family="losses")
@@ -208,33 +206,16 @@ def triplet_margin_loss(
 
 @register(F.triplet_margin_with_distance_loss, family="losses")
 def triplet_margin_with_distance_loss(
-    anchor: torch.Tensor,
-    positive: torch.Tensor,
-    negative: torch.Tensor,
-    *,
-    distance_function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-    margin: float = 1.0,
-    swap: bool = False,
-    reduction: str = "mean",
+    anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, **options: Any
 ) -> torch.Tensor:
     """Calls the function with cut tensors; mean and sum are global."""
-    check_reduction(reduction)
-    if margin <= 0:
-        raise ValueError(f"margin must be greater than 0, got {margin}")
     if not anchor.dim() == positive.dim() == negative.dim():
         raise LayoutError(
             "the anchor, positive and negative examples of a triplet loss must have as many dims, "
             f"not {anchor.dim()}, {positive.dim()} and {negative.dim()}"
         )
-    distance = F.pairwise_distance if distance_function is None else distance_function
-    with EnableTorchFunction():  # as above
-        near, far = distance(anchor, positive), distance(anchor, negative)
-        if swap:
-            far = torch.minimum(far, distance(positive, negative))
-        each = torch.clamp_min(margin + near - far, 0)
-    if isinstance(each, Sharded):
-        return reduce_losses(each, reduction)
-    return each if reduction == "none" else getattr(each, reduction)()  # of x.full(), say
+    run = F.triplet_margin_with_distance_loss
+    return cast(torch.Tensor, run_composed(run, anchor, positive, negative, **options))
 
 
 @register(F.gaussian_nll_loss, family="losses")

@@ -1,8 +1,9 @@
 """Registers one rule for several operators and overloads, and reads their arguments into one form.
 
 `register_each` serves operators that differ in what they compute on a block, not in the
-distribution scheme; `per_dim`, `integers` and `hashable` read arguments that torch takes in
-several forms; `result_type` asks torch for the dtype of a result, which autocast may change.
+distribution scheme, and `run_composed` those that torch composes of others; `per_dim`, `integers`
+and `hashable` read arguments that torch takes in several forms; `result_type` asks torch for the
+dtype of a result, which autocast may change.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
@@ -17,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from hyperslab.tensor import register
+from hyperslab.util.torch_internals import EnableTorchFunction
 
 Operator = Callable[..., Any]
 """Types a function of torch or a method of its tensors; torch does not say what it takes."""
@@ -84,6 +87,22 @@ def register_each(
         return run
 
     return add
+
+
+def run_composed(function: Operator, *args: Any, **options: Any) -> Any:
+    """Runs what torch composes a function of, in Python, by the rules of its parts."""
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        return _own_body(function)(*args, **options)
+
+
+@functools.cache
+def _own_body(function: Any) -> Operator:
+    """Copies a function of torch, but for its look for a rule of the whole."""
+    kinds = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**function.__globals__, **dict.fromkeys(kinds, lambda *_: False)}
+    body = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
 
 
 T = TypeVar("T")

@@ -34,8 +34,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,9 +54,9 @@ from hyperslab.geometry import (
     Window,
 )
 from hyperslab.kernels import registry
-from hyperslab.kernels.avg_pool import Line, WindowAverage
 from hyperslab.kernels.max_pool import window_maximum_backward
-from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_by_strides, memory_format_of
+from hyperslab.kernels.resample import Line, SparseMap, apply_maps
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
 from hyperslab.ops.operands import device_constant, operand_block
 from hyperslab.ops.overloads import (
@@ -65,6 +65,7 @@ from hyperslab.ops.overloads import (
     per_dim,
     register_each,
     result_type,
+    run_composed,
     spatial_dims,
 )
 from hyperslab.ops.placement import (
@@ -80,7 +81,7 @@ from hyperslab.ops.placement import (
 )
 from hyperslab.tensor import Sharded
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
+from hyperslab.util.torch_internals import BlockFunction, without_dispatch_modes
 
 
 def move_indices(
@@ -262,10 +263,32 @@ def max_pool_with_indices(p: PoolingInput, ceil: bool) -> tuple[Sharded, Sharded
     return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
 
 
+def average_windows(x: torch.Tensor, lines: Sequence[Line], divisor: int) -> torch.Tensor:
+    """Sums windows over ``divisor``, in float32 and x's memory format; nothing is saved."""
+    there, back = _window_maps(tuple(lines), tuple(x.shape[2:]))
+    order = memory_format_by_strides(x)
+
+    def run(maps: Sequence[SparseMap], dtype: torch.dtype, block: torch.Tensor) -> torch.Tensor:
+        return apply_maps(maps, order, dtype, block).div_(divisor)
+
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return LinearMap.apply(x, partial(run, there, dtype), partial(run, back, x.dtype))
+
+
+@lru_cache(4096)
+@torch.inference_mode(False)  # as of other maps that are kept
+def _window_maps(
+    lines: tuple[Line, ...], extents: tuple[int, ...]
+) -> tuple[list[SparseMap], list[SparseMap]]:
+    with without_dispatch_modes():  # a trace would keep tensors without numbers
+        maps = list(map(SparseMap.of_windows, lines, extents))
+        return maps, [one.adjoint() for one in maps]
+
+
 def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
-    if registry.choose("avg_pool", p.block) == "separable":
+    if registry.choose("avg_pool", p.block) == "sparse":
         count = math.prod(p.kernel) if divisor is None else divisor
-        return WindowAverage.apply(p.block, p.lines, count)
+        return average_windows(p.block, p.lines, count)
     if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
         row = ([1, *p.kernel], [1, *p.stride], [0, *p.padding], ceil)
         return F.avg_pool2d(p.block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
@@ -371,35 +394,15 @@ def average(
     return y
 
 
-@cache
-def _knows_infinite_norms() -> bool:
-    """Tells if this torch pools by them; 2.11 raises to the infinite power, and so do we then."""
-    return F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2
-
-
 @register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
-def lp_pool(
-    operator: Operator,
-    input: Sharded,
-    norm_type: float,
-    kernel_size: PerDim,
-    stride: PerDim | None = None,
-    ceil_mode: bool = False,
-) -> torch.Tensor:
+def lp_pool(operator: Operator, *args: Any, **options: Any) -> torch.Tensor:
     """Takes the norm of every window, for any window and any power, infinity included.
 
     Distribution scheme: 1. raise the block to the power, 2. average windows, 3. take the root of
     the block, as torch composes it. With an infinite power the result is the maximum of the
     absolute values (or the minimum).
     """
-    n = spatial_dims(operator)
-    with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        if math.isinf(norm_type) and _knows_infinite_norms():
-            sign = math.copysign(1, norm_type)
-            return MAX[n](input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
-        y = AVG[n](input.pow(norm_type), kernel_size, stride, ceil_mode=ceil_mode)
-        elements = math.prod(per_dim(kernel_size, n))
-        return (torch.sign(y) * F.relu(y.abs()) * elements).pow(1.0 / norm_type)
+    return cast(torch.Tensor, run_composed(operator, *args, **options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,10 @@ from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
-from hyperslab.ops.elementwise import apply_pointwise, exponential_block
+from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.fusion import Population, moments_over_ranks
 from hyperslab.ops.operands import common_partition, operand_block, without_empty_shards
-from hyperslab.ops.overloads import Operator, integers, register_each
+from hyperslab.ops.overloads import Operator, integers, register_each, run_composed
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim
@@ -129,14 +129,11 @@ def nanmean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Runs over any dims; NaN does not count."""
-    dims = reduced_dims(input, dim)
     whole = dtype or input.dtype
-    block = torch.nansum(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
-    number = input.block.isnan().logical_not_().sum(dims, keepdim=keepdim)
-    group = group_over(input, dims)
-    sums = all_reduce_sum(block, group, "a mean over cut dims")
-    numbers = all_reduce_sum(number, group, "a mean over cut dims")
-    return wrap_reduced(input, (sums / numbers).to(whole), dims, keepdim)
+    sums = sum_of(torch.nansum, input, dim, keepdim, dtype=accumulator(whole))
+    numbers = sum_of(torch.sum, input.like(~input.block.isnan()), dim, keepdim)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        return (sums / numbers).to(whole)
 
 
 @register(torch.prod, torch.Tensor.prod, family="reductions", dims=["dim"])
@@ -159,8 +156,7 @@ def prod(
 @register(torch.count_nonzero, torch.Tensor.count_nonzero, family="reductions", dims=["dim"])
 def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
     """Runs over any dims."""
-    dims = reduced_dims(input, dim)
-    return sum_over_ranks(input, torch.count_nonzero(input.block, dims), dims, False, torch.int64)
+    return sum_of(torch.sum, input.like(input.block != 0), dim)
 
 
 @register_each(
@@ -333,13 +329,8 @@ def values_only(
 @register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
 def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
     """Runs over one dim or all, as amin and amax."""
-    dims = reduced_dims(input, dim)
-    x = without_empty_shards(input, dims)
-    smallest, largest = (
-        wrap_reduced(x, extremum(x, x.local, dims, keepdim, kind), dims, keepdim)
-        for kind in (torch.amin, torch.amax)
-    )
-    return torch.return_types.aminmax((smallest, largest))
+    found = (values_only(kind, input, dim, keepdim) for kind in (torch.amin, torch.amax))
+    return torch.return_types.aminmax(tuple(found))
 
 
 @register_each("max", "min", family="reductions", dims=["dim"])
@@ -635,15 +626,10 @@ def softmax(
     return x.like(y.to(whole), fresh=True)
 
 
-@register(F.softmin, family="reductions", dims=["dim"])
-def softmin(
-    input: Sharded,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: torch.dtype | None = None,
-) -> Sharded:
+@register(F.softmin, family="reductions")
+def softmin(*args: Any, **options: Any) -> Sharded:
     """Runs over one dim, cut or not."""
-    return softmax(torch.softmax, input.like(-input.local), dim, dtype=dtype)
+    return cast(Sharded, run_composed(F.softmin, *args, **options))
 
 
 @register(F.gumbel_softmax, family="reductions")
@@ -653,12 +639,7 @@ def gumbel_softmax(
     """Makes one dim whole if it is cut; draws the same on every grid, as rand_like."""
     dim = read_dim(dim, logits.dim(), "gumbel_softmax")
     logits = with_whole(logits, (dim,), "gumbel_softmax")
-    noise = exponential_block(logits).log_().neg_()
-    soft = torch.softmax((logits.local + noise) / tau, dim)
-    if hard:  # the gradient goes straight through
-        chosen = soft.argmax(dim, keepdim=True)
-        soft = torch.zeros_like(soft).scatter_(dim, chosen, 1.0) - soft.detach() + soft
-    return logits.like(soft)
+    return cast(Sharded, run_composed(F.gumbel_softmax, logits, tau, hard, eps, dim))
 
 
 @register_each("logsumexp", family="reductions", dims=["dim"])

@@ -32,7 +32,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window, scale_cut
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of, with_gradient_in
-from hyperslab.kernels.resample import SparseMap
+from hyperslab.kernels.resample import SparseMap, apply_maps
 from hyperslab.ops.overloads import (
     Integers,
     Operator,
@@ -578,16 +578,6 @@ def taps_of(
     return find_weights(alone, within, like, outputs)
 
 
-def _resample(
-    maps: Sequence[SparseMap], order: torch.memory_format, dtype: torch.dtype, x: torch.Tensor
-) -> torch.Tensor:
-    """Resamples a block, brought to a memory format, in ``dtype``."""
-    if not x.is_contiguous(memory_format=order):
-        x = torch.ops.hyperslab.reorder(x, order is not torch.contiguous_format, x.dtype)
-    tensors = [tensor for one in maps for tensor in one.tensors]
-    return torch.ops.hyperslab.resample(x, tensors, [one.results for one in maps], dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class InterpolateLayout:
     """Holds one rank's geometry of an interpolation; cached by partition, resize and block kind."""
@@ -622,8 +612,8 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     if layout.resampling is not None:
         order = memory_format_of(block)
         there, back = layout.resampling
-        run = partial(_resample, there, order, dtype)
-        y = LinearMap.apply(block, run, partial(_resample, back, order, block.dtype))
+        run = partial(apply_maps, there, order, dtype)
+        y = LinearMap.apply(block, run, partial(apply_maps, back, order, block.dtype))
         return x.like(y, layout.output, fresh=True)
     if any(taps.weight is not None for _, taps in layout.weights):
         block = block.to(kind.dtype)

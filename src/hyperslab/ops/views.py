@@ -31,7 +31,7 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
 from hyperslab.ops.placement import reads_nearly_all, with_whole
-from hyperslab.ops.slab_inputs import join_channels
+from hyperslab.ops.slabs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import read_dim, read_dims
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, meshgrid_of_list

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hyperslab.errors import LayoutError
 from hyperslab.ops.autograd import recut
-from hyperslab.ops.slab_inputs import DeferredJoin, Operands, versions_of
-from hyperslab.ops.slabs import SlabEpilogue
+from hyperslab.ops.slabs import DeferredJoin, Operands, SlabEpilogue, versions_of
 from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import version_of
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.kernels.avg_pool import Line
 from hyperslab.kernels.compile import library
+from hyperslab.kernels.resample import Line
 from hyperslab.ops.pooling import WindowMaximum
 from tests.ranks import run_ranks
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import hyperslab as hs
 from hyperslab.models import UNet3D
-from hyperslab.ops.slab_inputs import DeferredJoin, DeferredUpsampling
-from hyperslab.ops.slabs import SlabEpilogue
+from hyperslab.ops.slabs import DeferredJoin, DeferredUpsampling, SlabEpilogue
 from hyperslab.parallel.parallelize import Memory
 from tests.ops.convolution.test_conv import conv
 from tests.ops.convolution.test_conv_transpose import examples as transposed_ones

@@ -40,7 +40,7 @@ def slabs_of(planes_per_halo: int) -> Iterator[None]:
     """Let blocks of any size run over slabs, as thin as this allows."""
     with (
         mock.patch.object(slabs, "SLAB_BYTES", 1),
-        mock.patch("hyperslab.ops.slab_inputs.FEWEST_SLABS", 0),
+        mock.patch("hyperslab.ops.slabs.FEWEST_SLABS", 0),
         mock.patch.object(slabs, "PLANES_PER_HALO", planes_per_halo),
         mock.patch("hyperslab.ops.convolution.FEWEST_SLABS", 0),
     ):

@@ -24,8 +24,8 @@ import torch.distributed as dist
 import hyperslab as hs
 from hyperslab.comm import all_reduce_sum
 from hyperslab.data import Dataset
-from hyperslab.data.augment import IDENTITY, Symmetry
 from hyperslab.data.open_dataset import sample_bytes
+from hyperslab.data.sampler import IDENTITY, Symmetry
 from tests.soak.pipeline.made import Made, rest, volume
 from tests.soak.pipeline.plan import AXES, Part, Plan, Visit
 
