@@ -223,9 +223,9 @@ def conv_backward(
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
     if is_guarded_line(x, weight, kernels) and not torch.is_grad_enabled():
-        planes = gradient.unsqueeze(2), x.unsqueeze(2), weight.unsqueeze(2)
-        how = options_of_plane(options), (0, *padding), needs, kernels
-        dx, dw, db = conv_backward(*planes, *how)
+        g, plane, filters = (t.unsqueeze(2) for t in (gradient, x, weight))
+        how = options_of_plane(options)
+        dx, dw, db = conv_backward(g, plane, filters, how, (0, *padding), needs, kernels)
         dx, dw = (None if one is None else one.squeeze(2).contiguous() for one in (dx, dw))
         return dx, dw if dw is None else as_one_channel(dw), db
     problem = problem_of("weight", x, weight, None, options, padding, kernels)

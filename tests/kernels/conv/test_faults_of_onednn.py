@@ -161,8 +161,8 @@ def test_the_weight_of_one_output_in_the_last_dim(
 
 def test_windows_whose_taps_step_over_the_volume() -> None:
     x = (2, 24, 2, 6, 8)
-    problem = problem_of("forward", HALF, x, 48, (2, 2, 3), (1, 4, 3), (1, 1, 2), (3, 3, 1))
-    assert problem.outreaches  # planes -1 and 2 of two
+    problem = problem_of("forward", HALF, x, 48, (2, 2, 3), (1, 4, 3), (3, 1, 2), (3, 3, 1))
+    assert problem.outreaches  # the third window's planes are -1 and 2, of two
     check(problem)
     more = problem_of("forward", FLOAT, (1, 1, 3, 9), 1, (2, 3), (1, 1), (1, 1), (2, 1))
     assert not more.outreaches  # each window reads a row of three
