@@ -149,6 +149,24 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
     return conv_format(x, weight, kernels) == "channels last"
 
 
+def is_guarded_line(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
+    """Says if a convolution of one dim is computed in two, by `guarded`: torch itself does that."""
+    lines = x.dim() == weight.dim() == 3 and x.dtype == torch.bfloat16
+    return lines and computes_last(x.unsqueeze(2), weight.unsqueeze(2), kernels)
+
+
+@functools.lru_cache(PROBLEMS)
+def options_of_plane(options: ConvOptions) -> ConvOptions:
+    """Returns the options of a convolution of one dim for planes of one row."""
+    more = options.output_padding
+    return ConvOptions(
+        (1, *options.stride),
+        (1, *options.dilation),
+        options.groups,
+        None if more is None else (0, *more),
+    )
+
+
 def in_preferred_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Returns ``x`` in the format that the device's own convolution prefers; differentiable."""
     if conv_format(x, weight, kernels) == "cudnn channels last":
@@ -179,6 +197,10 @@ def conv_forward(
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
     """Convolves a block, plain or transposed, without a graph."""
+    if is_guarded_line(x, weight, kernels):
+        plane = x.unsqueeze(2), weight.unsqueeze(2)
+        y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
+        return no_view(y.squeeze(2).contiguous())
     task: Task = "forward" if options.output_padding is None else "input"
     problem = problem_of(task, x, weight, bias, options, padding, kernels)
     if problem is None:
@@ -200,6 +222,12 @@ def conv_backward(
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
+    if is_guarded_line(x, weight, kernels) and not torch.is_grad_enabled():
+        g, plane, filters = (t.unsqueeze(2) for t in (gradient, x, weight))
+        how = options_of_plane(options)
+        dx, dw, db = conv_backward(g, plane, filters, how, (0, *padding), needs, kernels)
+        dx, dw = (None if one is None else one.squeeze(2).contiguous() for one in (dx, dw))
+        return dx, dw if dw is None else as_one_channel(dw), db
     problem = problem_of("weight", x, weight, None, options, padding, kernels)
     if problem is None or torch.is_grad_enabled():
         gradient = in_preferred_format(gradient, weight, kernels)
@@ -394,7 +422,7 @@ def differentiable_conv(
     if margins:
         x = F.pad(x, margins)
         source = None
-    if not computes_last(x, weight, kernels):
+    if not computes_last(x, weight, kernels) and not is_guarded_line(x, weight, kernels):
         return convolve_by_torch(x, weight, bias, options, padding, kernels)
     x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)

@@ -220,23 +220,39 @@ class Problem:
         """
         if not any(self.padding):
             return False
-        steps = zip(self.kernel, self.padding, self.options.dilation, strict=True)
-        if any(p > d * (k - 1) for k, p, d in steps):
+        if any(map(self._misses, range(len(self.kernel)))):
             return True
         if self.task == "weight":
             return any(k >= e for k, e in zip(self.kernel, self.x[2:], strict=True))
         return kernel_exceeds_volume(self.weight, self.x, self.dtype)
 
+    def _misses(self, dim: int) -> bool:
+        """Says if a window reads nothing but padding in a dim; one with dilation may step over."""
+        stride, dilation = self.options.stride[dim], self.options.dilation[dim]
+        extent, padding = self.x[dim + 2], self.padding[dim]
+        last = self.y[dim + 2] - 1
+        places = {*range(min(-(-padding // stride), last)), last}
+        begins = [place * stride - padding for place in places]
+        # The first tap that is not before the volume must be in it.
+        taps = [(begin, max(0, -(begin // dilation))) for begin in begins]
+        return any(
+            tap >= self.kernel[dim] or begin + tap * dilation >= extent for begin, tap in taps
+        )
+
+    @cached_property
+    def makes_lone_column(self) -> bool:
+        """Says if one output in the last dim is made by a step of several voxels."""
+        return self.y[-1] == 1 and self.options.stride[-1] > 1
+
     @cached_property
     def has_lone_column(self) -> bool:
-        """Says if one output in the last dim is made by a step of several voxels.
+        """Says if oneDNN's forward pass computes a lone column wrong.
 
-        Of one channel oneDNN computes it wrong in any type, of more in bfloat16 with AMX; there is
+        Of one channel it does in any type, of more in bfloat16 with AMX; there is
         one way for all processors, as a column is little work.
         """
         wrong = self.weight[1] == 1 or self.dtype == torch.bfloat16
-        one = self.task == "forward" and self.y[-1] == 1
-        return one and wrong and self.options.stride[-1] > 1
+        return self.task == "forward" and wrong and self.makes_lone_column
 
     @cached_property
     def weight_to_volumes(self) -> float:

@@ -487,10 +487,10 @@ def _widens(problem: Problem) -> bool:
     return problem.dtype == torch.bfloat16 and not onednn_supports(torch.bfloat16)
 
 
-def _is_dilated_in_two_dims(problem: Problem) -> bool:
-    of_one = problem.options.groups == problem.x[1] > 1
-    two = len(problem.kernel) == 2 and max(problem.options.dilation) > 1
-    return problem.dtype == torch.bfloat16 and of_one and two
+def _is_miscounted(problem: Problem) -> bool:
+    by_channel = problem.options.groups == problem.x[1] > 1
+    dilated = by_channel and max(problem.options.dilation) > 1
+    return problem.dtype == torch.bfloat16 and (dilated or problem.makes_lone_column)
 
 
 def _few_voxels(problem: Problem) -> bool:
@@ -682,9 +682,9 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "widened",
-            "bfloat16, every channel by itself in 2 dims, dilation",
-            "oneDNN's kernel counts voxels wrong",
-            _is_dilated_in_two_dims,
+            "bfloat16, every channel by itself with dilation, or one column by a step of several",
+            "oneDNN's kernels count voxels wrong",
+            _is_miscounted,
         ),
         _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", overruns),
         _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", overruns),

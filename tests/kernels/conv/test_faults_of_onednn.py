@@ -34,11 +34,18 @@ def problem_of(
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
-    dilation: int = 1,
+    dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Problem:
-    options = ConvOptions(stride, (dilation,) * len(kernel), groups)
+    steps = (dilation,) * len(kernel) if isinstance(dilation, int) else dilation
+    options = ConvOptions(stride, steps, groups)
     return problem_for(task, x, (filters, x[1] // groups, *kernel), dtype, options, padding)
+
+
+def leave_nan() -> None:
+    """Fills the memory that is allocated next."""
+    freed = [torch.full((size,), torch.nan) for size in (10**3, 10**4, 10**5, 10**6, 10**7)]
+    del freed
 
 
 def check(problem: Problem) -> None:
@@ -53,8 +60,7 @@ def check(problem: Problem) -> None:
     volume, gradient = in_channels_last(x.detach().to(dtype)), in_channels_last(g)
     narrow = weight.detach().to(dtype)
     with_bias = dx + bias.double().view(-1, *[1] * (x.dim() - 2))
-    freed = [torch.full((size,), torch.nan) for size in (10**3, 10**4, 10**5, 10**6, 10**7)]
-    del freed
+    leave_nan()
     pairs = {
         "forward": lambda: [(dispatch(problem, volume, narrow, None), y.detach())],
         "input": lambda: [
@@ -113,6 +119,78 @@ def test_channels_by_themselves_in_two_dims(channels: int, dilation: int) -> Non
     problem = problem_of("weight", HALF, x, channels, (3, 3), (1, 1), (1, 1), dilation, channels)
     assert conv_variant(problem) == "widened"
     check(problem)
+
+
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "dilation"),
+    [
+        ((3, 4, 40, 27, 26), (1, 7, 9), (2, 1, 1), (1, 3, 1)),
+        ((3, 8, 25, 37, 30), (3, 9, 9), (2, 1, 2), (1, 2, 1)),
+    ],
+)
+def test_channels_by_themselves_in_three_dims(
+    x: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> None:
+    problem = problem_of("weight", HALF, x, x[1], kernel, stride, (0, 0, 8), dilation, x[1])
+    assert conv_variant(problem) == "widened"
+    check(problem)
+
+
+@pytest.mark.parametrize(
+    ("x", "filters", "kernel", "stride", "padding"),
+    [
+        ((3, 48, 69, 3), 12, (14, 2), (1, 4), (0, 1)),
+        ((1, 1, 197, 1), 3, (2, 1), (3, 4), (0, 0)),
+        ((3, 48, 5, 69, 3), 12, (3, 3, 2), (1, 1, 4), (0, 0, 0)),
+    ],
+)
+def test_the_weight_of_one_output_in_the_last_dim(
+    x: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> None:
+    problem = problem_of("weight", HALF, x, filters, kernel, stride, padding)
+    assert problem.makes_lone_column
+    check(problem)
+
+
+def test_windows_whose_taps_step_over_the_volume() -> None:
+    x = (2, 24, 2, 6, 8)
+    problem = problem_of("forward", HALF, x, 48, (2, 2, 3), (1, 4, 3), (3, 1, 2), (3, 3, 1))
+    assert problem.outreaches  # the third window's planes are -1 and 2, of two
+    check(problem)
+    more = problem_of("forward", FLOAT, (1, 1, 3, 9), 1, (2, 3), (1, 1), (1, 1), (2, 1))
+    assert not more.outreaches  # each window reads a row of three
+
+
+@pytest.mark.parametrize(
+    ("x", "filters", "kernel", "padding"), [((3, 33, 3), 48, 3, 2), ((3, 48, 2), 24, 2, 1)]
+)
+def test_one_dim_goes_round_faults_of_two(
+    x: tuple[int, ...], filters: int, kernel: int, padding: int
+) -> None:
+    torch.manual_seed(0)
+    options, how = ConvOptions((4,), (1,), 1), (padding,)
+    volume = torch.randn(x).to(HALF)
+    weight = torch.randn(filters, x[1], kernel).to(HALF)
+    wide = [t.double().requires_grad_() for t in (volume, weight)]
+    expected = aten_convolution(*wide, None, options, how)
+    g = torch.randn_like(expected).to(HALF)
+    leave_nan()
+    y = conv.conv_forward(volume, weight, None, options, how)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y.double(), expected.detach(), rtol=2e-2, atol=0.3)
+    leave_nan()
+    found = conv.conv_backward(g, volume, weight, options, how, [True, True, False])
+    gradients = torch.autograd.grad(expected, wide, g.double())
+    for one, right in zip(found, gradients, strict=False):
+        assert one is not None
+        torch.testing.assert_close(one.double(), right, rtol=2e-2, atol=0.3)
 
 
 OVERRUNS = [
