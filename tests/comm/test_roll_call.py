@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,12 @@ def test_a_key_that_only_some_have_and_hosts() -> None:
     assert words.startswith("the ranks differ in a.b: null on rank 0 (n1), nothing on ranks 1 and")
     assert "2 (n2)\n    and in a\n" in words
     assert compare_facts([{"a": {"b": [1]}}] * 3, ["n1", "n2", "n3"]) == ""
+
+
+@pytest.mark.parametrize("other", [True, 1.0])
+def test_values_that_python_takes_for_equal_differ(other: object) -> None:
+    words = compare_facts([{"a": 1}, {"a": other}], ["n1", "n1"])
+    assert words.startswith(f"the ranks differ in a: 1 on rank 0, {json.dumps(other)} on rank 1")
 
 
 def test_who_did_not_come_is_named(tmp_path: Path) -> None:

@@ -428,7 +428,7 @@ def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
     the ranks differ in a.b: 1 on rank 0, 2 on ranks 1 and 2
         start all ranks with the same command, recipe and versions
     """
-    if all(one == facts[0] for one in facts):
+    if len({json.dumps(one) for one in facts}) == 1:  # Python takes 1 and 1.0 and True for equal
         return ""
     flat = [_flatten_facts(one) for one in facts]
     keys = dict.fromkeys(key for one in flat for key in one)

@@ -193,6 +193,8 @@ def _shared_evenly(group: DimGroup, given: Partition, new: Partition) -> Partiti
     cut = new.cuts[group.target[0]] if len(group.target) == 1 else None
     if was is None or cut is None or len(cut.merged) < 2 or cut.axis != was[1].axis:
         return new
+    if len(source) < 2:
+        return new  # a list already
     at, before = was
     bounds = cut.bounds
     if before.merged and 8 * cut.parts * cut.largest > 9 * cut.extent:

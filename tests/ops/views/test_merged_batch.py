@@ -121,6 +121,20 @@ def test_lists_of_windows() -> None:
     run_ranks(2, lists_of_windows)
 
 
+def lists_of_other_rank() -> None:
+    """A list whose elements get a dim more is split as the list itself would be."""
+    full = torch.arange(540.0).view(3, 2, 10, 3, 3)
+    x = hs.shard(full, hs.Grid(depth=2))
+    for inner in ((1, 3, 3), (9,), (1, 1, 3, 3), (3, 1, 3)):
+        y = x.reshape(60, 1, 3, 3).reshape(60, *inner).reshape(full.shape)
+        assert y.partition == x.partition
+        assert y.full().equal(full)
+
+
+def test_lists_of_other_rank() -> None:
+    run_ranks(2, lists_of_other_rank)
+
+
 def as_channels() -> None:
     """A batch that has become channels, as modulated convolutions have it: another dim is cut."""
     full = torch.randn(4, 2, 6, 5, 4, dtype=torch.float64)
