@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm import launchers
-from hyperslab.comm.rendezvous import Deadline, answer_roll_call, beside, meet
+from hyperslab.comm.rendezvous import Deadline, answer_roll_call, beside, meet, settle
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
 from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor, devices_environment, finish
@@ -353,16 +353,17 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         store.add("left", 1)
         return None
 
-    def run() -> T:
-        crew = Crew(mail, place)
-        try:
-            return study(crew)
-        finally:
-            for rank in range(crew.size):
-                crew.give(rank, None)  # dismissed
+    outcome: Future[T] = Future()
 
-    outcome = beside(run)
+    def run() -> None:
+        crew = Crew(mail, place)
+        settle(outcome, partial(study, crew))
+        for rank in range(crew.size):
+            crew.give(rank, None)  # dismissed
+
+    dismissed = beside(run)
     serve(mail, 0)
     Deadline(FAREWELL).poll(lambda: store.add("left", 0) == place.size - 1)
     # It may still be in the store's C++, which aborts a process that ends meanwhile.
-    return outcome.result(FAREWELL)
+    wait([dismissed], FAREWELL)
+    return outcome.result()
