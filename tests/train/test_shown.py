@@ -14,7 +14,7 @@ import pytest
 from hyperslab.errors import RecipeError
 from hyperslab.planner.job import job_of
 from hyperslab.recipe.load import load_recipe
-from hyperslab.studies.report.volumes import first_volume
+from hyperslab.studies.report.volumes import volumes_of
 from hyperslab.studies.run_folder import read_run
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.predict import predict
@@ -98,7 +98,7 @@ def test_predicted_by_redshift_and_not_by_place(
 
 
 def test_reports_show_the_chosen_channel(trained: Path, universes: Path) -> None:
-    source = first_volume(read_run(trained.with_suffix("")))
+    source = volumes_of(read_run(trained.with_suffix("")))
     assert source.shape == (2, WIDTH, WIDTH, WIDTH)
     assert source.redshifts == (1.5, 0.0)
 

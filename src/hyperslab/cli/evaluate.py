@@ -127,8 +127,7 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
         tables = [*score_tables.number_tables(result.errors)]
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
         if spread := facts.get("uncertainty"):
-            known = {**spread["parameters"], "together": spread["joint"]}
-            tables.append(score_tables.coverage_table(known))
+            tables.append(score_tables.coverage_table(spread["parameters"], spread["joint"]))
             words += (
                 f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: squared errors over "
                 "the predicted variance, 1 if calibrated; probability: that of such ranks if "

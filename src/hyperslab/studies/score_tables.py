@@ -75,10 +75,16 @@ def number_tables(errors: ScoresByName) -> Iterator[Table]:
     yield Table("Physical parameters, each in its own unit", head, physical)
 
 
-def coverage_table(facts: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Tables how often predicted intervals hold the true values, as `RankStatistics.facts` says."""
+JOINT = "all together"
+
+
+def coverage_table(each: Mapping[str, Mapping[str, Any]], joint: Mapping[str, Any]) -> Table:
+    """Tables how often predicted intervals hold the true values, as `RankStatistics.facts` says.
+
+    Those of ``each`` parameter come first, those of all together last.
+    """
     rows: list[TableRow] = []
-    for name, found in facts.items():
+    for name, found in [*each.items(), (JOINT, joint)]:
         cells = []
         for level in LEVELS:
             ends = (number(100 * end) for end in found[f"coverage_{level}_interval"])

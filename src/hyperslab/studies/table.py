@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import rich.table
 from rich import box
+from rich.cells import cell_len
 from rich.console import JustifyMethod
 from rich.text import Text
 
@@ -128,7 +129,8 @@ class Table:
 
         Columns of the heads ``left`` (by default the first one, and those without a head) begin at
         the left, all others end at the right. In a narrow terminal the column ``wrap`` gives way,
-        and with ``wrap_heads`` heads of more than one word.
+        and with ``wrap_heads`` whatever has more than one word. Numbers are never cut there, so
+        the table may be wider than the terminal.
         """
         left = left or ("", self.head[0])
         table = rich.table.Table(
@@ -138,14 +140,16 @@ class Table:
             caption=self.caption or None,
             caption_justify="left",
         )
-        for name in self.head:
+        # Names come from files: no markup in them, and no control characters.
+        rows = [[printable(_plain(cell)) for cell in row] for row in self.rows]
+        for place, name in enumerate(self.head):
             justify: JustifyMethod = "left" if name in left else "right"
             fixed = not name or (name != wrap and (justify == "left" or not wrap_heads))
-            longest = max(map(len, name.split()), default=0) if wrap_heads else None
+            words = " ".join([name, *(row[place] for row in rows)]).split()
+            longest = max(map(cell_len, words), default=0) if wrap_heads else None
             table.add_column(Text(name), justify=justify, no_wrap=fixed, min_width=longest)
-        for row in self.rows:
-            # Names come from files: no markup in them, and no control characters.
-            table.add_row(*(Text(printable(_plain(cell))) for cell in row))
+        for row in rows:
+            table.add_row(*map(Text, row))
         return table
 
 

@@ -143,6 +143,7 @@ def test_a_scan_that_is_gone_or_has_changed_is_named(finished: Path, tmp_path: P
     text = recipe.replace(str(finished.parent), str(folder))
     (folder / "run" / "recipe.yaml").write_text(text)
     (folder / "scans" / "volume-1.hdf5").rename(folder / "scans" / "other.hdf5")
+    (folder / "scans" / "volume-10.hdf5").write_bytes(b"damaged, and not the one that is gone")
     with pytest.raises(DataError, match=r"does not hold volume-1 now"):
         scans(read_run(folder / "run"))
     with h5py.File(folder / "scans" / "volume-1.hdf5", "w") as file:

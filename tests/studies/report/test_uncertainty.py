@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from hyperslab.errors import DataError
 from hyperslab.studies.report import write_report
 from hyperslab.studies.report.accuracy import uncertainty_blocks
+from hyperslab.studies.report.canvas import SERIES, series_style
 from hyperslab.studies.report.html import Figures
 from hyperslab.studies.run_folder import read_run
-from hyperslab.studies.table import DASH
+from hyperslab.studies.score_tables import JOINT, coverage_table
+from hyperslab.studies.table import DASH, MINUS, Table
 from tests.studies.report.fake import NAMES, fake_run, write_csv
 
 
@@ -86,3 +89,30 @@ def test_broken_tables(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace(",volume,", ",other,").replace(",v", ","))
     with pytest.raises(DataError, match=r"predictions\.csv has no column volume"):
         write_report(run)
+
+
+def test_a_parameter_may_be_called_as_all_of_them_are() -> None:
+    def facts(share: float) -> dict[str, object]:
+        ends = {f"coverage_{level}_interval": (0.0, 1.0) for level in (68, 95)}
+        shares = {"coverage_68": share, "coverage_95": share}
+        return {**shares, **ends, "mean_squared_residual": 1.0, "ks_probability": 0.5}
+
+    rows = coverage_table({JOINT: facts(0.25), "H_0": facts(0.5)}, facts(0.75)).rows
+    assert [row[0] for row in rows] == [JOINT, "H₀", JOINT]
+    assert [getattr(row[1], "text", "") for row in rows] == ["25.0 %", "50.0 %", "75.0 %"]
+
+
+def test_curves_beyond_the_colours_differ_in_their_lines() -> None:
+    styles = [str(series_style(place)) for place in range(2 * len(SERIES))]
+    assert len(set(styles)) == len(styles)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_narrow_terminal_cuts_no_number(width: int) -> None:
+    """Without its power of ten a number is another one."""
+    small = f"{MINUS}1.23·10⁻⁵"
+    table = Table("", ["parameter", "MSE of the mean", "R²"], [["a_long_name", small, small]])
+    console = Console(width=width, soft_wrap=True)
+    with console.capture() as captured:
+        console.print(table.for_terminal(padding=0, wrap_heads=True))
+    assert captured.get().count(small) == 2

@@ -29,7 +29,7 @@ from hyperslab.studies.report.canvas import (
 )
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
 from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
-from hyperslab.studies.score_tables import class_tables, coverage_table, number_tables
+from hyperslab.studies.score_tables import JOINT, class_tables, coverage_table, number_tables
 from hyperslab.studies.table import DASH, MINUS, interval_words, label, number, slug
 from hyperslab.train.metrics import ConfidenceInterval, FloatArray, fit_calibration
 from hyperslab.train.uncertainty import RankStatistics, binomial_band, rank_statistics
@@ -230,9 +230,6 @@ def _histogram(name: str, predictions: Columns, errors: Measures, reach: float) 
     )
 
 
-JOINT = "all together"
-
-
 def uncertainty_blocks(run: Run) -> list[Block]:
     """Tables and draws the calibration of an evaluation; nothing where it predicts no deviations.
 
@@ -246,30 +243,31 @@ def uncertainty_blocks(run: Run) -> list[Block]:
     p = predictions_of_table(run.predictions, path, names, np.zeros(len(names)))
     each, joint = rank_statistics(p)
     volumes = len(set(p.volumes))
-    found = {**each, JOINT: joint}
     return [
         Heading("Predicted uncertainties"),
         f"Shares of {volumes} volumes, with 95 % intervals. Residuals are divided by the predicted "
         "standard deviation: a mean square above 1 is overconfident. The probability is that of "
         "ranks as far from uniform as these, or farther, if predictions are calibrated "
         "(Kolmogorov and Smirnov).",
-        coverage_table({name: one.facts(volumes) for name, one in found.items()}),
-        Figures([_coverage(found, volumes)]),
+        coverage_table(
+            {name: one.facts(volumes) for name, one in each.items()}, joint.facts(volumes)
+        ),
+        Figures([_coverage(each, joint, volumes)]),
         Heading("Ranks of the true values"),
         Figures([_ranks(name, one, volumes) for name, one in each.items()], "small"),
     ]
 
 
-def _coverage(found: Mapping[str, RankStatistics], volumes: int) -> Picture:
+def _coverage(each: Mapping[str, RankStatistics], joint: RankStatistics, volumes: int) -> Picture:
     """Draws the share of true values inside intervals of each level, with the binomial band."""
     canvas = Canvas("coverage", height=380)
     level = np.linspace(0, 1, 101)
     canvas.axes.fill_between(level, *binomial_band(level, volumes), color=MUTED, alpha=0.25, lw=0)
     canvas.axes.plot(level, level, color=MUTED, linewidth=1)
     told = []
-    for place, (name, one) in enumerate(found.items()):
+    for place, (name, one) in enumerate([*each.items(), (JOINT, joint)]):
         shares = one.coverage(level)
-        style = {"color": INK, "linestyle": "-"} if name == JOINT else series_style(place)
+        style = {"color": INK, "linestyle": "-"} if one is joint else series_style(place)
         canvas.axes.plot(level, shares, label=label(name), linewidth=1.5, **style)
         told.append(f"{name} {number(100 * float(shares[68]))} %")
     canvas.axes.set(

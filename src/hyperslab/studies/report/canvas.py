@@ -56,8 +56,12 @@ DOTS_PER_INCH = 300
 
 
 def series_style(place: int) -> dict[str, Any]:
-    """Returns colour and line style of a curve: figures are to be read without colours, too."""
-    return {"color": SERIES[place % len(SERIES)], "linestyle": DASHES[place % len(DASHES)]}
+    """Returns colour and line style of a curve: figures are to be read without colours, too.
+
+    Where colours begin again each has another line style than before.
+    """
+    dashes = DASHES[(place + place // len(SERIES)) % len(DASHES)]
+    return {"color": SERIES[place % len(SERIES)], "linestyle": dashes}
 
 
 @dataclass(frozen=True, slots=True)

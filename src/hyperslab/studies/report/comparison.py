@@ -17,14 +17,15 @@ from hyperslab.errors import printable
 from hyperslab.recipe.compare import differences
 from hyperslab.studies import configurations
 from hyperslab.studies.report.canvas import (
+    DASHES,
     FIRST,
     INK,
     MUTED,
     SECOND,
-    SERIES,
     Canvas,
     Picture,
     cut_short,
+    series_style,
 )
 from hyperslab.studies.report.chapters import LOSS_NAMES
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading
@@ -32,9 +33,6 @@ from hyperslab.studies.run_folder import Run, folder_names
 from hyperslab.studies.table import DASH, MINUS, Table, TableCell, TableRow, counted, label, number
 from hyperslab.train.metrics import CONFIDENCE, FloatArray, means_of_volumes
 from hyperslab.train.uncertainty import LEVELS
-
-DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 1)))
-"""Gives each configuration a line style: figures are to be read without colours, too."""
 
 POWERS = {"mse": 2, "l1": 1}  # of differences whose mean a loss is; controls, too, have such a loss
 
@@ -229,12 +227,12 @@ def _loss_figure(
             missing.append(one.name)
             continue
         curve = curves[one.name]
-        colour = SERIES[place % len(SERIES)]
         x = np.arange(curve.losses.shape[1]) + 1.0
         if unit is not None:
             x = np.median(curve.seconds, 0) / unit
-        style = {"color": colour, "linestyle": DASHES[place % len(DASHES)], "markersize": 3}
-        canvas.curve(x, np.median(curve.losses, 0), label=one.name, **style)
+        style = series_style(place)
+        colour = style["color"]
+        canvas.curve(x, np.median(curve.losses, 0), label=one.name, markersize=3, **style)
         if len(curve.losses) > 1:
             ends = (curve.losses.min(0), curve.losses.max(0))
             canvas.axes.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
@@ -449,7 +447,7 @@ def _losses_of_two(named: Mapping[str, Run], timed: bool, alone: str = "") -> Pi
     least = []
     for place, name, epochs in drawn:
         x = np.cumsum(epochs["seconds"]) / unit if timed else epochs["epoch"] + 1
-        style = {"color": SERIES[place], "linestyle": DASHES[place]}
+        style = series_style(place)
         loss = epochs["validation_loss"]
         canvas.curve(x, loss, linewidth=2, label=name, **style)
         canvas.curve(x, epochs["train_loss"], linewidth=1, alpha=0.6, markersize=2, **style)

@@ -1,14 +1,15 @@
 """Writes the chapter on volumes: a universe and how the grid cuts it, or scans with their masks.
 
-In reading order: the volumes of a run's data set; how large their voxels
-are and where their axes point, as far as the files say so; the middle planes of one universe, or
-the planes of scans with their true and their predicted classes; how they are drawn, in the true
-shape of their voxels, with a scale, a colour bar and letters of the patient's sides.
+In reading order: the volumes of a run's data set; how large their voxels are and where their axes
+point, as far as the files say so; the middle planes of one universe, or the planes of scans with
+their true and their predicted classes; how they are drawn, in the true shape of their voxels, with
+a scale, a colour bar and letters of the patient's sides.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -206,15 +207,20 @@ def scans(run: Run) -> list[Scan]:
             refused: list[DataError] = []
             with closing(volumes_of(run, refused.append)) as source:
                 if gone := [sample for sample in samples if sample not in source.names]:
-                    said = (error for error in refused if gone[0] in str(error))
-                    path = run.setting("data.path")
-                    raise next(said, DataError(f"{path} does not hold {gone[0]} now"))
+                    raise _missing(run, gone[0], refused)
                 read = partial(_read_scan, source, file, samples)
                 return [*map(read, range(len(samples)))]
     except HyperslabError:
         raise
     except Exception as error:  # damaged bytes can raise anything, and stand for any size
         raise DataError(f"{path} holds no masks: {error}") from error
+
+
+def _missing(run: Run, sample: str, refused: Sequence[DataError]) -> DataError:
+    """Makes the error of a sample that is not there: that of its file, or of its whole's."""
+    whole = sample.rsplit("_", 3)[0] if run.setting("data.subvolume") else sample
+    said = (error for error in refused if re.search(rf"/{re.escape(whole)}[.:]", str(error)))
+    return next(said, DataError(f"{run.setting('data.path')} does not hold {sample} now"))
 
 
 MOST_NAMES = 1 << 20  # the names of all samples with masks take at most so much [B]
