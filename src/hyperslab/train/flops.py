@@ -145,7 +145,7 @@ class StepFlops:
         return None if self.peak is None or speed is None else speed / self.peak
 
 
-PEAK_EXTENTS = (128, 16384)  # of the matrices of which the product is timed, at least and most
+PEAK_EXTENTS = (128, 8192)  # of the matrices of which the product is timed, at least and most
 LONG_PRODUCT = 0.01  # [s] of a product that is large enough
 
 
