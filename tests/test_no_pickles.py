@@ -68,7 +68,6 @@ ALLOWED = {
     ("comm/agreement.py", "pickle"): "an exception of this process, to see if another one can",
     ("comm/agreement.py", "broadcast_object_list"): "from rank to rank, nothing of files",
     ("comm/agreement.py", "all_gather_object"): "from rank to rank, nothing of files",
-    ("comm/agreement.py", "gather_object"): "from rank to rank, nothing of files",
     ("comm/shared_memory.py", "broadcast_object_list"): "from rank to rank",
     ("comm/watch.py", "recv"): "numbers of signals, one byte each, from this process",
     ("formats/arrays/open.py", "allow_pickle"): "False",

@@ -232,7 +232,7 @@ def _cut_in_front(group: DimGroup, old: Partition, new: tuple[int, ...]) -> Part
         return old  # they become channels, or features
     extent = old.shape[source[0]]
     cut, dim = next(((c, d) for d in source if (c := old.cuts[d]) is not None), (None, 0))
-    if cut is None or cut.parts > extent:
+    if cut is None or cut.axis == "data" or cut.parts > extent:
         return old
     moved = old.with_dim(dim, old.shape[dim], None)
     return moved.with_dim(source[0], extent, Cut.balanced(cut.axis, extent, cut.parts))
