@@ -193,7 +193,7 @@ def _shared_evenly(group: DimGroup, given: Partition, new: Partition) -> Partiti
     cut = new.cuts[group.target[0]] if len(group.target) == 1 else None
     if was is None or cut is None or len(cut.merged) < 2 or cut.axis != was[1].axis:
         return new
-    if len(source) < 2:
+    if len(source) == 1:
         return new  # a list already
     at, before = was
     bounds = cut.bounds
@@ -213,7 +213,7 @@ def _cut_as_before(group: DimGroup, given: Partition, new: Partition) -> Partiti
     if cut is None or cut.before is None or cut.merged != tuple(new.shape[d] for d in target):
         return new
     at, bounds = cut.before
-    if new.cuts[target[0]] is None:
+    if new.cuts[target[0]] is None:  # between its bounds there were no whole parts
         return new
     freed = new.with_dim(target[0], new.shape[target[0]], None)
     return freed.with_dim(target[at], new.shape[target[at]], Cut(cut.axis, bounds))
