@@ -63,7 +63,7 @@ SAME = ("processor", "torch", "tiny")
 
 def run_part(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one part in a process of its own and return its line."""
-    folder = options.out.with_suffix("")
+    folder = options.out.with_suffix(".parts")
     folder.mkdir(parents=True, exist_ok=True)
     found = folder / f"{name}.json"
     found.unlink(missing_ok=True)

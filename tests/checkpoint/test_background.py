@@ -1,10 +1,11 @@
-"""Writing while the run goes on (tiers: no process; a few gloo ranks)."""
+"""Writing while the run goes on (tiers: no process; a few gloo ranks; an interpreter)."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -191,8 +192,7 @@ def test_errors_come_out_at_the_next_one_and_at_the_end(tmp_path: Path) -> None:
     writer = BackgroundWriter()
     with full_disk(128):
         begin(tmp_path, 1, writer, made)
-        assert writer._written is not None
-        futures.wait([writer._written])
+        writer._thread.join()  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match=r"cannot write .*step-00000001: File too large"):
         begin(tmp_path, 2, writer, made)
     begin(tmp_path, 3, writer, made)
@@ -278,8 +278,7 @@ def fail_on_ranks(run: Path) -> str:
     if dist.get_rank() == 1:
         with full_disk(128):
             begin(run, 1, writer, made)
-            assert writer._written is not None
-            futures.wait([writer._written])
+            writer._thread.join()  # type: ignore[union-attr]
     else:
         begin(run, 1, writer, made)
     with pytest.raises(CheckpointError) as caught:
@@ -297,3 +296,24 @@ def test_every_rank_hears_of_an_error(tmp_path: Path) -> None:
     newest = latest(tmp_path)
     assert newest is not None
     load(newest, model, optimizer)
+
+
+RECIPE = """
+model: {{name: cosmoflow, width: 32, batch_norm: true}}
+data: {{synthetic: {{width: 32, samples: 5}}, batch_size: 1, counts: [4, 1, 0]}}
+optimizer: {{name: adam, learning_rate: 1e-4}}
+loss: mse
+epochs: 1
+checkpoint: {{background: true}}
+output: {output}
+device: cpu
+"""
+
+
+def test_a_program_ends_with_its_last_checkpoint(tmp_path: Path) -> None:
+    """The thread that has written it frees tensors, for which it needs the interpreter."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.format(output=tmp_path / "run"))
+    words = [sys.executable, "-m", "hyperslab", "train", str(recipe)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

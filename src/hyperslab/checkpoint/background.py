@@ -14,10 +14,9 @@ Steps of a checkpoint:
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from torch.utils.hooks import RemovableHandle
 from hyperslab.checkpoint.snapshot import SnapshotMemory
 from hyperslab.comm.agreement import Group
 from hyperslab.comm.bootstrap import GroupReference, make_group, ranks_in
-from hyperslab.comm.rendezvous import beside
 from hyperslab.errors import CheckpointError, CommError, reason
 
 WRITE_TIMEOUT = datetime.timedelta(hours=1)
@@ -47,27 +45,36 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self.memory = SnapshotMemory()
         self._group: GroupReference | None = None
-        self._written: Future[None] | None = None
+        self._thread: threading.Thread | None = None
         self._hook: RemovableHandle | None = None
+        self._error: Exception | None = None
 
     def start(self, write: WriteFiles, optimizer: torch.optim.Optimizer) -> None:
         """Begin to write; every rank calls it. `wait` comes before."""
-        assert self._written is None
+        assert self._thread is None
         self._hook = optimizer.register_step_pre_hook(self.await_copies)
         if self._group is None and ranks_in() > 1:
             group = make_group(backend="gloo", timeout=WRITE_TIMEOUT)
             dist.barrier(group)  # nobody must leave it while others still connect to it
             self._group = GroupReference(group)
-        self._written = beside(partial(self._run, write), "checkpoint")
+        self._thread = threading.Thread(
+            target=self._run, args=(write,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until it is written, or for so long; all ranks raise the error of any."""
-        if self._written is None or wait([self._written], seconds).not_done:
+        if self._thread is None:
             return
-        written, self._written = self._written, None
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return
+        self._thread = None
         if self._hook is not None:
             self._hook.remove()
-        written.result()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def await_copies(self, *_: Any) -> None:
         """Wait until the weights may be changed; whoever changes them calls it before."""
@@ -95,4 +102,7 @@ class BackgroundWriter:
             problem = error
         except Exception as error:  # such as a device's: the other ranks have to hear of it, too
             problem = CheckpointError(reason(error))
-        write(None if self._group is None else self._group("a checkpoint"), problem)
+        try:
+            write(None if self._group is None else self._group("a checkpoint"), problem)
+        except Exception as error:
+            self._error = error

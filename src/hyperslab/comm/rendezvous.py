@@ -65,11 +65,15 @@ class Deadline:
         return True
 
 
-def beside(make: Callable[[], T], name: str | None = None) -> Future[T]:
-    """Run ``make`` on a thread of its own, which no end of the process waits for."""
+def beside(make: Callable[[], T]) -> Future[T]:
+    """Run ``make`` on a thread of its own, which no end of the process waits for.
+
+    Not for a thread that has used tensors and ends with the process: what it leaves asks for the
+    interpreter once more, and where that is gone it aborts the process. Such a thread is joined.
+    """
     outcome: Future[T] = Future()
     work = partial(settle, outcome, make)
-    threading.Thread(target=work, name=name, daemon=True).start()
+    threading.Thread(target=work, daemon=True).start()
     return outcome
 
 

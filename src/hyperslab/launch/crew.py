@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm import launchers
-from hyperslab.comm.rendezvous import Deadline, answer_roll_call, beside, meet, settle
+from hyperslab.comm.rendezvous import Deadline, answer_roll_call, meet, settle
 from hyperslab.errors import CommError, HyperslabError, RecipeError, reason, system_errors_as
 from hyperslab.launch import failures
 from hyperslab.launch.supervisor import LAUNCHER_VARIABLE, Supervisor, devices_environment, finish
@@ -198,12 +198,13 @@ def _beating(store: Store, rank: int) -> Iterator[None]:
                 return
             ended.wait(BEAT)
 
-    beating = beside(beat)
+    beating = threading.Thread(target=beat, daemon=True)
+    beating.start()
     try:
         yield
     finally:
         ended.set()
-        wait([beating], FAREWELL)  # see `with_crew`
+        beating.join(FAREWELL)  # see `with_crew`
 
 
 class Crew:
@@ -361,9 +362,10 @@ def with_crew(study: Callable[[Crew], T], folder: Path) -> T | None:
         for rank in range(crew.size):
             crew.give(rank, None)  # dismissed
 
-    dismissed = beside(run)
+    beside = threading.Thread(target=run, daemon=True)
+    beside.start()
     serve(mail, 0)
     Deadline(FAREWELL).poll(lambda: store.add("left", 0) == place.size - 1)
     # It may still be in the store's C++, which aborts a process that ends meanwhile.
-    wait([dismissed], FAREWELL)
+    beside.join(FAREWELL)
     return outcome.result()
