@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 from clock import machine
 from launch import run_ranks
-from networks import NETWORKS, Step, make_case
+from networks import NETWORKS, OTHERS, Step, make_case
 
 import hyperslab as hs
 from hyperslab.kernels import conv
@@ -105,7 +105,7 @@ def on_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for network in options.network:
         for dtype in options.dtype:
-            case = make_case(network, NETWORKS[network], False, grid.device)
+            case = make_case(network, NETWORKS.get(network, 64), False, grid.device)
             case.cut(grid)
             step = Step(case, getattr(torch, dtype))
             step.run()
@@ -158,8 +158,8 @@ def print_table(rows: list[dict[str, Any]]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = list(NETWORKS)
-    parser.add_argument("--network", nargs="+", choices=names, default=names)
+    names = [*NETWORKS, *OTHERS]
+    parser.add_argument("--network", nargs="+", choices=names, default=list(NETWORKS))
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the times there")

@@ -122,11 +122,12 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
             return guarded(run, problem.padded(), padded, *others)
         padded = guarded(run, problem.padded(), first, *others)
         return in_channels_last(F.pad(padded, [-margin for margin in margins]))
-    if problem.skips_lines:
+    if problem.skips_lines or problem.fills_tiles:
         weight, bias = others
         channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
-        x, weight = in_channels_last(F.pad(first, channel)), F.pad(weight, channel)
-        return guarded(run, problem.with_empty_channel(), x, weight, bias)
+        x = F.pad(first.unflatten(1, (problem.options.groups, -1)), channel).flatten(1, 2)
+        wider = in_channels_last(x), F.pad(weight, channel)
+        return guarded(run, problem.with_empty_channel(), *wider, bias)
     if problem.skips_planes:
         read = in_channels_last(first[:, :, :: problem.options.stride[0]])
         return guarded(run, problem.of_planes_read(), read, *others)

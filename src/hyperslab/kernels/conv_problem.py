@@ -121,6 +121,16 @@ def _whole(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
+def row_fills_tiles(channels: int, taps: int, stride: int) -> bool:
+    """Says if taps of a row, times an even number of channels, fill several tiles of registers.
+
+    With AMX oneDNN's forward pass (3.12) leaves some out there: as a patch of 16 voxels of four
+    channels does. From 16 channels on it does so by some steps of three voxels or more.
+    """
+    few = channels < 16 or (channels < 32 and stride > 2)
+    return few and channels % 2 == 0 and channels * taps > 32 and channels * taps % 32 == 0
+
+
 @dataclass(frozen=True)
 class Problem:
     """Describes one pass of a convolution of one shape: the choice of its kernel depends on it.
@@ -178,6 +188,23 @@ class Problem:
         if self.task != "forward" or len(self.kernel) != 3 or not of_one:
             return False
         return any(k < s for k, s in zip(self.kernel[:2], self.options.stride[:2], strict=True))
+
+    @cached_property
+    def hangs(self) -> bool:
+        """Says if oneDNN's forward pass (3.12) may never end: it generates code for long rows.
+
+        It does for 15 taps or more of a row and some 30 results, where at most 16 channels are
+        each convolved by themselves in bfloat16 with AVX-512.
+        """
+        few = self.x[1] == self.options.groups <= 16 and self.weight[1] == 1
+        long = self.kernel[-1] >= 15 and self.y[-1] >= 16
+        return self.task == "forward" and self.dtype == torch.bfloat16 and few and long
+
+    @cached_property
+    def fills_tiles(self) -> bool:
+        """Says if the taps of a row fill tiles of registers, see `row_fills_tiles`."""
+        half = self.task == "forward" and self.dtype == torch.bfloat16
+        return half and row_fills_tiles(self.weight[1], self.kernel[-1], self.options.stride[-1])
 
     @cached_property
     def skips_planes(self) -> bool:
@@ -326,9 +353,9 @@ class Problem:
         return self.but(**{name: swapped(getattr(self, name)) for name in names}, **steps)
 
     def with_empty_channel(self) -> Problem:
-        """Returns the pass over one more channel."""
-        x, weight = ((shape[0], shape[1] + 1, *shape[2:]) for shape in (self.x, self.weight))
-        return self.but(x=x, weight=weight)
+        """Returns the pass over one more channel, in every group."""
+        x = (self.x[0], self.x[1] + self.options.groups, *self.x[2:])
+        return self.but(x=x, weight=(self.weight[0], self.weight[1] + 1, *self.weight[2:]))
 
     def of_planes_read(self) -> Problem:
         """Returns the pass over only those planes that are read, see `skips_planes`."""

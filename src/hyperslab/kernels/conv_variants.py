@@ -465,9 +465,11 @@ def forward_in_columns(
 
 FORWARD_VARIANTS: ConvVariants = {
     "widened": ConvVariant(forward_widened, is_bfloat16, nested=True),
-    "onednn": ConvVariant(forward_by_onednn),
+    "onednn": ConvVariant(forward_by_onednn, lambda problem: not problem.hangs),
     "voxels": ConvVariant(by_voxels, is_voxelwise),
-    "contiguous": ConvVariant(in_contiguous_memory(forward_by_onednn)),
+    "contiguous": ConvVariant(
+        in_contiguous_memory(forward_by_onednn), lambda problem: not problem.hangs
+    ),
     "columns": ConvVariant(forward_in_columns, has_columns),
     "registers": ConvVariant(
         forward_by_direct_bf16, fits_direct_bf16, "conv_in_c.py, csrc/direct.c"
@@ -589,10 +591,23 @@ def is_flipped_in_float32(problem: Problem) -> bool:
 
 
 def can_flip(problem: Problem) -> bool:
-    """Asks for no stride, and for no more padding than the kernel reaches."""
+    """Asks for no stride, no more padding than the kernel reaches, and nothing of `guarded`."""
+    if set(problem.options.stride) != {1} or min(_flipped_padding(problem)) < 0:
+        return False
+    if problem.dtype != torch.bfloat16:
+        return True
+    flipped = _flipped(problem)
     smaller = all(k <= e for k, e in zip(problem.kernel, problem.y[2:], strict=True))
-    safe = problem.dtype != torch.bfloat16 or smaller  # see `outreaches`
-    return safe and set(problem.options.stride) == {1} and min(_flipped_padding(problem)) >= 0
+    return smaller and not flipped.fills_tiles and not flipped.hangs
+
+
+@functools.lru_cache(PROBLEMS)
+def _flipped(problem: Problem) -> Problem:
+    """Returns the forward pass that computes the same."""
+    groups = problem.options.groups
+    weight = (problem.x[1], problem.weight[0] // groups, *problem.kernel)
+    padding = tuple(_flipped_padding(problem))
+    return problem.but(task="forward", x=tuple(problem.y), weight=weight, padding=padding)
 
 
 def _flipped_padding(problem: Problem) -> list[int]:

@@ -416,6 +416,9 @@ Half as long for 64 voxels, 256 to 1,000 channels and 128 filters.
 LIGHT_WEIGHT = 0.04
 """Elements of the weight for one of both volumes from which on windows are rows of a matrix."""
 
+LARGE_WEIGHT = 1 << 19
+"""Elements of a weight from which on its order in memory counts, with AMX, too."""
+
 WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
 """Elements of the weight for one of both volumes up to which Winograd's sums pay."""
 
@@ -440,7 +443,9 @@ def _fewest_channels(problem: Problem) -> bool:
     pairs = problem.x[1] * problem.y[1]
     if _in_tiles(problem):
         few = sorted((problem.x[1], problem.y[1]))
-        return not _windows(problem) and few[0] <= FEWEST_CHANNELS and few[1] <= FEW_CHANNELS
+        if _windows(problem):
+            return pairs <= FEW_CHANNELS // 2
+        return few[0] <= FEWEST_CHANNELS and few[1] <= FEW_CHANNELS
     return _few_channels(problem) and problem.x[1] > 1 and pairs < FEW_CHANNELS**2
 
 
@@ -452,6 +457,10 @@ def _narrow(problem: Problem) -> bool:
 
 def _windows(problem: Problem) -> bool:
     return math.prod(problem.kernel) > 1
+
+
+def _outweighs(problem: Problem) -> bool:
+    return problem.heavy and not (_in_tiles(problem) and math.prod(problem.weight) < LARGE_WEIGHT)
 
 
 def _small_tiles(problem: Problem) -> bool:
@@ -467,8 +476,17 @@ def _sums_pay(problem: Problem) -> bool:
 
 
 def _multiplies_tiling_windows(problem: Problem) -> bool:
-    few = _in_tiles(problem) and problem.weight_to_volumes > LIGHT_WEIGHT
-    return few or takes_im2col(problem) or not _windows(problem)
+    if _in_tiles(problem):
+        if not _windows(problem):
+            return problem.x[1] > FEW_CHANNELS
+        return problem.weight_to_volumes > LIGHT_WEIGHT
+    return takes_im2col(problem) or not _windows(problem)
+
+
+def _sums_few(problem: Problem) -> bool:
+    if not _in_tiles(problem) or problem.weight_to_volumes <= 1:
+        return False
+    return max(problem.options.stride) > 1 or math.prod(problem.weight) >= LARGE_WEIGHT
 
 
 def _fills_channels(problem: Problem) -> bool:
@@ -478,6 +496,9 @@ def _fills_channels(problem: Problem) -> bool:
 def _flips(problem: Problem) -> bool:
     if is_depthwise(problem):  # there oneDNN's backward pass is a plain loop
         return True
+    if _in_tiles(problem):
+        few = problem.y[1] <= FEW_CHANNELS // 2
+        return few and problem.options.groups == 1 and min(problem.kernel) > 1
     # Where the extents differ the flipped kernel multiplies more numbers.
     even = problem.x[2:] == problem.y[2:] or takes_im2col(problem)
     return problem.dtype == torch.float32 and even and _windows(problem)
@@ -491,6 +512,18 @@ def _is_miscounted(problem: Problem) -> bool:
     by_channel = problem.options.groups == problem.x[1] > 1
     dilated = by_channel and max(problem.options.dilation) > 1
     return problem.dtype == torch.bfloat16 and (dilated or problem.makes_lone_column)
+
+
+def _steps_by_channel(problem: Problem) -> bool:
+    in_three = problem.dtype == torch.bfloat16 and is_depthwise(problem)
+    return in_three and max(problem.options.stride) > 1
+
+
+def _skips_voxels(problem: Problem) -> bool:
+    if problem.dtype != torch.bfloat16 or _in_tiles(problem) or _windows(problem):
+        return False
+    steps = zip(problem.x[2:], problem.y[2:], problem.options.stride, strict=True)
+    return any(s > 1 and e != s * o for e, o, s in steps)
 
 
 def _few_voxels(problem: Problem) -> bool:
@@ -578,6 +611,13 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case("forward", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case(
             "forward",
+            "widened",
+            "bfloat16, at most 16 channels by themselves, 15 taps or more in the last dim",
+            "oneDNN may never end",
+            lambda problem: problem.hangs,
+        ),
+        _conv_case(
+            "forward",
             "columns",
             f"bfloat16, one channel, {MANY_TAPS} taps or more in the last dim",
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
@@ -603,7 +643,13 @@ RULES: dict[str, tuple[Case, ...]] = {
         ),
         _conv_case("input", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case("input", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, lambda problem: problem.heavy),
+        _conv_case(
+            "input",
+            "contiguous",
+            f"{HEAVY}; with AMX in bfloat16, {LARGE_WEIGHT:,} elements or more",
+            HEAVY_REASON,
+            _outweighs,
+        ),
         _conv_case(
             "input",
             "matrix",
@@ -621,7 +667,8 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "input",
             "flipped",
-            "float32, no stride, extents unchanged or small; or every channel by itself",
+            "no stride, and float32, extents unchanged or small; or every channel by itself; "
+            f"or bfloat16 with AMX, a result of at most {FEW_CHANNELS // 2} channels",
             "oneDNN's forward pass is faster than its backward one",
             _flips,
         ),
@@ -631,6 +678,14 @@ RULES: dict[str, tuple[Case, ...]] = {
             "bfloat16, every channel by itself, kernel larger than the volume",
             "oneDNN computes wrong gradients in bfloat16, and torch's own way is a plain loop",
         ),
+        _conv_case(
+            "input",
+            "widened",
+            "bfloat16, every channel by itself in 3 dims with a step; or, without AMX, single "
+            "voxels by a step that does not divide the extents",
+            "the way of torch or oneDNN is a plain loop, seven times as slow",
+            lambda problem: _steps_by_channel(problem) or _skips_voxels(problem),
+        ),
         _conv_case("input", "onednn", "no groups, no dilation", "faster than torch's im2col"),
         Case("torch", "conv_variants.py", "else", "it computes everything"),
     ),
@@ -638,7 +693,8 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "registers",
-            f"{FEW}; with AMX, single voxels and at most {FEWEST_CHANNELS} of one volume",
+            f"{FEW}; with AMX, single voxels and at most {FEWEST_CHANNELS} of one volume, "
+            f"or at most {FEW_CHANNELS // 2} pairs of channels",
             FEW_REASON,
             _fewest_channels,
         ),
@@ -667,17 +723,18 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "matrix",
-            "windows tile the volume: of one voxel, small in float32, "
-            f"or AMX in bfloat16 and weight > {LIGHT_WEIGHT} volumes",
+            "windows tile the volume: of one voxel, small in float32; with AMX in bfloat16 of "
+            f"one voxel and more than {FEW_CHANNELS} channels, or weight > {LIGHT_WEIGHT} volumes",
             "one product of matrices, where torch takes im2col",
             _multiplies_tiling_windows,
         ),
         _conv_case(
             "weight",
             "im2col",
-            "bfloat16, AMX, weight > volumes",
+            "bfloat16, AMX, weight > volumes, and a step or "
+            f"{LARGE_WEIGHT:,} elements of it or more",
             "few sums of many numbers",
-            lambda problem: problem.weight_to_volumes > 1 and _in_tiles(problem),
+            _sums_few,
         ),
         _conv_case(
             "weight",
@@ -686,8 +743,22 @@ RULES: dict[str, tuple[Case, ...]] = {
             "oneDNN's kernels count voxels wrong",
             _is_miscounted,
         ),
+        _conv_case(
+            "weight",
+            "widened",
+            f"bfloat16, AMX, one channel, {MANY_TAPS} taps or more in the last dim",
+            "oneDNN's kernels for bfloat16 do the work of many channels for one",
+            lambda problem: _in_tiles(problem) and _narrow(problem) and problem.x[1] == 1,
+        ),
         _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", overruns),
         _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", overruns),
+        _conv_case(
+            "weight",
+            "contiguous",
+            "bfloat16, every channel by itself in 3 dims with a step",
+            "channels last, oneDNN has no kernel for it in three dims",
+            _steps_by_channel,
+        ),
         _conv_case(
             "weight",
             "contiguous",

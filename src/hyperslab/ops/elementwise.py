@@ -20,6 +20,7 @@ import types
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -48,7 +49,12 @@ from hyperslab.tensor.deferred import python_looks, wrap_while_cut
 from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
 from hyperslab.util.capture import do_beside
 from hyperslab.util.derivatives import LinearMap
-from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, keep_known
+from hyperslab.util.torch_internals import (
+    BlockFunction,
+    DisableTorchFunctionSubclass,
+    EnableTorchFunction,
+    keep_known,
+)
 
 POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
@@ -143,8 +149,16 @@ def apply_pointwise(
             # A new block takes the place of the old one, which nothing then writes into.
             function = getattr(torch.Tensor, OUT_OF_PLACE[function.__name__])
             replaced = True
-    local = partial(operand_block, target=target, like=like)
-    result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
+    # What changes a view copies the whole gradient for it, in another order.
+    changes_itself = in_place and not replaced and like.is_its_block and not python_looks()
+
+    def local(value: object) -> object:
+        if changes_itself and value is like:
+            return value
+        return operand_block(value, target=target, like=like)
+
+    with DisableTorchFunctionSubclass() if changes_itself else nullcontext():
+        result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
     if replaced:
         like.replace_storage(result.to(like.dtype))
         return like

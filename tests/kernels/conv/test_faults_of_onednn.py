@@ -93,6 +93,47 @@ def test_one_output_in_the_last_dim_of_many_channels(x: tuple[int, ...]) -> None
     check(problem)
 
 
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride", "padding", "groups"),
+    [
+        ((1, 4, 16, 16, 32), (16, 16, 16), (16, 16, 16), (0, 0, 0), 1),
+        ((2, 16, 8, 4, 8), (4, 4, 4), (4, 4, 4), (0, 0, 0), 1),
+        ((1, 8, 4, 5, 7), (2, 2, 8), (1, 1, 1), (1, 0, 4), 1),
+        ((1, 24, 3, 11), (2, 8), (1, 1), (0, 0), 2),
+    ],
+)
+def test_taps_of_a_row_that_fill_tiles_of_registers(
+    x: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    groups: int,
+) -> None:
+    """As a patch of 16 voxels of four channels does, that vision transformers begin with."""
+    problem = problem_of("forward", HALF, x, 8, kernel, stride, padding, groups=groups)
+    assert problem.fills_tiles
+    check(problem)
+
+
+@pytest.mark.parametrize("kernel", [(1, 16), (15, 15), (1, 2, 33)])
+def test_long_rows_of_channels_by_themselves(kernel: tuple[int, ...]) -> None:
+    """OneDNN's forward pass never ends; neither does torch's, of a volume channels last."""
+    ones = (1,) * len(kernel)
+    x = (1, 3, *kernel[:-1], kernel[-1] + 40)
+    zeros = (0,) * len(kernel)
+    check(problem_of("forward", HALF, x, 3, kernel, ones, zeros, groups=3))
+    more = tuple(k - 1 for k in kernel)
+    problem = problem_of("input", HALF, x, 3, kernel, ones, more, groups=3)
+    assert not conv_variants.can_flip(problem)
+    check(problem)
+
+
+def test_a_flipped_kernel_whose_rows_fill_tiles_is_refused() -> None:
+    problem = problem_of("input", HALF, (1, 3, 9, 9, 12), 8, (3, 3, 8), (1, 1, 1), (1, 1, 4))
+    assert not conv_variants.can_flip(problem)
+    check(problem)
+
+
 def test_windows_of_one_plane_that_leave_out_planes() -> None:
     problem = problem_of("forward", HALF, (2, 32, 7, 21, 4), 2, (1, 5, 2), (3, 2, 2), (0, 0, 0))
     assert problem.skips_planes
