@@ -121,16 +121,6 @@ def _whole(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def row_fills_tiles(channels: int, taps: int, stride: int) -> bool:
-    """Says if taps of a row, times an even number of channels, fill several tiles of registers.
-
-    With AMX oneDNN's forward pass (3.12) leaves some out there: as a patch of 16 voxels of four
-    channels does. From 16 channels on it does so by some steps of three voxels or more.
-    """
-    few = channels < 16 or (channels < 32 and stride > 2)
-    return few and channels % 2 == 0 and channels * taps > 32 and channels * taps % 32 == 0
-
-
 @dataclass(frozen=True)
 class Problem:
     """Describes one pass of a convolution of one shape: the choice of its kernel depends on it.
@@ -202,9 +192,18 @@ class Problem:
 
     @cached_property
     def fills_tiles(self) -> bool:
-        """Says if the taps of a row fill tiles of registers, see `row_fills_tiles`."""
-        half = self.task == "forward" and self.dtype == torch.bfloat16
-        return half and row_fills_tiles(self.weight[1], self.kernel[-1], self.options.stride[-1])
+        """Says if taps of a row or plane, by few channels, fill several tiles of registers.
+
+        As of a patch of 16 voxels of four channels. With AMX oneDNN's forward pass (3.12) leaves
+        some out where the channels are even: all rows, or planes of some extents. From 16 channels
+        on it does so by some steps of three voxels or more.
+        """
+        channels = self.weight[1]
+        few = channels < 16 or (channels < 32 and self.options.stride[-1] > 2)
+        if self.task != "forward" or self.dtype != torch.bfloat16 or not few or channels % 2:
+            return False
+        rows = channels * self.kernel[-1], channels * math.prod(self.kernel[-2:])
+        return any(numbers > 32 and numbers % 32 == 0 for numbers in rows)
 
     @cached_property
     def skips_planes(self) -> bool:

@@ -86,7 +86,10 @@ ConvVariants = Mapping[str, ConvVariant]
 def has_columns(problem: Problem) -> bool:
     """Asks for one channel, several taps, and nothing that oneDNN gets wrong: see `guarded`."""
     lone = problem.x[1] == problem.options.groups == 1
-    return lone and problem.kernel[-1] > 1 and not in_columns(problem).outreaches
+    if not lone or problem.kernel[-1] == 1:
+        return False
+    columns = in_columns(problem)
+    return not columns.outreaches and not columns.fills_tiles
 
 
 @functools.lru_cache(PROBLEMS)

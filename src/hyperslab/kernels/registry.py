@@ -631,7 +631,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             HEAVY_REASON,
             lambda problem: problem.heavy and not _in_tiles(problem),
         ),
-        _conv_case("forward", "onednn", "else", "it runs at the processor's peak"),
+        Case("onednn", "conv_variants.py", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
         _conv_case(

@@ -100,6 +100,7 @@ def test_one_output_in_the_last_dim_of_many_channels(x: tuple[int, ...]) -> None
         ((2, 16, 8, 4, 8), (4, 4, 4), (4, 4, 4), (0, 0, 0), 1),
         ((1, 8, 4, 5, 7), (2, 2, 8), (1, 1, 1), (1, 0, 4), 1),
         ((1, 24, 3, 11), (2, 8), (1, 1), (0, 0), 2),
+        ((1, 12, 28, 118), (8, 1), (1, 1), (0, 0), 1),
     ],
 )
 def test_taps_of_a_row_that_fill_tiles_of_registers(
@@ -125,6 +126,12 @@ def test_long_rows_of_channels_by_themselves(kernel: tuple[int, ...]) -> None:
     more = tuple(k - 1 for k in kernel)
     problem = problem_of("input", HALF, x, 3, kernel, ones, more, groups=3)
     assert not conv_variants.can_flip(problem)
+    check(problem)
+
+
+def test_columns_that_fill_tiles_are_refused() -> None:
+    problem = problem_of("forward", HALF, (1, 1, 88, 129), 8, (16, 12), (1, 1), (0, 1))
+    assert not conv_variants.has_columns(problem)
     check(problem)
 
 
