@@ -128,9 +128,8 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         x = F.pad(first.unflatten(1, (problem.options.groups, -1)), channel).flatten(1, 2)
         wider = in_channels_last(x), F.pad(weight, channel)
         return guarded(run, problem.with_empty_channel(), *wider, bias)
-    if problem.skips_planes:
-        read = in_channels_last(first[:, :, :: problem.options.stride[0]])
-        return guarded(run, problem.of_planes_read(), read, *others)
+    if problem.gaps:
+        return guarded(run, problem.of_lines_read(), problem.lines_read(first), *others)
     if problem.skips_voxels:
         read = first[:, :, *(slice(None, None, step) for step in problem.options.stride)]
         return guarded(run, problem.of_voxels_read(), in_channels_last(read), *others)

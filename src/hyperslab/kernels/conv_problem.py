@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
 from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
 from hyperslab.util.torch_internals import is_view
@@ -206,13 +207,14 @@ class Problem:
         return any(numbers > 32 and numbers % 32 == 0 for numbers in rows)
 
     @cached_property
-    def skips_planes(self) -> bool:
-        """Says if windows of one plane leave out planes between them, in bfloat16.
+    def gaps(self) -> tuple[int, ...]:
+        """Lists the dims, planes or rows, in which windows leave out lines, in bfloat16.
 
-        With AMX oneDNN computes many channels wrong there, or crashes.
+        With AMX oneDNN computes some wrong there in three dims, or crashes.
         """
-        one = self.options.stride[0] > self.kernel[0] == 1 and not self.padding[0]
-        return self.task == "forward" and one and self.dtype == torch.bfloat16
+        if self.task != "forward" or self.dtype != torch.bfloat16 or len(self.kernel) != 3:
+            return ()
+        return tuple(dim for dim in (0, 1) if self.kernel[dim] < self.options.stride[dim])
 
     @cached_property
     def skips_voxels(self) -> bool:
@@ -356,11 +358,27 @@ class Problem:
         x = (self.x[0], self.x[1] + self.options.groups, *self.x[2:])
         return self.but(x=x, weight=(self.weight[0], self.weight[1] + 1, *self.weight[2:]))
 
-    def of_planes_read(self) -> Problem:
-        """Returns the pass over only those planes that are read, see `skips_planes`."""
-        stride, dilation = (1, *self.options.stride[1:]), (1, *self.options.dilation[1:])
-        x = (*self.x[:2], self.y[2], *self.x[3:])
-        return self.but(x=x, stride=stride, dilation=dilation)
+    def of_lines_read(self) -> Problem:
+        """Returns the pass over only those planes and rows that are read, see `lines_read`."""
+        x, padding = list(self.x), list(self.padding)
+        stride, dilation = list(self.options.stride), list(self.options.dilation)
+        for dim in self.gaps:
+            x[dim + 2] = self.kernel[dim] * self.y[dim + 2]
+            stride[dim], dilation[dim], padding[dim] = self.kernel[dim], 1, 0
+        steps = {"stride": tuple(stride), "dilation": tuple(dilation)}
+        return self.but(x=tuple(x), padding=tuple(padding), **steps)
+
+    def lines_read(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the planes and rows that windows read, one window after the other: see `gaps`."""
+        last = x.movedim(1, -1)
+        for dim in self.gaps:
+            if self.padding[dim]:
+                margins = [0, 0] * (3 - dim) + [self.padding[dim]] * 2
+                last = F.pad(last, margins)
+            starts = torch.arange(self.y[dim + 2], device=x.device) * self.options.stride[dim]
+            taps = torch.arange(self.kernel[dim], device=x.device) * self.options.dilation[dim]
+            last = last.index_select(dim + 1, (starts.unsqueeze(1) + taps).flatten())
+        return in_channels_last(last.movedim(-1, 1))
 
     def of_voxels_read(self) -> Problem:
         """Returns the pass over only those voxels that are read, see `skips_voxels`."""

@@ -141,9 +141,25 @@ def test_a_flipped_kernel_whose_rows_fill_tiles_is_refused() -> None:
     check(problem)
 
 
-def test_windows_of_one_plane_that_leave_out_planes() -> None:
-    problem = problem_of("forward", HALF, (2, 32, 7, 21, 4), 2, (1, 5, 2), (3, 2, 2), (0, 0, 0))
-    assert problem.skips_planes
+@pytest.mark.parametrize(
+    ("x", "filters", "kernel", "stride", "padding", "dilation", "gaps"),
+    [
+        ((2, 32, 7, 21, 4), 2, (1, 5, 2), (3, 2, 2), (0, 0, 0), 1, (0,)),
+        ((2, 2, 23, 59, 6), 31, (2, 1, 3), (4, 2, 1), (0, 1, 1), (1, 1, 3), (0, 1)),
+        ((2, 24, 23, 31, 7), 8, (2, 1, 3), (4, 1, 1), (1, 0, 0), (2, 1, 2), (0,)),
+    ],
+)
+def test_windows_that_leave_out_planes_or_rows(
+    x: tuple[int, ...],
+    filters: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: int | tuple[int, ...],
+    gaps: tuple[int, ...],
+) -> None:
+    problem = problem_of("forward", HALF, x, filters, kernel, stride, padding, dilation)
+    assert problem.gaps == gaps
     check(problem)
 
 
