@@ -107,7 +107,9 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         found.single.append(dim)
         return
     if isinstance(item, Sharded):
-        raise refused_subscript(x, index, "the index is itself cut")
+        if _is_cut(item):
+            raise refused_subscript(x, index, "the index is itself cut")
+        item = whole_of(item, "positions")
     positions = torch.as_tensor(item, device=x.device)
     if not positions.numel():
         positions = positions.long()  # an empty list is one of numbers
