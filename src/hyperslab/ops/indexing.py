@@ -107,7 +107,9 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         found.single.append(dim)
         return
     if isinstance(item, Sharded):
-        raise refused_subscript(x, index, "the index is itself cut")
+        if _is_cut(item):
+            raise refused_subscript(x, index, "the index is itself cut")
+        item = whole_of(item, "positions")
     positions = torch.as_tensor(item, device=x.device)
     if not positions.numel():
         positions = positions.long()  # an empty list is one of numbers
@@ -220,15 +222,35 @@ def _by_tables(x: Sharded, index: Any) -> Sharded | None:
     if any((cut := y.partition.cuts[dim]) is not None and cut.merged for dim in tables):
         y.gather_merged()
     axes = [cut.axis for dim in tables if (cut := y.partition.cuts[dim]) is not None]
-    if axes:
+    kept = _each_once(y, tables) if len(axes) == 1 else None
+    if axes and kept is None:
         raise refused_subscript(x, index, f"cut dims; use hyperslab.gather(x, {axes})")
     block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
     first, last = min(tables), max(tables)
     cuts = [cut for dim, cut in enumerate(y.partition.cuts) if dim not in tables]
     front = first if last - first < len(tables) else 0  # as torch: in their place if they adjoin
-    cuts[front:front] = [None] * (block.dim() - len(cuts))
+    cuts[front:front] = [kept, *[None] * (block.dim() - len(cuts) - 1)]
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
+
+
+def _each_once(x: Sharded, tables: dict[int, torch.Tensor]) -> Cut | None:
+    """Takes this rank's rows of tables that have one for each sample: ``x[arange(n)[:, None], i]``.
+
+    Returns the cut that the rows are in, or None where they are in any other order.
+    """
+    dim, cut = next((d, c) for d in tables if (c := x.partition.cuts[d]) is not None)
+    dims = max(table.dim() for table in tables.values())
+    each = torch.arange(cut.extent, device=x.device).view(-1, *[1] * (dims - 1))
+    if tables[dim].shape != each.shape:
+        return None
+    if x.grid.has_values and not bool((tables[dim] == each).all()):
+        return None
+    own = x.box.interval(dim)
+    for other, table in tables.items():
+        if table.dim() == dims and len(table) == cut.extent:
+            tables[other] = table[slice(*own)] - (own[0] if other == dim else 0)
+    return cut
 
 
 def _is_cut(x: torch.Tensor) -> bool:

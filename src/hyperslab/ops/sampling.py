@@ -161,15 +161,14 @@ class _Sample(BlockFunction):
                 result[:, part] += F.embedding_bag(
                     rows.flatten(0, 1), table, per_sample_weights=weights.flatten(0, 1), mode="sum"
                 ).view(batch, -1, block.shape[1])
-        return result.transpose(1, 2)
+        return result  # no view, which autograd would not let anyone change in place
 
     @staticmethod
     @differentiable_once("grid_sample")  # as torch's own is
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         block, *coordinates = ctx.saved_tensors
         sampler = ctx.sampler
-        batch, channels, outputs = gradient.shape
-        of_outputs = gradient.transpose(1, 2)
+        batch, outputs, channels = gradient.shape
         of_block = torch.zeros_like(block)
         of_coordinates = [torch.zeros_like(x) for x in coordinates]
         for plan in ctx.plans:
@@ -177,7 +176,7 @@ class _Sample(BlockFunction):
             table = _rows_of(piece)
             of_table = torch.zeros_like(table)
             for part in _parts(outputs):
-                of_part = of_outputs[:, part].reshape(-1, channels)
+                of_part = gradient[:, part].reshape(-1, channels)
                 with torch.enable_grad():
                     own = [x[:, part].detach().requires_grad_() for x in coordinates]
                     rows, weights = _taps(sampler, own, plan.wanted)
@@ -349,7 +348,7 @@ def grid_sample(
         reads = [sampler.reads(each, dim) for dim, each in enumerate(coordinates)]
     plans = plan_pieces(x.grid, x.partition, reads)
     found = _Sample.apply(as_float32(x.local), sampler, plans, *coordinates)
-    block = found.unflatten(2, points.shape[1:-1]).to(dtype)
+    block = found.transpose(1, 2).unflatten(2, points.shape[1:-1]).to(dtype)
     batch, *space = where.cuts[: n + 1]
     shape = (*x.shape[:2], *where.shape[1:-1])
     partition = Partition(shape, (batch, None, *space))

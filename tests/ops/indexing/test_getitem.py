@@ -147,7 +147,17 @@ def by_tables(x: Any) -> list[Any]:
         x[torch.tensor([[True, False, True], [False, True, False]])],
         rows[rows > 0],
         scaled_where(rows * 1, rows > 0),
+        routed(x.sum(2).transpose(1, 2).reshape(-1, 3)),
     ]
+
+
+def routed(tokens: Any) -> Any:
+    """Every token goes through one of two layers, as those of a mixture of experts do."""
+    y = torch.zeros_like(tokens)
+    best = tokens.argmax(-1)
+    for expert, where in ((2, best == 0), (3, best > 0)):
+        y[where] = tokens[where] * expert
+    return y
 
 
 def scaled_where(x: Any, mask: torch.Tensor) -> Any:
@@ -171,6 +181,36 @@ def compare_tables() -> float:
 
 def test_tables_of_positions() -> None:
     assert max(run_ranks(2, compare_tables)) < 1e-12
+
+
+def kept_of_each(x: Any) -> list[Any]:
+    """Some tokens of every sample, as masked autoencoders keep them."""
+    each, kept = torch.arange(3)[:, None], torch.tensor([[3, 0], [1, 1], [-1, 2]])
+    tokens = x.flatten(2).transpose(1, 2)
+    return [
+        tokens[each, kept],
+        tokens[each, torch.tensor([[2, 0]])],
+        tokens[each[:, 0], kept[:, 1], kept[:, 0].abs() - 1],
+        x[each, :, kept.abs()],
+    ]
+
+
+def compare_kept() -> float:
+    full = torch.randn(3, 3, 6, 4, dtype=torch.float64, requires_grad=True)
+    leaf = full.detach().clone().requires_grad_()
+    found = kept_of_each(hs.shard(leaf, hs.Grid(data=2)) * 1)
+    expected = kept_of_each(full * 1)
+    assert all(y.partition.axes == ("data",) for y in found)
+    far = [float((a.full() - b).abs().max()) for a, b in zip(found, expected, strict=True)]
+    sum(y.square().sum() for y in found).backward()
+    sum(y.square().sum() for y in expected).backward()
+    assert leaf.grad is not None
+    assert full.grad is not None
+    return max(*far, float((leaf.grad - full.grad).abs().max()))
+
+
+def test_some_of_each_sample() -> None:
+    assert max(run_ranks(2, compare_kept)) < 1e-12
 
 
 def shuffled() -> Any:
