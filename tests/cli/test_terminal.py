@@ -58,6 +58,17 @@ def test_a_rank_that_a_study_has_forked_prints_its_logs_once(
     assert capsys.readouterr().out == "epoch 1\n"
 
 
+def test_a_name_that_the_locale_cannot_write_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnicodeEncodeError), clean_errors():
+        "rün".encode("ascii")  # of no file
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(SystemExit), clean_errors():
+        "rün".encode("ascii")
+    assert "rün cannot be the name of a file in this locale" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("good", [True, False])
 def test_inspect_and_convert_of_evil_names(tmp_path: Path, good: bool) -> None:
     (tmp_path / "data").mkdir()
