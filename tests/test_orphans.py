@@ -254,3 +254,19 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
+
+
+def test_sigterm_leaves_nothing_of_a_pool(tmp_path: Path) -> None:
+    """Neither the folder of its server nor what Python warns of as leaked semaphores."""
+    script, temporary = tmp_path / "pool.py", tmp_path / "temporary"
+    script.write_text(POOL)
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    started = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE)
+    end = time.monotonic() + PATIENCE
+    while not [*temporary.glob("pymp-*/*")] and time.monotonic() < end:
+        time.sleep(0.05)
+    started.terminate()
+    said = started.communicate(timeout=PATIENCE)[1]
+    assert (started.returncode, said) == (128 + signal.SIGTERM, b"")
+    assert not [*temporary.iterdir()]

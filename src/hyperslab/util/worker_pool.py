@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from hyperslab.errors import HyperslabError
@@ -25,7 +26,7 @@ def map_tasks(
     """Yield what ``function`` returns for each task, as they end; with one worker, in order.
 
     With one worker or one task everything happens in this process. What the function raises ends
-    the others that have not begun; Ctrl-C, and closing this, ends all of them at once.
+    the others that have not begun; Ctrl-C, SIGTERM, and closing this, ends all of them at once.
 
     Raises:
         HyperslabError: a worker died.
@@ -39,10 +40,11 @@ def map_tasks(
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
     others = {*multiprocessing.active_children()}
     try:
-        with _tied():
-            waiting = [pool.submit(function, *task) for task in tasks]
-        yield from (future.result() for future in as_completed(waiting))
-    except (KeyboardInterrupt, GeneratorExit):  # nobody wants what they are at any more
+        with _leaving_on_sigterm():
+            with _tied():
+                waiting = [pool.submit(function, *task) for task in tasks]
+            yield from (future.result() for future in as_completed(waiting))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):  # nobody wants what they are at any more
         for worker in {*multiprocessing.active_children()} - others:
             worker.terminate()
         raise
@@ -54,6 +56,24 @@ def map_tasks(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _leaving_on_sigterm() -> Iterator[None]:
+    """Exit on SIGTERM as usual: ended at once, the pool would leave a folder and semaphores."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager
