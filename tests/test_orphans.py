@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -258,15 +259,17 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 def test_sigterm_leaves_nothing_of_a_pool(tmp_path: Path) -> None:
     """Neither the folder of its server nor what Python warns of as leaked semaphores."""
-    script, temporary = tmp_path / "pool.py", tmp_path / "temporary"
+    script = tmp_path / "pool.py"
     script.write_text(POOL)
-    temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    started = subprocess.Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE)
-    end = time.monotonic() + PATIENCE
-    while not [*temporary.glob("pymp-*/*")] and time.monotonic() < end:
-        time.sleep(0.05)
-    started.terminate()
-    said = started.communicate(timeout=PATIENCE)[1]
-    assert (started.returncode, said) == (128 + signal.SIGTERM, b"")
-    assert not [*temporary.iterdir()]
+    with TemporaryDirectory() as folder:  # short, as the path of a socket has to be
+        environment = {**os.environ, "TMPDIR": folder}
+        started = subprocess.Popen(
+            [sys.executable, script], env=environment, stderr=subprocess.PIPE
+        )
+        end = time.monotonic() + PATIENCE
+        while not [*Path(folder).glob("pymp-*/*")] and time.monotonic() < end:
+            time.sleep(0.05)
+        started.terminate()
+        said = started.communicate(timeout=PATIENCE)[1]
+        assert (started.returncode, said) == (128 + signal.SIGTERM, b"")
+        assert not os.listdir(folder)
