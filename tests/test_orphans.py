@@ -273,3 +273,15 @@ def test_sigterm_leaves_nothing_of_a_pool(tmp_path: Path) -> None:
         said = started.communicate(timeout=PATIENCE)[1]
         assert (started.returncode, said) == (128 + signal.SIGTERM, b"")
         assert not os.listdir(folder)
+
+
+def test_a_folder_of_too_long_a_path_for_a_socket_is_told(tmp_path: Path) -> None:
+    script, folder = tmp_path / "pool.py", tmp_path / ("a" * 100)
+    script.write_text(POOL)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True
+    )
+    assert f"too long for a socket: {folder}\n    set TMPDIR to a shorter" in ended.stderr
+    assert not [*folder.iterdir()]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from tempfile import gettempdir
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ def map_tasks(
     the others that have not begun; Ctrl-C, SIGTERM, and closing this, ends all of them at once.
 
     Raises:
-        HyperslabError: a worker died.
+        HyperslabError: a worker died, or the server of workers cannot begin.
     """
     workers = min(workers, len(tasks))
     if workers <= 1:
@@ -53,6 +54,13 @@ def map_tasks(
             "a worker died, perhaps because memory ran out; use fewer workers and run the "
             "command again: "
             "finished files are kept"
+        ) from error
+    except OSError as error:
+        if str(error) != "AF_UNIX path too long":
+            raise
+        raise HyperslabError(
+            f"the path of the folder for temporary files is too long for a socket: {gettempdir()}\n"
+            "    set TMPDIR to a shorter one in the environment"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
