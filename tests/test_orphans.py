@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -254,3 +255,33 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
+
+
+def test_sigterm_leaves_nothing_of_a_pool(tmp_path: Path) -> None:
+    """Neither the folder of its server nor what Python warns of as leaked semaphores."""
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    with TemporaryDirectory() as folder:  # short, as the path of a socket has to be
+        environment = {**os.environ, "TMPDIR": folder}
+        started = subprocess.Popen(
+            [sys.executable, script], env=environment, stderr=subprocess.PIPE
+        )
+        end = time.monotonic() + PATIENCE
+        while not [*Path(folder).glob("pymp-*/*")] and time.monotonic() < end:
+            time.sleep(0.05)
+        started.terminate()
+        said = started.communicate(timeout=PATIENCE)[1]
+        assert (started.returncode, said) == (128 + signal.SIGTERM, b"")
+        assert not os.listdir(folder)
+
+
+def test_a_folder_of_too_long_a_path_for_a_socket_is_told(tmp_path: Path) -> None:
+    script, folder = tmp_path / "pool.py", tmp_path / ("a" * 100)
+    script.write_text(POOL)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    ended = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True
+    )
+    assert f"too long for a socket: {folder}\n    set TMPDIR to a shorter" in ended.stderr
+    assert not [*folder.iterdir()]

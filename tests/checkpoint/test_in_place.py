@@ -79,6 +79,7 @@ def test_a_run_always_has_its_newest_and_its_best(
     change = first_of(way, every)
     while True:
         shutil.rmtree(tmp_path, ignore_errors=True)
+        tmp_path.mkdir()
         for earlier, is_best in ((1, True), (2, False)):
             save_step(tmp_path, earlier, *old, best=is_best, keep=1)
 

@@ -137,6 +137,16 @@ def test_killed_between_write_and_rename(
     assert not list(folder_of(tmp_path).glob(".*"))
 
 
+def test_a_run_whose_folder_was_removed_does_not_go_on_in_another(tmp_path: Path) -> None:
+    run, made = tmp_path / "run", network(1)
+    run.mkdir()
+    save_step(run, 1, *made, best=True, keep=2)
+    shutil.rmtree(run)
+    with pytest.raises(CheckpointError, match=r"cannot write .*/step-00000002: No such file or"):
+        save_step(run, 2, *made, best=True, keep=2)
+    assert not run.exists()
+
+
 def test_an_existing_checkpoint_stays_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

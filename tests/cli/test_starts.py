@@ -299,6 +299,7 @@ IN_FILES = {
     "predict done a b --out c": "2 of 2 inputs failed\n    a does not exist\n",
     "predict done truncated/univ_ics_000001.hdf5 --out b": "1 of 1 inputs failed",
     "predict done small --out b": "has 8 x 8 x 8 voxels but the network was trained on 16 x 16 x",
+    "predict done single --out b": "has 1 channels but the network was trained on 4",
     "predict done scans/volume-0.nii --out b": "this network takes .hdf5, .h5, .zarr, .npy, .npz",
     "predict mapped scans/volume-0.nii --out b": "this network takes .hdf5, .h5, .zarr, .npy,",
     "predict done empty --out b": "to predict in it or below",
@@ -415,6 +416,8 @@ def test_what_is_wrong_in_files_is_said_before_torch_is_imported() -> None:
         for i in range(count):
             volume = counts(i, (width, width, width, 4))
             public(Path(name, f"univ_ics_{i:06}.hdf5"), volume, i)
+    Path("single").mkdir()
+    public(Path("single/a.hdf5"), counts(0, (16, 16, 16, 1)), 0)
     cut = Path("truncated/univ_ics_000001.hdf5")
     cut.write_bytes(cut.read_bytes()[:2000])
     for name in ("keys", "cut", "bare", "records", "scans", "zarr/a.zarr"):

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.terminal import clean_errors
+from hyperslab.cli.terminal import clean_errors, log_to_stdout
 from hyperslab.errors import DataError, printable
-from hyperslab.util.logs import StdoutHandler
+from hyperslab.util.logs import StdoutHandler, show_logs
 
 EVIL = "\x1b]0;title\x07\x1b[2K\r\u202e\x9b31m"
 
@@ -43,6 +43,30 @@ def test_errors_and_logs_are_harmless(capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr().out
     assert shown.startswith("left out: ")
     assert not harmful(shown)
+
+
+def test_a_rank_that_a_study_has_forked_prints_its_logs_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = logging.getLogger("hyperslab")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "level", log.level)
+    monkeypatch.setattr(log.root, "handlers", [])
+    log_to_stdout(logging.INFO)
+    show_logs(is_main=True)
+    log.info("epoch 1")
+    assert capsys.readouterr().out == "epoch 1\n"
+
+
+def test_a_name_that_the_locale_cannot_write_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnicodeEncodeError), clean_errors():
+        "rün".encode("ascii")  # of no file
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(SystemExit), clean_errors():
+        "rün".encode("ascii")
+    assert "rün cannot be the name of a file in this locale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -234,7 +234,7 @@ def test_a_scan_that_is_cut_short(tmp_path: Path, suffix: str) -> None:
 def test_two_formats_side_by_side(tmp_path: Path) -> None:
     npy("first")(tmp_path)
     tfrecords(False)(tmp_path)
-    words = r'two formats, 6 of npy and 3 of tfrecord; choose one, such as format="npy"'
+    words = r'several formats \(6 of npy, 3 of tfrecord\); choose one, such as format="npy"'
     with pytest.raises(hs.DataError, match=words):
         source_of(tmp_path, Seat())
     assert open(tmp_path, Seat(), batch_size=1, format="npy").source.names[0] == "v0"

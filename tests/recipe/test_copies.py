@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -64,6 +67,16 @@ def test_the_commands(tmp_path: Path) -> None:
         assert any(line.split(maxsplit=1) == [name, about] for line in listed.splitlines())
     copied = CliRunner().invoke(app, ["recipes", "copy", "demo", str(tmp_path)])
     assert copied.stdout == f"{tmp_path / 'demo.yaml'}\n"
+
+
+def test_the_list_on_a_terminal_narrower_than_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 24)))
+    monkeypatch.setattr(
+        "hyperslab.cli.recipes.sys", SimpleNamespace(stdout=Mock(isatty=lambda: True))
+    )
+    listed = CliRunner().invoke(app, ["recipes"])
+    assert listed.exit_code == 0
+    assert "demo                          Small universes ..." in listed.stdout
 
 
 def test_a_recipe_that_is_not_here_but_comes_along_is_pointed_to(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Checkpoints(Campaign):
         rng = self.rng(number)
         run = self.settings.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(parents=True)
         with mock.patch.object(os, "fsync", return_value=None):
             play = rng.choice((self._killed, self._mutated, self._mutated))
             words = play(rng, run)

@@ -73,3 +73,8 @@ def test_a_table_of_holes_and_one_of_too_many_words(
     path.write_text("name\n" + "abc\n" * 10)
     with pytest.raises(DataError, match=r"a\.csv has more than 0 MiB of words in 'name'"):
         read_words(path, "name")
+
+
+def test_a_command_to_copy_holds_for_folders_with_blanks(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\n    hyperslab evaluate '.*/my run'$"):
+        run_folder.check_measured_test(tmp_path / "my run" / "evaluation", {"split": "train"})

@@ -156,12 +156,15 @@ def test_a_finished_run_is_left_alone(
         run(recipe)
     run(recipe, resume=True)
     assert losses(out) == before
-    run(recipe, "epochs=2", resume=True)
+    further = ["epochs=2", "stop_at.validation_loss=1e-9"]
+    with caplog.at_level("INFO", "hyperslab"):
+        run(recipe, *further, resume=True)
+    assert caplog.messages[-1] == "stop_at.validation_loss=1e-09: not reached after epoch 2"
     assert losses(out)[:3] == before
     assert len(losses(out)) == 6
     with pytest.raises(RecipeError, match=r"batch_size is 2 but .* was written with 4"):
         run(recipe, "data.batch_size=2", resume=True)
-    assert load_recipe(out / "recipe.yaml") == load_recipe(recipe, ["epochs=2"])
+    assert load_recipe(out / "recipe.yaml") == load_recipe(recipe, further)
 
 
 def test_a_resume_without_an_intact_checkpoint_overwrites_nothing(

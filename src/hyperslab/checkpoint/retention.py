@@ -55,6 +55,9 @@ def save_step(
     own = take_snapshot(model, optimizer, extra, None if behind is None else behind.memory)
 
     def write(group: Group, problem: CheckpointError | None) -> None:
+        # Of a run whose folder was removed this would be one that has only checkpoints.
+        failing = f"cannot write the checkpoint {path}"
+        on_main(lambda: path.parent.mkdir(exist_ok=True), failing, group)
         write_checkpoint(path, problem or own, group)
         tidying = f"cannot tidy {path.parent}"
         on_main(lambda: _tidy(path, best=best, keep=keep), tidying, group)

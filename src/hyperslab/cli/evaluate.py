@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -140,6 +141,7 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
             tables.append(Table("", head, rows))
     console.print(*(table.for_terminal(padding=0, wrap_heads=True) for table in tables), sep="")
     console.print(
-        f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report {run}",
+        f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report "
+        f"{quote(str(run))}",
         highlight=False,
     )

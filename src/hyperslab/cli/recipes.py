@@ -14,6 +14,7 @@ from hyperslab.cli.terminal import say
 from hyperslab.recipe.shipped import copy_recipe, shipped_recipes
 
 LONGEST_LINE = 500  # [letters] where it is no terminal that shows it
+LEAST_WORDS = 20  # [letters] of what is said of a recipe, on a narrow terminal, too
 
 recipes_command = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 
@@ -26,8 +27,9 @@ def list_recipes(context: typer.Context) -> None:
     known = shipped_recipes()
     width = max(map(len, known))
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else LONGEST_LINE
+    words = max(LEAST_WORDS, room - width - 2)
     for name, about in known.items():
-        say(f"{name:{width}}  {textwrap.shorten(about, room - width - 2, placeholder=' ...')}")
+        say(f"{name:{width}}  {textwrap.shorten(about, words, placeholder=' ...')}")
     say("\nhyperslab recipes copy NAME copies one into this folder, for you to change.")
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -119,7 +120,7 @@ def sweep_command(
         console.print(table.for_terminal())
     console.print(
         f"all numbers are in {wanted.output}: sweep.json, sweep.csv, runs.csv; "
-        f"see them with: hyperslab report {wanted.output}",
+        f"see them with: hyperslab report {quote(str(wanted.output))}",
         highlight=False,
         soft_wrap=True,
     )

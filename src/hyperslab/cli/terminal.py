@@ -47,12 +47,12 @@ def clean_errors() -> Iterator[None]:
     """Print a HyperslabError as `error: ...` in red and exit with 1; in debug mode let it pass.
 
     It also says in words that there is no memory, no room on a disk, no current folder any more, or
-    that a name is too long for a file. Every process that runs a command does so inside this, a
-    rank too.
+    that a file cannot have a name: it is too long, or the locale has not all of its letters. Every
+    process that runs a command does so inside this, a rank too.
     """
     try:
         yield
-    except (HyperslabError, MemoryError, OSError, RuntimeError) as error:
+    except (HyperslabError, MemoryError, OSError, RuntimeError, UnicodeEncodeError) as error:
         words = _words_of(error)
         if os.environ.get(DEBUG) or not words:
             raise
@@ -73,6 +73,11 @@ def _words_of(error: Exception) -> str:
         return f"out of memory: {asked[0]}"
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, *NO_ROOM):
         return reason(error)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+        return (
+            f"{error.object} cannot be the name of a file in this locale, whose encoding is "
+            f"{error.encoding}\n    set PYTHONUTF8=1 in the environment, or LC_ALL=C.UTF-8"
+        )
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()

@@ -372,9 +372,9 @@ def find_format(folder: Path) -> tuple[Format, str]:
     top = min(depth for depth, _ in found)
     first = sorted(kind for depth, kind in found if depth == top)
     if len(first) > 1:
-        words = " and ".join(f"{found[top, kind]} of {kind}" for kind in first)
+        words = ", ".join(f"{found[top, kind]} of {kind}" for kind in first)
         raise DataError(
-            f"{folder}: holds files of two formats, {words}; choose one, such as "
+            f"{folder}: holds files of several formats ({words}); choose one, such as "
             f'format="{first[0]}"'
         )
     others = sorted({kind for _, kind in found} - {first[0]})

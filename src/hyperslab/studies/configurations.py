@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -345,7 +346,7 @@ def _dice_of_run(run: run_folder.Run, classes: Sequence[str]) -> list[float]:
     if list(scores) != list(classes):
         raise DataError(
             f"{run.path} is not evaluated for the classes {', '.join(classes)}\n"
-            f"    hyperslab evaluate {run.path}"
+            f"    hyperslab evaluate {quote(str(run.path))}"
         )
     dice = [scores[name].get("dice") for name in classes]
     return [np.nan if value is None else float(value) for value in dice]

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import numpy as np
@@ -232,7 +233,7 @@ def check_measured_test(folder: Path, evaluation: dict[str, Any]) -> None:
     if (split := evaluated_split(evaluation)) != TEST:
         raise DataError(
             f"{folder} measured the {split} split, and this page compares the test split\n"
-            f"    hyperslab evaluate {folder.parent}"
+            f"    hyperslab evaluate {quote(str(folder.parent))}"
         )
 
 

@@ -249,7 +249,8 @@ def read_block(
     box = grid.partition((1, *wanted.shape)).box(grid.coords)
     mine = Box(box.lo[1:], box.hi[1:]).shift(wanted.lo)
     return collective_try(
-        lambda: read_filled(read, Box.whole(shape), mine, fill, dtype)[None],
+        # of a scan whose axes run backwards torch takes no view
+        lambda: np.ascontiguousarray(read_filled(read, Box.whole(shape), mine, fill, dtype))[None],
         failing=f"{where}: cannot be read",
     )
 

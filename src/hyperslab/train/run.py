@@ -169,8 +169,11 @@ def _train(
         if not ended:
             events.run_ends(success=goal)
         if recipe.stop_at is not None and grid.is_main:
+            goals = ", ".join(
+                f"stop_at.{name}={most:g}" for name, most in recipe.stop_at.wanted.items()
+            )
             words = "reached" if goal else "not reached"
-            log.info("%s after %d epochs: %s", words, trainer.at.epoch, recipe.stop_at.wanted)
+            log.info("%s: %s after epoch %d", goals, words, trainer.at.epoch)
 
 
 def _on_main(make: Callable[[], T]) -> T | None:

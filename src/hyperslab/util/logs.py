@@ -28,8 +28,12 @@ class StdoutHandler(logging.Handler):
 
 
 def show_logs(*, is_main: bool) -> None:
-    """Print hyperslab's logs, set up once in a process; ranks but the main one warn only."""
+    """Print hyperslab's logs, set up once in a process; ranks but the main one warn only.
+
+    A rank that a study has forked may have the study's handler, for the logs of all libraries.
+    """
     log = logging.getLogger("hyperslab")
-    if not any(isinstance(handler, StdoutHandler) for handler in log.handlers):
+    handlers = (*log.handlers, *log.root.handlers)
+    if not any(isinstance(handler, StdoutHandler) for handler in handlers):
         log.addHandler(StdoutHandler())
     log.setLevel(logging.INFO if is_main else logging.WARNING)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from tempfile import gettempdir
+from types import FrameType
 from typing import Any, TypeVar
 
 from hyperslab.errors import HyperslabError
@@ -25,10 +27,10 @@ def map_tasks(
     """Yield what ``function`` returns for each task, as they end; with one worker, in order.
 
     With one worker or one task everything happens in this process. What the function raises ends
-    the others that have not begun; Ctrl-C, and closing this, ends all of them at once.
+    the others that have not begun; Ctrl-C, SIGTERM, and closing this, ends all of them at once.
 
     Raises:
-        HyperslabError: a worker died.
+        HyperslabError: a worker died, or the server of workers cannot begin.
     """
     workers = min(workers, len(tasks))
     if workers <= 1:
@@ -39,10 +41,11 @@ def map_tasks(
     pool = ProcessPoolExecutor(workers, context, _begin_worker)
     others = {*multiprocessing.active_children()}
     try:
-        with _tied():
-            waiting = [pool.submit(function, *task) for task in tasks]
-        yield from (future.result() for future in as_completed(waiting))
-    except (KeyboardInterrupt, GeneratorExit):  # nobody wants what they are at any more
+        with _leaving_on_sigterm():
+            with _tied():
+                waiting = [pool.submit(function, *task) for task in tasks]
+            yield from (future.result() for future in as_completed(waiting))
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):  # nobody wants what they are at any more
         for worker in {*multiprocessing.active_children()} - others:
             worker.terminate()
         raise
@@ -52,8 +55,33 @@ def map_tasks(
             "command again: "
             "finished files are kept"
         ) from error
+    except OSError as error:
+        if str(error) != "AF_UNIX path too long":
+            raise
+        raise HyperslabError(
+            f"the path of the folder for temporary files is too long for a socket: {gettempdir()}\n"
+            "    set TMPDIR to a shorter one in the environment"
+        ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _leaving_on_sigterm() -> Iterator[None]:
+    """Exit on SIGTERM as usual: ended at once, the pool would leave a folder and semaphores."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 @contextmanager

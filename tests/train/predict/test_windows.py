@@ -156,11 +156,15 @@ def masked(folder: Path, name: str) -> NDArray[Any]:
     return np.asarray(mask.dataobj).transpose(2, 1, 0)
 
 
-@pytest.mark.parametrize("xyz", [(21, 18, 25), (13, 17, 10)])
-def test_a_scan_of_any_shape_is_predicted_as_it_is(tmp_path: Path, xyz: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("xyz", "axes"), [((21, 18, 25), "RAS"), ((13, 17, 10), "RAS"), ((20, 16, 24), "LPI")]
+)
+def test_a_scan_of_any_shape_is_predicted_as_it_is(
+    tmp_path: Path, xyz: tuple[int, ...], axes: str
+) -> None:
     run = varied(tmp_path / "run", multiple=4)
     values = (numbers(xyz) / 1000).astype(np.float32)
-    path = write(tmp_path / "a.nii", values)
+    path = write(tmp_path / "a.nii", values, axes)
     (outcome,) = predict(run, [path], tmp_path / "out")
     assert outcome.state == "predicted", outcome
     expected = whole(run, torch.from_numpy(values.transpose(2, 1, 0).copy())[None])

@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -121,6 +122,9 @@ def read_header(
             first, *_, end = array.shape
             fits = DHWC.volume_shape(array.shape) == like or first != like[0] == end
             seeming: Channels = "last" if array.shape != like and fits else "first"
+            if like[0] not in (first, end):  # it is refused, for the channels that it has
+                with suppress(DataError):
+                    seeming = channel_order(path, array.shape)
             order = storage_order(path, key, "first" if scan else channels or seeming, lbann)
             redshifts = _redshifts(file.small("redshifts"), order.volume_shape(array.shape)[0])
             affine = file.attrs.get("affine") if scan else None

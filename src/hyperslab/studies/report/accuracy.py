@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from shlex import quote
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def accuracy(run: Run) -> Chapter:
         notice = Notice(
             "This run has not been evaluated yet. The evaluation predicts the test split, which "
             "the network never saw:",
-            f"hyperslab evaluate {run.path}",
+            f"hyperslab evaluate {quote(str(run.path))}",
         )
         return Chapter("accuracy", "Accuracy", [notice])
     of = run.evaluation
@@ -112,7 +113,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
     blocks: list[Block] = [*([words] if words else []), about, *number_tables(errors)]
     if not run.predictions:
         missing = "evaluation/predictions.csv is not there, so predictions cannot be drawn:"
-        return [*blocks, Notice(missing, f"hyperslab evaluate {run.path}")]
+        return [*blocks, Notice(missing, f"hyperslab evaluate {quote(str(run.path))}")]
     # One reach for all parameters, so that a narrow distribution of residuals looks narrow.
     reach = _reach_around(*(_residuals(name, run.predictions) for name in errors))
     scatters = [_scatter(n, run.predictions, errors[n], ratios.get(n)) for n in errors]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def losses(run: Run) -> Chapter:
         blocks.append(
             Notice(
                 f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
-                f"hyperslab train {run.path / 'recipe.yaml'} --resume --output {run.path}",
+                f"hyperslab train {quote(str(run.path / 'recipe.yaml'))} --resume --output "
+                f"{quote(str(run.path))}",
             )
         )
     if run.stride > 1:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from shlex import quote
 from typing import Any
 
 import matplotlib as mpl
@@ -511,7 +512,9 @@ def _scan_blocks(run: Run) -> Iterator[Block]:
         yield Notice(f"No scan of this run can be shown: {error}")
         return
     if not found:
-        yield Notice("The masks are those of an evaluation:", f"hyperslab evaluate {run.path}")
+        yield Notice(
+            "The masks are those of an evaluation:", f"hyperslab evaluate {quote(str(run.path))}"
+        )
         return
     unseen = ", which the network never saw" if run.split == TEST else ""
     text = (
