@@ -108,5 +108,6 @@ def text() -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
+    if FILE.read_text() != text():  # tests may be reading it
+        FILE.write_text(text())
     print(f"wrote {FILE}")

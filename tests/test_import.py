@@ -105,8 +105,8 @@ for key in changed:
 ALL_NAMES = "for name in hyperslab.__all__: getattr(hyperslab, name)"
 
 
-def run(program: str) -> str:
-    line = [sys.executable, "-W", "ignore", "-c", program]
+def run(*words: str) -> str:
+    line = [sys.executable, *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -131,7 +131,8 @@ for path in libraries() - loaded:
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_import_changes_nothing_and_loads_extensions_of_python_alone(more: str) -> None:
-    assert run(STATE + IMPORT.format(more=more) + LIBRARIES) == ""
+    program = STATE + IMPORT.format(more=more) + LIBRARIES
+    assert run("-W", "ignore", "-c", program) == ""
 
 
 APPLY = """
@@ -197,5 +198,6 @@ assert len(calls) == 2
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_functions_are_wrapped_while_tensors_are_cut() -> None:
-    run(APPLY)
+    run("-c", APPLY)

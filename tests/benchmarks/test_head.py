@@ -79,6 +79,7 @@ def test_a_linear_layer_is_a_ridge_and_leaves_each_sample_out() -> None:
     assert layer.chosen[0][2] < layer.chosen[1][2]  # nothing is known of the second
 
 
+@pytest.mark.long
 def test_parts_of_a_volume_are_left_out_together() -> None:
     random = np.random.default_rng(3)
     y = np.repeat(random.normal(size=(48, 2)), 4, axis=0)
@@ -116,6 +117,7 @@ def test_parts_of_a_volume_are_left_out_together() -> None:
     assert np.mean((alone - y)[:, 1] ** 2) < 0.9 * np.mean((layer.left_out - y)[:, 1] ** 2)
 
 
+@pytest.mark.long
 def test_a_linear_layer_divides_by_the_power_that_leaves_out_best() -> None:
     random = np.random.default_rng(2)
     x = random.normal(size=(60, 100)) * np.logspace(0, -3, 100)
@@ -235,6 +237,7 @@ def test_moved_universes_and_several_networks_learn_the_curve_better() -> None:
     assert errors[1] < errors[0]
 
 
+@pytest.mark.long
 def test_a_gaussian_head_says_how_far_it_is_off() -> None:
     data = curved()
     net = shipped(data, 5)
@@ -245,6 +248,7 @@ def test_a_gaussian_head_says_how_far_it_is_off() -> None:
     assert torch.all((squares > 0.5) & (squares < 2)), squares
 
 
+@pytest.mark.long
 def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

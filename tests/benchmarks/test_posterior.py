@@ -36,6 +36,7 @@ def exact(summary: float, noise: float, y: float) -> float:
     return (below - low) / (high - low)
 
 
+@pytest.mark.long
 def test_a_flow_finds_a_posterior_that_a_box_cuts_off() -> None:
     train, validation = drawn(3000, 0), drawn(500, 1)
     found = Posterior(*train, (-1, 1))

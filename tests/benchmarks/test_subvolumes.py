@@ -66,6 +66,7 @@ def test_rates_widen_until_the_best_is_inside() -> None:
     assert len(rated(lambda rate: -rate)) == subvolumes.MOST_RATES  # there is no best
 
 
+@pytest.mark.long
 def test_parts_are_averaged_and_recalibrated_over_their_volumes(
     recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ def demo(folder: Path) -> float:
         f"data.path={folder / 'phantoms'}",
         f"output={folder / 'run'}",
         "model.channels=4",
-        "epochs=3",
+        "epochs=1",
         "data.fractions=[0.6, 0.2, 0.2]",
     ]
     train(load_recipe(RECIPE, overrides))

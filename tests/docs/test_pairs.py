@@ -18,8 +18,11 @@ import torch.distributed as dist
 
 from tests.docs.blocks import DOCS, Block, blocks_of
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 
 PAGES = [*sorted((DOCS / "coming-from").glob("*.md")), DOCS / "video.md"]
+IN_GATE = [page for page in PAGES if page.stem not in ("hydra", "optuna")]
+"""The others start runs with `hs.fit` as `tests.studies.test_fit` does, from a library's loop."""
 
 
 def programs(page: Path) -> list[Block]:
@@ -60,7 +63,7 @@ def run_program(
     return names["loss"].detach().numpy(), weights
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", in_gate(PAGES, kept=IN_GATE), ids=lambda page: page.stem)
 def test_both_sides_do_the_same(page: Path, tmp_path: Path) -> None:
     assert pairs(page)
     for setup, *sides in pairs(page):

@@ -52,7 +52,7 @@ def assert_side_by_side(make: Any) -> None:
     """As many threads read from one source what one thread reads from another."""
     source, other = make(), make()
     assert source.concurrent
-    boxes = boxes_of(source, 60)
+    boxes = boxes_of(source, 30)
     with ThreadPoolExecutor(THREADS) as threads:
         found = list(threads.map(lambda each: read_all(source, *each), boxes))
     for ours, each in zip(found, boxes, strict=True):

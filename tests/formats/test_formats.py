@@ -48,11 +48,12 @@ def test_boxes_are_those_of_the_whole(written: Any) -> None:
         assert source.dtype == volume.dtype
         whole = source.read(sample, Box.whole(source.shape))
         assert whole.tobytes() == np.ascontiguousarray(volume).tobytes()
-        for extents in CUTS:
+        cuts = CUTS if sample == 0 else CUTS[sample % len(CUTS) :][:1]
+        for extents in cuts:
             assert assembled(source, sample, extents).tobytes() == whole.tobytes(), extents
         if source.classes:
             expected = labels(sample, (1, *source.shape[1:]), 3)[0]
-            for extents in CUTS:
+            for extents in cuts:
                 np.testing.assert_array_equal(assembled_labels(source, sample, extents), expected)
         else:
             seed = sample if len(volumes) == N else 0

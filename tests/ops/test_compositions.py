@@ -49,7 +49,7 @@ def names(log: list[str]) -> list[str]:
     return [line.split("(")[0].split(":")[0] for line in log]
 
 
-KINDS = [(programs, 8, 0.2), (aliases, 10, 0.3)]
+KINDS = [(programs, 5, 0.2), (aliases, 6, 0.3)]
 CASES = [(*kind, layout) for kind in KINDS for layout in LAYOUTS]
 IN_GATE = [
     *[(*KINDS[0], layout) for layout in (LAYOUTS[2], LAYOUTS[4])],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import _utils as loading
 
 import hyperslab as hs
 from hyperslab.comm import AXES
@@ -72,6 +73,7 @@ class CutVolumes(Volumes):
 
 
 def cut_in_a_worker(how: str) -> None:
+    loading.MP_STATUS_CHECK_INTERVAL = 0.2  # [s] that a loader waits for workers which have failed
     data = CutVolumes(how)
     assert data[1].shape == (1, 1, 4, 4, 4)
     next(iter(DataLoader(data, None, num_workers=1, multiprocessing_context="fork")))

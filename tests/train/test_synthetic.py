@@ -19,6 +19,7 @@ from hyperslab.studies.report import write_report
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.run import train
 from tests.ranks import run_ranks
+from tests.selection import in_gate
 from tests.train.universes import losses, narrow_network, run
 
 COUNTS = {
@@ -50,7 +51,10 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("cut", "mode"),
-    [("grid.width=2", "store"), ("grid.data=2", "store"), ("grid.depth=2", "direct")],
+    in_gate(
+        [("grid.width=2", "store"), ("grid.data=2", "store"), ("grid.depth=2", "direct")],
+        kept=[("grid.data=2", "store"), ("grid.depth=2", "direct")],
+    ),
 )
 def test_every_grid_sees_the_same_volumes(
     tmp_path: Path, serial: Path, cut: str, mode: str

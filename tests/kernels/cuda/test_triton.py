@@ -63,6 +63,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_triton_is_tried_before_it_is_used(tmp_path: Path) -> None:
     """Each machine lacks something, and is told so in words, not by an exception in a step."""
     module = interpreted.__name__.replace("interpreted", "tried")
@@ -81,6 +82,7 @@ def test_triton_is_tried_before_it_is_used(tmp_path: Path) -> None:
     assert not (tmp_path / "own_cache" / "cache").exists()
 
 
+@pytest.mark.long
 @needs_interpreter
 def test_triton_that_works_is_taken() -> None:
     assert run_module("tests.kernels.cuda.works", TRITON_INTERPRET="1") == "None\n"

@@ -172,15 +172,15 @@ def failures(layout: Mapping[str, int], seeds: range) -> tuple[list[Any], int]:
 @pytest.mark.parametrize(
     ("layout", "part"),
     in_gate(
-        [(layout, part) for layout in LAYOUTS for part in range(4)],
+        [(layout, part) for layout in LAYOUTS for part in range(8)],
         kept=[(layout, 0) for layout in LAYOUTS[:3]],
     ),
     ids=str,
 )
 def test_programs_equal_the_serial_run(layout: dict[str, int], part: int) -> None:
-    count = 15
+    count = 8
     first = 1000 * LAYOUTS.index(layout) + part * count
     ranks = torch.Size(layout.values()).numel()
     for found, ran in run_ranks(ranks, failures, layout, range(first, first + count)):
         assert found == []
-        assert ran > count / 3  # serial torch refuses up to eight of fifteen: changes in place
+        assert ran > count / 4  # serial torch refuses more than half: changes in place

@@ -63,9 +63,9 @@ print(resident() - before, heap.top)
 
 
 def test_the_c_library_has_little_more_than_the_heap() -> None:
-    """Where a process begins its heap decides between 1.0 and 1.7 times it: the least of three."""
-    ratios = []
-    for _ in range(3):
+    """Where a process begins its heap decides between 1.0 and 1.7 times it: three tries."""
+    ratios: list[float] = []
+    while len(ratios) < 3 and not (ratios and ratios[-1] <= 1.6):
         done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         grown, simulated = map(int, done.stdout.split())

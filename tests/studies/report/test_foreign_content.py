@@ -135,11 +135,8 @@ def test_a_figure_whose_every_word_is_nasty(nasty: str) -> None:
 
 
 @pytest.mark.parametrize("nasty", NASTY[:2] + NASTY[4:6])
-def test_classes_and_samples_with_nasty_names(
-    request: pytest.FixtureRequest, tmp_path: Path, nasty: str
-) -> None:
-    if nasty != NASTY[0]:
-        request.getfixturevalue("undrawn")
+@pytest.mark.usefixtures("undrawn")
+def test_classes_and_samples_with_nasty_names(tmp_path: Path, nasty: str) -> None:
     run = fake_scans.fake_run(tmp_path, epochs=2)
     path = run / "evaluation" / "metrics.json"
     metrics = json.loads(path.read_text())
@@ -157,15 +154,13 @@ def test_classes_and_samples_with_nasty_names(
 
 
 @pytest.mark.parametrize("nasty", in_gate(NASTY[:2] + NASTY[4:6], kept=NASTY[:1]))
-def test_a_comparison_of_runs_with_nasty_recipes(
-    request: pytest.FixtureRequest, tmp_path: Path, nasty: str
-) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_of_runs_with_nasty_recipes(tmp_path: Path, nasty: str) -> None:
     runs = [write_run(tmp_path / name, seed=0, noise=0.2) for name in "ab"]
     recipe = json.loads((runs[1] / "recipe.yaml").read_text())
     recipe["model"]["variant"] = nasty
     (runs[1] / "recipe.yaml").write_text(json.dumps(recipe))
     check(write_comparison(runs).read_text(), *[nasty] * nasty.isprintable())
-    request.getfixturevalue("undrawn")  # the same figures
     check(write_report(*runs).read_text())
 
 

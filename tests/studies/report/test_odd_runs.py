@@ -200,6 +200,7 @@ def test_without_a_whole_epoch_there_is_nothing_to_compare(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_two_runs_of_different_losses_have_a_scale_each(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", seed=0, noise=0.2)
     other = changed(write_run(tmp_path / "other", seed=1, noise=0.2), loss="l1")
@@ -257,7 +258,6 @@ def test_volumes_of_one_name_and_other_truths_are_not_compared(tmp_path: Path) -
         read_comparison(runs)
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.usefixtures("undrawn")
 def test_what_was_changed_on_the_way_is_told(tmp_path: Path) -> None:
     """The recipe has the last values alone."""

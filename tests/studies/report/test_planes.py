@@ -21,6 +21,7 @@ from hyperslab.studies.report.volumes import (
     voxels_of_affine,
 )
 from hyperslab.studies.run_folder import read_run
+from tests.selection import in_gate
 from tests.studies.report import fake, fake_scans
 
 AFFINE = np.array([[0, 0, -0.75, 90], [0, 0.75, 0, -80], [5.0, 0, 0, 12], [0, 0, 0, 1]])
@@ -38,7 +39,7 @@ def test_an_affine_says_sizes_and_sides() -> None:
     assert Voxels().title("depth") == "depth"
 
 
-@pytest.mark.parametrize("width", [None, 16])
+@pytest.mark.parametrize("width", in_gate([None, 16], kept=[16]))
 def test_a_simulated_universe_says_its_side(tmp_path: Path, width: int | None) -> None:
     run = fake.fake_run(tmp_path, epochs=1, evaluated=False)
     recipe = (run / "recipe.yaml").read_text()
