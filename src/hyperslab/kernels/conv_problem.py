@@ -173,12 +173,12 @@ class Problem:
     def skips_lines(self) -> bool:
         """Says if windows of one channel leave out planes or rows between them, in float32.
 
-        There oneDNN writes beyond its memory in three dims.
+        There oneDNN writes beyond its memory.
         """
         of_one = self.weight[1] == self.options.groups == 1 and self.dtype == torch.float32
-        if self.task != "forward" or len(self.kernel) != 3 or not of_one:
+        if self.task != "forward" or not of_one:
             return False
-        return any(k < s for k, s in zip(self.kernel[:2], self.options.stride[:2], strict=True))
+        return any(k < s for k, s in zip(self.kernel[:-1], self.options.stride[:-1], strict=True))
 
     @cached_property
     def hangs(self) -> bool:

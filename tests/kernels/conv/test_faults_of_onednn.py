@@ -75,12 +75,19 @@ def check(problem: Problem) -> None:
         torch.testing.assert_close(found.double() / most, expected / most, rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [((1, 3, 7), (2, 2, 1)), ((3, 1, 7), (1, 2, 1))])
+@pytest.mark.parametrize(
+    ("x", "kernel", "stride"),
+    [
+        ((1, 1, 24, 32, 34), (1, 3, 7), (2, 2, 1)),
+        ((1, 1, 24, 32, 34), (3, 1, 7), (1, 2, 1)),
+        ((3, 1, 192, 64), (1, 3), (2, 1)),
+    ],
+)
 def test_windows_of_one_channel_that_leave_out_lines(
-    kernel: tuple[int, ...], stride: tuple[int, ...]
+    x: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
 ) -> None:
     padding = tuple((k - 1) // 2 for k in kernel)
-    problem = problem_of("forward", FLOAT, (1, 1, 24, 32, 34), 4, kernel, stride, padding)
+    problem = problem_of("forward", FLOAT, x, 4, kernel, stride, padding)
     assert problem.skips_lines
     check(problem)
 
