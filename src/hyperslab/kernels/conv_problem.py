@@ -187,7 +187,7 @@ class Problem:
         It does for 15 taps or more of a row and some 30 results, where at most 16 channels are
         each convolved by themselves in bfloat16 with AVX-512.
         """
-        few = self.x[1] == self.options.groups <= 16 and self.weight[1] == 1
+        few = self.weight[:2] == (self.options.groups, 1) and 1 < self.options.groups <= 16
         long = self.kernel[-1] >= 15 and self.y[-1] >= 16
         return self.task == "forward" and self.dtype == torch.bfloat16 and few and long
 
