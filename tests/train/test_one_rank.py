@@ -86,9 +86,16 @@ def train_with(recipe: Path, loss: Loss) -> str:
 def test_a_loss_that_is_no_number_on_one_rank_ends_all_and_names_it(tmp_path: Path) -> None:
     for words in run_ranks(2, train_with, write(tmp_path), OddLoss("loss", 3)):
         assert "the loss is not a finite number in step 3 (epoch 1); the first is rank 1" in words
+        assert "are from before" in words
     newest = latest(tmp_path / "run")
     assert newest is not None
     assert newest.name == "step-00000002"
+
+
+def test_a_first_step_that_diverges_speaks_of_no_checkpoints(tmp_path: Path) -> None:
+    for words in run_ranks(2, train_with, write(tmp_path), OddLoss("loss", 1)):
+        assert "the loss is not a finite number in step 1" in words
+        assert "checkpoints" not in words
 
 
 def test_weights_that_are_no_numbers_are_never_written(tmp_path: Path) -> None:

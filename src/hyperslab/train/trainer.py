@@ -225,9 +225,11 @@ class Progress:
         return verdict.signal
 
     def _diverged(self, what: str, step: int, epoch: int, where: str = "") -> DivergedError:
+        folder = folder_of(self.recipe.output)
+        some = any(folder.glob("*"))
+        before = f"    the checkpoints in {folder} are from before\n" if some else ""
         return DivergedError(
-            f"{what} not a finite number in step {step} (epoch {epoch + 1}){where}\n"
-            f"    the checkpoints in {folder_of(self.recipe.output)} are from before\n"
+            f"{what} not a finite number in step {step} (epoch {epoch + 1}){where}\n{before}"
             "    try a smaller optimizer.learning_rate, or optimizer.clip=1"
         )
 
