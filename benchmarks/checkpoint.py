@@ -69,6 +69,7 @@ def shares(seconds: Seconds) -> Seconds:
 
 def measure(mebibytes: int, turns: int, seconds: float, folder: Path) -> Seconds:
     """One rank's times [s]."""
+    folder.mkdir(parents=True, exist_ok=True)
     model, optimizer = state_of(mebibytes)
     writer = BackgroundWriter()
     waits: list[float] = []

@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 
 @pytest.mark.long
 def test_it_measures_both_ways(tmp_path: Path) -> None:
-    (found,) = run_ranks(1, checkpoint.measure, 4, 2, 0.0, tmp_path)
+    (found,) = run_ranks(1, checkpoint.measure, 4, 2, 0.0, tmp_path / "new")
     shares = checkpoint.shares(found)
     assert shares["wait / writing"] == pytest.approx(found["wait"] / found["writing"])
     assert 0 < found["wait"] < found["writing"]

@@ -216,6 +216,18 @@ def test_what_cannot_be_stored_is_an_error_like_others(tmp_path: Path) -> None:
         writer.wait()
 
 
+def leave(*_: object) -> None:
+    raise SystemExit(3)
+
+
+def test_whatever_ends_the_thread_is_heard() -> None:
+    _, optimizer = network(1)
+    writer = BackgroundWriter()
+    writer.start(leave, optimizer)
+    with pytest.raises(SystemExit):
+        writer.wait()
+
+
 def fail(run: Path, writer: BackgroundWriter, error: Exception, timer: threading.Timer) -> None:
     with writer.finishing():
         begin(run, 1, writer, network(1))

@@ -63,6 +63,9 @@ def test_a_name_that_the_locale_cannot_write_is_told(
 ) -> None:
     with pytest.raises(UnicodeEncodeError), clean_errors():
         "rün".encode("ascii")  # of no file
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "utf-8")
+    with pytest.raises(UnicodeEncodeError), clean_errors():
+        "\udcff".encode()  # of no file, which has such a name
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     with pytest.raises(SystemExit), clean_errors():
         "rün".encode("ascii")

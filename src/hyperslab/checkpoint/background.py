@@ -47,7 +47,7 @@ class BackgroundWriter:
         self._group: GroupReference | None = None
         self._thread: threading.Thread | None = None
         self._hook: RemovableHandle | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def start(self, write: WriteFiles, optimizer: torch.optim.Optimizer) -> None:
         """Begin to write; every rank calls it. `wait` comes before."""
@@ -104,5 +104,5 @@ class BackgroundWriter:
             problem = CheckpointError(reason(error))
         try:
             write(None if self._group is None else self._group("a checkpoint"), problem)
-        except Exception as error:
+        except BaseException as error:  # a thread would end with it as if all were written
             self._error = error

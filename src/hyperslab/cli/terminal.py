@@ -73,7 +73,9 @@ def _words_of(error: Exception) -> str:
         return f"out of memory: {asked[0]}"
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, *NO_ROOM):
         return reason(error)
-    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+    # Names have all letters in UTF-8; what it cannot encode is half of one, from anywhere.
+    encoding = sys.getfilesystemencoding()
+    if isinstance(error, UnicodeEncodeError) and error.encoding == encoding != "utf-8":
         return (
             f"{error.object} cannot be the name of a file in this locale, whose encoding is "
             f"{error.encoding}\n    set PYTHONUTF8=1 in the environment, or LC_ALL=C.UTF-8"

@@ -208,13 +208,14 @@ class Problem:
 
     @cached_property
     def gaps(self) -> tuple[int, ...]:
-        """Lists the dims, planes or rows, in which windows leave out lines, in bfloat16.
+        """Lists the dims but the last in which windows leave out lines, in bfloat16.
 
-        With AMX oneDNN computes some wrong there in three dims, or crashes.
+        With AMX oneDNN computes some wrong there, or crashes.
         """
-        if self.task != "forward" or self.dtype != torch.bfloat16 or len(self.kernel) != 3:
+        if self.task != "forward" or self.dtype != torch.bfloat16:
             return ()
-        return tuple(dim for dim in (0, 1) if self.kernel[dim] < self.options.stride[dim])
+        steps = zip(self.kernel[:-1], self.options.stride[:-1], strict=True)
+        return tuple(dim for dim, (taps, step) in enumerate(steps) if taps < step)
 
     @cached_property
     def skips_voxels(self) -> bool:
@@ -373,7 +374,7 @@ class Problem:
         last = x.movedim(1, -1)
         for dim in self.gaps:
             if self.padding[dim]:
-                margins = [0, 0] * (3 - dim) + [self.padding[dim]] * 2
+                margins = [0, 0] * (len(self.kernel) - dim) + [self.padding[dim]] * 2
                 last = F.pad(last, margins)
             starts = torch.arange(self.y[dim + 2], device=x.device) * self.options.stride[dim]
             taps = torch.arange(self.kernel[dim], device=x.device) * self.options.dilation[dim]

@@ -215,7 +215,7 @@ def _by_tables(x: Sharded, index: Any) -> Sharded | None:
     lists = [*tables.values()]
     if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() or _is_cut(t) for t in lists):
         return None
-    if not lists or (lists[0].dim() == len(lists) == 1 and not isinstance(lists[0], Sharded)):
+    if not lists or lists[0].dim() == len(lists) == 1:
         return None
     tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
     y = getitem(x, tuple(items))

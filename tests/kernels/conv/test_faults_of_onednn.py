@@ -148,12 +148,22 @@ def test_a_flipped_kernel_whose_rows_fill_tiles_is_refused() -> None:
     check(problem)
 
 
+def test_a_flipped_kernel_whose_taps_step_over_the_volume_is_refused() -> None:
+    for dtype in (HALF, FLOAT):  # the window at -1 has taps at -1 and 2, of two planes
+        x = (1, 3, 5, 9, 12)
+        problem = problem_of("input", dtype, x, 8, (2, 3, 3), (1, 1, 1), (0, 1, 1), (3, 1, 1))
+        assert not conv_variants.can_flip(problem)
+        check(problem)
+
+
 @pytest.mark.parametrize(
     ("x", "filters", "kernel", "stride", "padding", "dilation", "gaps"),
     [
         ((2, 32, 7, 21, 4), 2, (1, 5, 2), (3, 2, 2), (0, 0, 0), 1, (0,)),
         ((2, 2, 23, 59, 6), 31, (2, 1, 3), (4, 2, 1), (0, 1, 1), (1, 1, 3), (0, 1)),
         ((2, 24, 23, 31, 7), 8, (2, 1, 3), (4, 1, 1), (1, 0, 0), (2, 1, 2), (0,)),
+        ((2, 24, 46, 35), 32, (1, 2), (3, 1), (0, 2), (1, 2), (0,)),
+        ((2, 24, 45, 35), 32, (2, 2), (3, 1), (1, 2), (1, 2), (0,)),
     ],
 )
 def test_windows_that_leave_out_planes_or_rows(

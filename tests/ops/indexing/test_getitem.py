@@ -218,8 +218,9 @@ def shuffled() -> Any:
     x = hs.shard(torch.arange(4.0 * 6).view(4, 1, 6, 1, 1), hs.Grid(data=2, depth=2))
     order = torch.tensor([2, 0, 3, 1])
     assert x[order].partition == x.partition
+    assert x[as_cut(x, order)].partition == x.partition  # such as ``scores.argsort()``
     assert x[[3], :, 1:].partition.axes == ("depth",)
-    x[:, :, 1:3] = x[order, :, 1:3]
+    x[:, :, 1:3] = x[as_cut(x, order), :, 1:3]
     return x.full()[:, 0, :, 0, 0].tolist()
 
 
