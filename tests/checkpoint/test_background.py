@@ -327,5 +327,5 @@ def test_a_program_ends_with_its_last_checkpoint(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE.format(output=tmp_path / "run"))
     words = [sys.executable, "-m", "hyperslab", "train", str(recipe)]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr
