@@ -25,17 +25,9 @@ from tests.ops.serial import average
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-COVERS = {
-    "elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_", "data", "frexp"}
-}
+COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp"}}
 SHAPE = (4, 3, 5, 4, 3)
-UNCHECKED = {
-    "torch.Tensor.cuda",
-    "torch.Tensor.type",
-    "torch.frexp",
-    "torch.Tensor.frexp",
-    "torch.Tensor.data.__get__",
-}
+UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Tensor.frexp"}
 """The first needs a device which this tier has not; the others have tests below."""
 
 TESTED_ELSEWHERE = {"torch.gradient", "torch.nn.functional.glu"}
@@ -422,24 +414,6 @@ def detached_in_place() -> None:
 
 def test_detaching_in_place() -> None:
     run_ranks(2, detached_in_place)
-
-
-def read_as_data() -> None:
-    """Old programs detach by ``.data``, and change the values through it."""
-    leaf = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64, requires_grad=True)
-    serial = leaf.detach().clone().requires_grad_()
-    x, y = hs.shard(leaf, hs.Grid(depth=2)) * 2, serial * 2
-    for t in (x, y):
-        t.data.mul_(3)
-        ((t - t.data.mean()) * t.data).sum().backward()
-        assert not t.data.requires_grad
-    assert torch.equal(x.full(), y)
-    assert leaf.grad is not None
-    assert torch.allclose(leaf.grad, serial.grad, rtol=1e-12)
-
-
-def test_data() -> None:
-    run_ranks(2, read_as_data)
 
 
 def refused(case: str) -> None:
