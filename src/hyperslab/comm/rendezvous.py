@@ -25,7 +25,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -72,8 +71,8 @@ def beside(make: Callable[[], T]) -> Future[T]:
     interpreter once more, and where that is gone it aborts the process. Such a thread is joined.
     """
     outcome: Future[T] = Future()
-    work = partial(settle, outcome, make)
-    threading.Thread(target=work, daemon=True).start()
+    name = getattr(make, "__name__", None)
+    threading.Thread(target=settle, args=(outcome, make), name=name, daemon=True).start()
     return outcome
 
 
