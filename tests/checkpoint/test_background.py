@@ -192,7 +192,8 @@ def test_errors_come_out_at_the_next_one_and_at_the_end(tmp_path: Path) -> None:
     writer = BackgroundWriter()
     with full_disk(128):
         begin(tmp_path, 1, writer, made)
-        writer._thread.join()  # type: ignore[union-attr]
+        assert writer._thread is not None
+        writer._thread.join()
     with pytest.raises(CheckpointError, match=r"cannot write .*step-00000001: File too large"):
         begin(tmp_path, 2, writer, made)
     begin(tmp_path, 3, writer, made)
@@ -290,7 +291,8 @@ def fail_on_ranks(run: Path) -> str:
     if dist.get_rank() == 1:
         with full_disk(128):
             begin(run, 1, writer, made)
-            writer._thread.join()  # type: ignore[union-attr]
+            assert writer._thread is not None
+            writer._thread.join()
     else:
         begin(run, 1, writer, made)
     with pytest.raises(CheckpointError) as caught:

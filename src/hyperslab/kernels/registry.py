@@ -519,7 +519,7 @@ def _steps_by_channel(problem: Problem) -> bool:
     return in_three and max(problem.options.stride) > 1
 
 
-def _skips_voxels(problem: Problem) -> bool:
+def _steps_unevenly(problem: Problem) -> bool:
     if problem.dtype != torch.bfloat16 or _in_tiles(problem) or _windows(problem):
         return False
     steps = zip(problem.x[2:], problem.y[2:], problem.options.stride, strict=True)
@@ -684,7 +684,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             "bfloat16, every channel by itself in 3 dims with a step; or, without AMX, single "
             "voxels by a step that does not divide the extents",
             "the way of torch or oneDNN is a plain loop, seven times as slow",
-            lambda problem: _steps_by_channel(problem) or _skips_voxels(problem),
+            lambda problem: _steps_by_channel(problem) or _steps_unevenly(problem),
         ),
         _conv_case("input", "onednn", "no groups, no dilation", "faster than torch's im2col"),
         Case("torch", "conv_variants.py", "else", "it computes everything"),

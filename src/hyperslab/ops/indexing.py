@@ -242,7 +242,7 @@ def _each_once(x: Sharded, tables: dict[int, torch.Tensor]) -> Cut | None:
     dim, cut = next((d, c) for d in tables if (c := x.partition.cuts[d]) is not None)
     dims = max(table.dim() for table in tables.values())
     each = torch.arange(cut.extent, device=x.device).view(-1, *[1] * (dims - 1))
-    if tables[dim].shape != each.shape:
+    if tables[dim].shape != each.shape or cut.extent == 1:  # one row may stand for many
         return None
     if x.grid.has_values and not bool((tables[dim] == each).all()):
         return None
