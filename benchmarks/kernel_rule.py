@@ -32,9 +32,9 @@ from networks import NETWORKS, OTHERS, Step, make_case
 import hyperslab as hs
 from hyperslab.kernels import conv
 from hyperslab.kernels.conv import dispatch, guarded
-from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last, in_contiguous
+from hyperslab.kernels.conv_problem import ConvOptions, Problem, in_channels_last
 from hyperslab.kernels.conv_variants import CONV_VARIANTS
-from hyperslab.kernels.registry import conv_variant, force
+from hyperslab.kernels.registry import casts_filters_last, conv_variant, force
 
 SLOW = 2.0
 """Implementations that take longer than so many times the fastest are timed once."""
@@ -46,13 +46,24 @@ Pass = tuple[Problem, bool]
 
 
 def passes_of(step: Step) -> Counter[Pass]:
-    """The passes of a step, with how often each occurs; all ranks call this."""
+    """The passes of a step, with how often each occurs; all ranks call this.
+
+    Without those that others are made of: their time is part of these.
+    """
     found: Counter[Pass] = Counter()
+    under_way = False
 
     def note(run: Callable[..., Any], problem: Problem, *operands: Any) -> Any:
+        nonlocal under_way
+        if under_way:
+            return guarded(run, problem, *operands)
         bias = operands[-1] is True or isinstance(operands[-1], torch.Tensor)
         found[problem, bias] += 1
-        return guarded(run, problem, *operands)
+        under_way = True
+        try:
+            return guarded(run, problem, *operands)
+        finally:
+            under_way = False
 
     with mock.patch.object(conv, "guarded", note):
         step.run()
@@ -63,7 +74,10 @@ def operands_of(problem: Problem, bias: bool) -> tuple[Any, ...]:
     """Random blocks and parameters as the step has them."""
     x = in_channels_last(torch.randn(problem.x).to(problem.dtype))
     g = in_channels_last(torch.randn(problem.y).to(problem.dtype))
-    weight = torch.randn(problem.weight).to(problem.dtype)
+    weight = torch.randn(problem.weight)
+    if casts_filters_last(weight, problem.dtype, "fixed"):
+        weight = in_channels_last(weight)
+    weight = weight.to(problem.dtype)
     if problem.task == "weight":
         return x, g, weight, bias
     channels = problem.weight[0] if problem.task == "forward" else problem.x[1]
@@ -74,6 +88,7 @@ def operands_of(problem: Problem, bias: bool) -> tuple[Any, ...]:
 def seconds_of(problem: Problem, bias: bool, turns: int) -> dict[str, float]:
     """Least CPU seconds of this thread by implementation; they take turns."""
     operands = operands_of(problem, bias)
+    gradient = torch.empty(problem.weight)
     variants = CONV_VARIANTS[problem.task]
 
     def once(name: str) -> float:
@@ -81,7 +96,7 @@ def seconds_of(problem: Problem, bias: bool, turns: int) -> dict[str, float]:
         with force({f"conv {problem.task}": name}):
             found = dispatch(problem, *operands)
         if problem.task == "weight":
-            in_contiguous(found[0])  # as a parameter's gradient is
+            _keep(found[0], gradient)
         return time.thread_time() - begin
 
     names = [name for name, variant in variants.items() if variant.legal(problem)]
@@ -97,6 +112,14 @@ def seconds_of(problem: Problem, bias: bool, turns: int) -> dict[str, float]:
         for name in near:
             least[name] = min(least[name], once(name))
     return least
+
+
+def _keep(dw: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Copies the weight's gradient to where it is averaged, as `shard_parameter` does."""
+    if dw.is_contiguous():
+        gradient.copy_(dw)
+    else:
+        torch.ops.hyperslab.reorder_into(dw, gradient)
 
 
 def on_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -60,6 +60,27 @@ def test_a_gradient_is_made_in_its_home(dtype: Number) -> None:
     assert case.memory[25:].isnan().all()
 
 
+@pytest.mark.parametrize("rows", [None, ROWS])
+def test_filters_that_are_cast_to_channels_last(rows: Cut | None) -> None:
+    filters = nn.Parameter(torch.randn(5, 3, 2, 1, 3))
+    homes = GradientBuffers()
+    home = torch.full_like(filters, float("nan"))
+    homes.add(filters, home)
+    homes.begin(averaged=True)
+    cast = shard_parameter(filters, torch.bfloat16, homes, rows, 1, last=True)
+    assert cast.is_contiguous(memory_format=torch.channels_last_3d)
+    lo, hi = (0, 5) if rows is None else rows.interval(1)
+    assert torch.equal(cast, filters[lo:hi].bfloat16())
+    factor = torch.arange(90.0).view(5, 3, 2, 1, 3)
+    (cast * factor[lo:hi].bfloat16()).sum().backward()
+    assert filters.grad is not None
+    assert filters.grad.data_ptr() == home.data_ptr()
+    assert torch.equal(home[lo:hi], factor[lo:hi])
+    assert not home[:lo].any()
+    frozen = filters.detach()
+    assert torch.equal(shard_parameter(frozen, torch.bfloat16, homes, rows, 1, last=True), cast)
+
+
 def test_all_rows_in_another_type() -> None:
     case = Homes()
     case.take(rows=None).sum().backward()

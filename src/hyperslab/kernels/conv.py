@@ -113,26 +113,26 @@ def aten_backward(
 def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *others: Any) -> Any:
     """Returns the result of ``run``, or the same one by a way that oneDNN computes right."""
     if problem.has_lone_column:
-        y = guarded(run, problem.in_steps_of_one(), first, *others)
+        y = guarded(run, problem.in_steps_of_one, first, *others)
         return in_channels_last(y.narrow(-1, 0, 1))
     if problem.outreaches:
         margins = margins_of(problem.padding)
         if problem.task != "input":
             padded = in_channels_last(F.pad(first, margins))
-            return guarded(run, problem.padded(), padded, *others)
-        padded = guarded(run, problem.padded(), first, *others)
+            return guarded(run, problem.padded, padded, *others)
+        padded = guarded(run, problem.padded, first, *others)
         return in_channels_last(F.pad(padded, [-margin for margin in margins]))
     if problem.skips_lines or problem.fills_tiles:
         weight, bias = others
         channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
         x = F.pad(first.unflatten(1, (problem.options.groups, -1)), channel).flatten(1, 2)
         wider = in_channels_last(x), F.pad(weight, channel)
-        return guarded(run, problem.with_empty_channel(), *wider, bias)
+        return guarded(run, problem.with_empty_channel, *wider, bias)
     if problem.gaps:
-        return guarded(run, problem.of_lines_read(), problem.lines_read(first), *others)
+        return guarded(run, problem.of_lines_read, problem.lines_read(first), *others)
     if problem.skips_voxels:
         read = first[:, :, *(slice(None, None, step) for step in problem.options.stride)]
-        return guarded(run, problem.of_voxels_read(), in_channels_last(read), *others)
+        return guarded(run, problem.of_voxels_read, in_channels_last(read), *others)
     result = run(problem, first, *others)
     if problem.planes_beyond:
         _, bias = others
@@ -151,7 +151,7 @@ def computes_last(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bo
 
 def is_guarded_line(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> bool:
     """Says if a convolution of one dim is computed in two, by `guarded`: torch itself does that."""
-    lines = x.dim() == weight.dim() == 3 and x.dtype == torch.bfloat16
+    lines = x.dtype == torch.bfloat16 and x.dim() == 3 == weight.dim()
     return lines and computes_last(x.unsqueeze(2), weight.unsqueeze(2), kernels)
 
 
@@ -420,11 +420,10 @@ def differentiable_conv(
     again.
     """
     if margins:
-        x = F.pad(x, margins)
+        x = conv_input(F.pad(x, margins), weight, kernels)
         source = None
     if not computes_last(x, weight, kernels) and not is_guarded_line(x, weight, kernels):
         return convolve_by_torch(x, weight, bias, options, padding, kernels)
-    x = conv_input(x, weight, kernels)
     return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
 
 

@@ -138,6 +138,16 @@ class Problem:
     options: ConvOptions
     padding: tuple[int, ...]
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in FIELDS))
+
+    def __hash__(self) -> int:  # every pass of every step looks up its implementation
+        return self._hash
+
+    def __reduce__(self) -> Any:  # another process hashes strings otherwise
+        return Problem, tuple(getattr(self, each.name) for each in FIELDS)
+
     @property
     def kernel(self) -> tuple[int, ...]:
         return self.weight[2:]
@@ -337,12 +347,14 @@ class Problem:
             changes["options"] = replace(self.options, **options)
         return problem_for(*(changes.get(each.name, getattr(self, each.name)) for each in FIELDS))
 
+    @cached_property
     def padded(self) -> Problem:
         """Returns the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
         return self.but(x=x, padding=(0,) * len(self.padding))
 
+    @cached_property
     def turned(self) -> Problem:
         """Returns the same pass in three dims with depth and height exchanged."""
 
@@ -354,11 +366,13 @@ class Problem:
         steps = {name: swapped(getattr(self.options, name)) for name in ("stride", "dilation")}
         return self.but(**{name: swapped(getattr(self, name)) for name in names}, **steps)
 
+    @cached_property
     def with_empty_channel(self) -> Problem:
         """Returns the pass over one more channel, in every group."""
         x = (self.x[0], self.x[1] + self.options.groups, *self.x[2:])
         return self.but(x=x, weight=(self.weight[0], self.weight[1] + 1, *self.weight[2:]))
 
+    @cached_property
     def of_lines_read(self) -> Problem:
         """Returns the pass over only those planes and rows that are read, see `lines_read`."""
         x, padding = list(self.x), list(self.padding)
@@ -381,11 +395,13 @@ class Problem:
             last = last.index_select(dim + 1, (starts.unsqueeze(1) + taps).flatten())
         return in_channels_last(last.movedim(-1, 1))
 
+    @cached_property
     def of_voxels_read(self) -> Problem:
         """Returns the pass over only those voxels that are read, see `skips_voxels`."""
         one = (1,) * len(self.kernel)
         return self.but(x=(*self.x[:2], *self.y[2:]), stride=one, dilation=one)
 
+    @cached_property
     def in_steps_of_one(self) -> Problem:
         """Returns the pass without stride in the last dim: its one output is the first one now."""
         return self.but(stride=(*self.options.stride[:-1], 1))

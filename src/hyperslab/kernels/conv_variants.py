@@ -178,7 +178,7 @@ def weight_by_matrix(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     rows = _voxel_rows(g)
-    windows = _voxel_rows(x) if is_voxelwise(problem) else _window_rows(x, problem)
+    windows = _window_rows(x, problem) if math.prod(problem.kernel) > 1 else _voxel_rows(x)
     matrix = rows.t() @ windows
     dw = matrix.view(problem.weight[0], *problem.kernel, problem.weight[1]).movedim(-1, 1)
     return dw, rows.sum(0) if with_bias else None  # the code that keeps it puts it into order
@@ -441,7 +441,7 @@ def forward_by_onednn(
 ) -> torch.Tensor:
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
-    y = torch.ops.aten.mkldnn_convolution(
+    y = torch.mkldnn_convolution(
         x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
     )
     return in_channels_last(y)
@@ -521,7 +521,7 @@ def input_by_flipped_kernel(
 ) -> torch.Tensor:
     """Convolves ``g`` with the kernel turned round: the forward pass is the faster one."""
     options = problem.options
-    x = torch.ops.aten.mkldnn_convolution(
+    x = torch.mkldnn_convolution(
         g,
         turned_kernel(weight, options.groups),
         bias,
@@ -654,7 +654,8 @@ def weight_contiguous(
     x = in_contiguous(x)
     if x.dtype == torch.float32:
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors
-    return weight_by_torch(x, in_contiguous(g), weight.contiguous(), with_bias, problem)
+    like = weight if weight.is_contiguous() else torch.empty(weight.shape, dtype=weight.dtype)
+    return weight_by_torch(x, in_contiguous(g), like, with_bias, problem)
 
 
 def weight_in_halves(
@@ -715,13 +716,13 @@ def weight_turned(
 ) -> WeightAndBias:
     """Lets depth and height change places, so that there are more planes than rows."""
     turned = [in_channels_last(t.transpose(2, 3)) for t in (x, g, weight)]
-    dw, db = dispatch(problem.turned(), *turned, with_bias)
+    dw, db = dispatch(problem.turned, *turned, with_bias)
     return dw.transpose(2, 3), db
 
 
 def fits_turned(problem: Problem) -> bool:
     """Asks for what oneDNN computes right only with depth and height exchanged."""
-    return problem.overruns_tiles and not problem.turned().overruns_tiles
+    return problem.overruns_tiles and not problem.turned.overruns_tiles
 
 
 WEIGHT_VARIANTS: ConvVariants = {

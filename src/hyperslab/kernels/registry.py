@@ -416,8 +416,8 @@ Half as long for 64 voxels, 256 to 1,000 channels and 128 filters.
 LIGHT_WEIGHT = 0.04
 """Elements of the weight for one of both volumes from which on windows are rows of a matrix."""
 
-LARGE_WEIGHT = 1 << 19
-"""Elements of a weight from which on its order in memory counts, with AMX, too."""
+FEW_SUMS = 3.5
+"""Elements of the weight for one of both volumes from which on its gradient is few sums."""
 
 WEIGHT_TO_VOLUMES = {torch.float32: 6.0, torch.bfloat16: 1.0}
 """Elements of the weight for one of both volumes up to which Winograd's sums pay."""
@@ -460,7 +460,7 @@ def _windows(problem: Problem) -> bool:
 
 
 def _outweighs(problem: Problem) -> bool:
-    return problem.heavy and not (_in_tiles(problem) and math.prod(problem.weight) < LARGE_WEIGHT)
+    return problem.heavy and problem.dtype == torch.float32
 
 
 def _small_tiles(problem: Problem) -> bool:
@@ -484,9 +484,8 @@ def _multiplies_tiling_windows(problem: Problem) -> bool:
 
 
 def _sums_few(problem: Problem) -> bool:
-    if not _in_tiles(problem) or problem.weight_to_volumes <= 1:
-        return False
-    return max(problem.options.stride) > 1 or math.prod(problem.weight) >= LARGE_WEIGHT
+    least = 1.0 if max(problem.options.stride) > 1 else FEW_SUMS
+    return _in_tiles(problem) and problem.weight_to_volumes > least
 
 
 def _fills_channels(problem: Problem) -> bool:
@@ -555,7 +554,7 @@ WIDENED = "bfloat16, no AVX-512"
 WIDENED_REASON = "in float32, slab by slab: torch's own loops take ten to a hundred times as long"
 OVERRUN = "bfloat16, AMX, rows that outgrow the second-level cache over few planes"
 OVERRUN_REASON = "oneDNN writes beyond its memory"
-HEAVY = f"weight > {HEAVY_WEIGHT} volumes"
+HEAVY = f"float32, weight > {HEAVY_WEIGHT} volumes"
 HEAVY_REASON = "the order of the weight counts, and parameters are contiguous"
 
 RULES: dict[str, tuple[Case, ...]] = {
@@ -627,9 +626,9 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "forward",
             "contiguous",
-            f"{HEAVY}, but for bfloat16 with AMX",
+            HEAVY,
             HEAVY_REASON,
-            lambda problem: problem.heavy and not _in_tiles(problem),
+            _outweighs,
         ),
         Case("onednn", "conv_variants.py", "else", "it runs at the processor's peak"),
     ),
@@ -646,7 +645,7 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "input",
             "contiguous",
-            f"{HEAVY}; with AMX in bfloat16, {LARGE_WEIGHT:,} elements or more",
+            HEAVY,
             HEAVY_REASON,
             _outweighs,
         ),
@@ -731,8 +730,7 @@ RULES: dict[str, tuple[Case, ...]] = {
         _conv_case(
             "weight",
             "im2col",
-            "bfloat16, AMX, weight > volumes, and a step or "
-            f"{LARGE_WEIGHT:,} elements of it or more",
+            f"bfloat16, AMX, weight > {FEW_SUMS} volumes, or > volumes and a step",
             "few sums of many numbers",
             _sums_few,
         ),
@@ -806,8 +804,34 @@ _choose_by_rule = lru_cache(PROBLEMS)(choose)
 def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
     """Returns how the operands of a convolution lie in memory: a case of the rule, by name."""
     alike = x.dtype == weight.dtype and x.device == weight.device
-    facts = ConvFacts(kernels, device_kind(x), x.dtype, x.dim(), alike, onednn_enabled())
-    return (choose if _forced.get() else _choose_by_rule)("conv", facts)
+    return _format_for(kernels, device_kind(x), x.dtype, x.dim(), alike)
+
+
+def _format_for(
+    kernels: Kernels, kind: str, dtype: torch.dtype, dims: int, alike: bool = True
+) -> str:
+    facts = (kernels, kind, dtype, dims, alike, onednn_enabled())
+    if _forced.get():
+        return choose("conv", ConvFacts(*facts))
+    return _format_by_rule(*facts)
+
+
+@lru_cache(PROBLEMS)
+def _format_by_rule(*facts: Any) -> str:
+    return choose("conv", ConvFacts(*facts))
+
+
+def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernels) -> bool:
+    """Says if filters of another type are cast to channels last.
+
+    oneDNN turns contiguous ones in bfloat16 at every call: half the time of a convolution of 64
+    voxels.
+    """
+    if dtype != torch.bfloat16 or weight.dtype == dtype or not onednn_supports(dtype):
+        return False
+    windows = weight.shape[1] > 1 < math.prod(weight.shape[2:])
+    kind = device_kind(weight)
+    return windows and _format_for(kernels, kind, dtype, weight.dim()) == "channels last"
 
 
 def conv_variant(problem: Problem) -> str:

@@ -621,11 +621,13 @@ def convolve(
     block, source = conv_operand(x, dtype, padded)
     homes = x.policy.homes
     rows = () if share is None else (share.rows, share.index)
-    weight = shard_parameter(weight, operand_type(weight), homes, *rows)
+    last = serial_is_last(x, block, weight, layout.options)
+    filters = operand_type(weight)
+    turned = registry.casts_filters_last(weight, filters, kernels)
+    weight = shard_parameter(weight, filters, homes, *rows, last=turned)
     if bias is not None:
         kind = operand_type(bias)
         bias = shard_parameter(bias, kind, homes, *rows) if rows else bias.to(kind)
-    last = serial_is_last(x, block, weight, layout.options)
     if geometry is not None:
         conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())

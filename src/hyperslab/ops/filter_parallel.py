@@ -21,6 +21,7 @@ from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
+from hyperslab.kernels.registry import OPERATORS
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import (
@@ -28,6 +29,9 @@ from hyperslab.util.torch_internals import (
     autocast_anywhere,
     dispatch_modes_active,
 )
+
+reorder = OPERATORS["reorder"]
+reorder_into = OPERATORS["reorder_into"]
 
 MADE_AT_HOME = 1 << 17
 """Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
@@ -45,13 +49,14 @@ class _ShardParameter(BlockFunction):
         dtype: torch.dtype,
         rows: Cut | None,
         homes: GradientBuffers | None,
+        last: bool,
     ) -> torch.Tensor:
         ctx.parameter = parameter  # a leaf: it keeps no graph
         ctx.begin = begin
         ctx.end = end
         ctx.rows = rows
         ctx.homes = homes
-        return parameter[begin:end].to(dtype)
+        return _cast(parameter if rows is None else parameter[begin:end], dtype, last)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -59,21 +64,27 @@ class _ShardParameter(BlockFunction):
         rest = parameter.shape[0] - ctx.end
         if torch.is_grad_enabled():
             beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
-            return F.pad(gradient.to(parameter.dtype), beside), *[None] * 5
+            return F.pad(gradient.to(parameter.dtype), beside), *[None] * 6
         ((accumulating, _), *_) = ctx.next_functions
         home = None if ctx.homes is None else ctx.homes.lend(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
-        _set_to_zero(whole[: ctx.begin])
-        rows = whole[ctx.begin : ctx.end]
+        rows = whole
+        if ctx.rows is not None:
+            rows = whole[ctx.begin : ctx.end]
+            _set_to_zero(whole[: ctx.begin])
+            _set_to_zero(whole[ctx.end :])
         if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
             # Into another type, and from channels last, as convolutions make it, in one pass.
-            torch.ops.hyperslab.reorder_into(gradient, rows)
+            reorder_into(gradient, rows)
         else:
             rows.copy_(gradient)
-        _set_to_zero(whole[ctx.end :])
         if home is not None:
             ctx.homes.made(parameter, whole, ctx.rows)
-        return whole, *[None] * 5
+        return whole, *[None] * 6
+
+
+def _cast(parameter: torch.Tensor, dtype: torch.dtype, last: bool) -> torch.Tensor:
+    return reorder(parameter, True, dtype) if last else parameter.to(dtype)
 
 
 def _set_to_zero(rows: torch.Tensor) -> None:
@@ -91,19 +102,23 @@ def shard_parameter(
     homes: GradientBuffers | None,
     rows: Cut | None = None,
     index: int = 0,
+    *,
+    last: bool = False,
 ) -> torch.Tensor:
     """Casts a parameter; with ``rows``, a cut of its first dim, only the interval ``index``.
 
-    Differentiable. The gradient is zero in the rows of other ranks.
+    ``last``: to channels last. Differentiable. The gradient is zero in the rows of other ranks.
     """
     plain = rows is None and dtype == parameter.dtype
     if plain and (homes is None or parameter.numel() < MADE_AT_HOME):
         return parameter
     begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
     plain = homes is None and parameter.device.type != "cpu"
-    if plain or not parameter.is_leaf or not parameter.requires_grad:
+    if not parameter.requires_grad:
+        return _cast(parameter if rows is None else parameter[begin:end], dtype, last)
+    if plain or not parameter.is_leaf:
         return (parameter if rows is None else parameter[begin:end]).to(dtype)
-    return _ShardParameter.apply(parameter, begin, end, dtype, rows, homes)
+    return _ShardParameter.apply(parameter, begin, end, dtype, rows, homes, last)
 
 
 def operand_type(x: torch.Tensor) -> torch.dtype:

@@ -536,7 +536,9 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
             "take_along_dim of a cut tensor needs a dim, and as many dims on both sides\n"
             f"{describe([input, indices])}    flatten x.full() to take from all elements"
         )
-    common = torch.broadcast_shapes(other_extents(input, dim), other_extents(indices, dim))
+    common = torch.broadcast_shapes(
+        other_extents(input.shape, dim), other_extents(indices.shape, dim)
+    )
     shape = (*common[:dim], -1, *common[dim:])
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
         indices = torch.where(indices < 0, indices + input.shape[dim], indices)  # from the end

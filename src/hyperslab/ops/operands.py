@@ -160,17 +160,21 @@ def aligned_but(
 
 def check_alike_but(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: str) -> None:
     """Refuses on every rank what one rank's blocks would not show: other dims that differ."""
-    shapes = {(t.dim(), other_extents(t, dim)) for t in tensors}
-    if len(shapes) > 1:
-        raise LayoutError(
-            f"{name} along dim {dim}: the other dims of the global shapes differ\n"
-            f"{describe(tensors)}    {remedy} them to one shape"
-        )
+    if len({(t.dim(), other_extents(t.shape, dim)) for t in tensors}) > 1:
+        raise differ_beside(tensors, dim, name, remedy)
 
 
-def other_extents(tensor: torch.Tensor, dim: int) -> tuple[int, ...]:
-    """Returns the shape without one dim."""
-    return (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
+def differ_beside(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: str) -> LayoutError:
+    """Returns the error for tensors whose other dims differ."""
+    return LayoutError(
+        f"{name} along dim {dim}: the other dims of the global shapes differ\n"
+        f"{describe(tensors)}    {remedy} them to one shape"
+    )
+
+
+def other_extents(shape: Sequence[int], dim: int) -> tuple[int, ...]:
+    """Returns a shape without one dim."""
+    return (*shape[:dim], *shape[dim + 1 :])
 
 
 def check_uncut(x: Sharded, dims: Sequence[int], what: str) -> None:

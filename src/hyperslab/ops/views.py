@@ -24,9 +24,10 @@ from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.operands import (
-    check_alike_but,
     check_uncut,
     check_writable,
+    differ_beside,
+    other_extents,
     without_empty_shards,
 )
 from hyperslab.ops.overloads import Integers, Operator, integers, register_each
@@ -744,11 +745,14 @@ def join(
     sources, intervals = zip(*sections, strict=True)
     held = tuple(s.partition if isinstance(s, Sharded) else None for s in sources)
     ways = _lay_out_join(like.grid, held, intervals, dim, target)
-    parts = [
+    return like.like(_cat(_bring(sources, ways, what), dim), target, fresh=True)
+
+
+def _bring(sources: Sequence[torch.Tensor], ways: Sequence[Any], what: str) -> list[torch.Tensor]:
+    return [
         fetch(source.block, way, what=what) if isinstance(source, Sharded) else source[way]
         for source, way in zip(sources, ways, strict=True)
     ]
-    return like.like(_cat(parts, dim), target, fresh=True)
 
 
 @per_grid
@@ -773,10 +777,10 @@ def _lay_out_join(
 
 
 def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
-    alike = len({part.dtype for part in parts}) == 1
-    last = alike and all(memory_format_of(p) is not torch.contiguous_format for p in parts)
-    if dim == 1 and last and any(part.requires_grad for part in parts):
-        return _JoinedChannels.apply(*parts)
+    if dim == 1 and any(part.requires_grad for part in parts):
+        alike = len({part.dtype for part in parts}) == 1
+        if alike and all(memory_format_of(p) is not torch.contiguous_format for p in parts):
+            return _JoinedChannels.apply(*parts)
     return torch.cat(parts, dim)
 
 
@@ -814,8 +818,25 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
 
 
 @per_grid
+def _lay_out_cat(
+    grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int
+) -> tuple[Partition, list[Any]] | None:
+    """Cuts what is joined of cut tensors and ordinary ones, and plans the exchange of each.
+
+    None where other dims differ.
+    """
+    cut = tuple(each for each in held if isinstance(each, Partition))
+    whole = [each if isinstance(each, Partition) else Partition.whole(each) for each in held]
+    if len({(each.ndim, other_extents(each.shape, dim)) for each in whole}) > 1:
+        return None
+    target = cut_of_joined(grid, cut, whole, dim)
+    sections = tuple((0, each.shape[dim]) for each in whole)
+    ways = [each if isinstance(each, Partition) else None for each in held]
+    return target, _lay_out_join(grid, tuple(ways), sections, dim, target)
+
+
 def cut_of_joined(
-    grid: Grid, cut: tuple[Partition, ...], held: tuple[Partition, ...], dim: int
+    grid: Grid, cut: tuple[Partition, ...], held: Sequence[Partition], dim: int
 ) -> Partition:
     """Cuts the joined tensor like that operand for which the fewest elements travel.
 
@@ -876,18 +897,19 @@ def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid
 def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded:
     """Join whole tensors, cut or ordinary; see `join` for the scheme."""
     tensors = tuple(tensors)
-    ndim = max(t.dim() for t in tensors)
+    ndim = max([t.dim() for t in tensors])
     dim = read_dim(dim, ndim, name)
     # Torch skips one-dimensional empty tensors, with which old code begins its lists.
-    kept = [t for t in tensors if tuple(t.shape) != (0,) or ndim == 1]
+    kept = [t for t in tensors if ndim == 1 or t.shape != (0,)]
     like = next(t for t in (*kept, *tensors) if isinstance(t, Sharded))
     if like.dim() == 1 < ndim:  # nothing else is cut
         kept[0] = like.like(kept[0], Partition.whole(kept[0].shape))
-    check_alike_but(kept, dim, name, "crop, pad or interpolate")
-    cut = tuple(t.partition for t in kept if isinstance(t, Sharded))
-    held = tuple(t.partition if isinstance(t, Sharded) else Partition.whole(t.shape) for t in kept)
-    target = cut_of_joined(like.grid, cut, held, dim)
-    joined = join([(t, (0, t.shape[dim])) for t in kept], dim, target, like, name)
+    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in kept])
+    found = _lay_out_cat(like.grid, held, dim)
+    if found is None:
+        raise differ_beside(kept, dim, name, "crop, pad or interpolate")
+    target, ways = found
+    joined = like.like(_cat(_bring(kept, ways, name), dim), target, fresh=True)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))

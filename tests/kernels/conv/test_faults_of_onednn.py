@@ -307,7 +307,7 @@ def test_depth_and_height_change_places_only_where_that_helps() -> None:
     for problem in (thick, *OVERRUNS):
         turned = registry.CONV_VARIANTS["weight"]["turned"]
         assert turned.legal(problem) == problem.overruns_tiles
-        assert problem.turned().turned() == problem
+        assert problem.turned.turned == problem
 
 
 @pytest.mark.parametrize("tiles", [True, False])

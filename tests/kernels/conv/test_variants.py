@@ -62,10 +62,10 @@ STEPS_OF_TWO = problem_for(
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)
-@example(WINDOWS_OF_ONE_VOXEL)
-@example(STEPS_OF_TWO)
-@given(problems())
-def test_every_variant_equals_the_reference(problem: Problem) -> None:
+@example(WINDOWS_OF_ONE_VOXEL, False)
+@example(STEPS_OF_TWO, True)
+@given(problems(), st.booleans())
+def test_every_variant_equals_the_reference(problem: Problem, filters_last: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(problem.x, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(problem.weight, dtype=torch.float64, requires_grad=True)
@@ -74,7 +74,9 @@ def test_every_variant_equals_the_reference(problem: Problem) -> None:
     g = torch.randn_like(y)
     dx, dw = torch.autograd.grad(y, (x, weight), g)
     db = g.sum([0, *range(2, g.dim())])
-    narrow = in_channels_last(x.detach().float()), weight.detach().float()
+    filters = weight.detach().float()
+    filters = in_channels_last(filters) if filters_last else filters
+    narrow = in_channels_last(x.detach().float()), filters
     wide = in_channels_last(g.float())
     check(problem, y, narrow[0], narrow[1], None)
     check(problem.of("input"), dx, wide, narrow[1], None)
@@ -100,9 +102,11 @@ def check(problem: Problem, expected: object, *operands: object) -> None:
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
-@example(STEPS_OF_TWO, 1)
-@given(problems(), st.integers(1, 3))
-def test_passes_in_bfloat16_equal_the_reference(problem: Problem, planes: int) -> None:
+@example(STEPS_OF_TWO, 1, False)
+@given(problems(), st.integers(1, 3), st.booleans())
+def test_passes_in_bfloat16_equal_the_reference(
+    problem: Problem, planes: int, filters_last: bool
+) -> None:
     """Where oneDNN's own kernels have guards; in float32 by slabs of so many planes."""
     problem = replace(problem, dtype=torch.bfloat16)
     torch.manual_seed(0)
@@ -111,7 +115,9 @@ def test_passes_in_bfloat16_equal_the_reference(problem: Problem, planes: int) -
     y = conv_reference(x, weight, None, problem.options, problem.padding)
     g = torch.randn_like(y).bfloat16()
     dx, dw = torch.autograd.grad(y, (x, weight), g.double())
-    narrow = in_channels_last(x.detach().bfloat16()), weight.detach().bfloat16()
+    filters = weight.detach().bfloat16()
+    filters = in_channels_last(filters) if filters_last else filters
+    narrow = in_channels_last(x.detach().bfloat16()), filters
     wide = in_channels_last(g)
     bias = torch.randn(problem.x[1]).bfloat16()  # of a transposed convolution
     added = bias.double().view(-1, *[1] * (x.dim() - 2))
