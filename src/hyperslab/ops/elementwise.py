@@ -378,7 +378,9 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
     pending = x.pending
     joins = isinstance(pending, FusedEpilogue) and pending.goes_on
     begins = torch.is_grad_enabled() and not is_launch_bound(x)
-    if slope >= 0 and slope != 1 and (joins or begins):
+    # A slope of zero is not relu: it makes NaN of infinities.
+    fuses = operator is F.relu or (slope > 0 and slope != 1)
+    if fuses and (joins or begins):
         if options["inplace"]:
             if _joined_in_place(x, slope):
                 return x
@@ -442,6 +444,9 @@ class _PReLU(BlockFunction):
         x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)
         one = weight.numel() == 1
         slopes = weight.reshape(() if one else (-1, *[1] * (x.dim() - 2)))
+        if torch.is_grad_enabled():  # at zero torch's own second derivative is another
+            both = torch.ops.aten._prelu_kernel_backward(gradient, x, slopes)
+            return both[0], both[1].sum_to_size(slopes.shape).view_as(weight)
         side = x.sign()  # 0 of what is no number, as torch takes the slope there
         above = torch.ops.aten.threshold_backward(gradient, side, 0)
         below = torch.ops.aten.threshold_backward(gradient, -side, -0.5)
