@@ -440,13 +440,17 @@ class _PReLU(BlockFunction):
         return torch.prelu(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # torch's second derivative at zero is that of another first
+            needs = ctx.needs_input_grad
+            operands = [t.view_as(t) for t in ctx.saved_tensors]  # without the hooks of these
+            inputs = [t for t, needed in zip(operands, needs, strict=True) if needed]
+            y = torch.prelu(*operands)
+            found = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True))
+            return tuple(next(found) if needed else None for needed in needs)
         x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)
         one = weight.numel() == 1
         slopes = weight.reshape(() if one else (-1, *[1] * (x.dim() - 2)))
-        if torch.is_grad_enabled():  # at zero torch's own second derivative is another
-            both = torch.ops.aten._prelu_kernel_backward(gradient, x, slopes)
-            return both[0], both[1].sum_to_size(slopes.shape).view_as(weight)
         side = x.sign()  # 0 of what is no number, as torch takes the slope there
         above = torch.ops.aten.threshold_backward(gradient, side, 0)
         below = torch.ops.aten.threshold_backward(gradient, -side, -0.5)
