@@ -511,6 +511,8 @@ def compiled_chain_backward(functions: Library, given: Operands) -> torch.Tensor
         return NotImplemented
     plan.check(g, marks)
     g = as_dense(g, plan.memory_format)
+    if reads and x.shape != shape:
+        raise ValueError(f"a gradient of a block {list(shape)} by one {list(x.shape)}")
     x = as_dense(x, plan.memory_format) if reads else None
     norm = as_dense_float32(norm)
     through = as_dense_float32(through)

@@ -81,7 +81,8 @@ def with_gradient_in(
     if y.requires_grad:
         order = memory_format or memory_format_of(y)
         strides = strides_in(y.shape, order)
-        y.register_hook(lambda g: g if g.stride() == strides else dense(g, order))
+        # A second derivative may reach ``y`` on no way: then there is none.
+        y.register_hook(lambda g: g if g is None or g.stride() == strides else dense(g, order))
     return y
 
 

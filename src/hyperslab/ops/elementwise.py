@@ -378,7 +378,9 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
     pending = x.pending
     joins = isinstance(pending, FusedEpilogue) and pending.goes_on
     begins = torch.is_grad_enabled() and not is_launch_bound(x)
-    if slope >= 0 and slope != 1 and (joins or begins):
+    # A slope of zero is not relu: it makes NaN of infinities.
+    fuses = operator is F.relu or (slope > 0 and slope != 1)
+    if fuses and (joins or begins):
         if options["inplace"]:
             if _joined_in_place(x, slope):
                 return x
@@ -438,7 +440,14 @@ class _PReLU(BlockFunction):
         return torch.prelu(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():  # torch's second derivative at zero is that of another first
+            needs = ctx.needs_input_grad
+            operands = [t.view_as(t) for t in ctx.saved_tensors]  # without the hooks of these
+            inputs = [t for t, needed in zip(operands, needs, strict=True) if needed]
+            y = torch.prelu(*operands)
+            found = iter(torch.autograd.grad(y, inputs, gradient, create_graph=True))
+            return tuple(next(found) if needed else None for needed in needs)
         x, weight = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)
         one = weight.numel() == 1
         slopes = weight.reshape(() if one else (-1, *[1] * (x.dim() - 2)))

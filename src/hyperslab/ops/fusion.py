@@ -109,7 +109,8 @@ def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[t
     spread = as_float32(gradient)
     for dim, k in enumerate(links.pool, start=2):
         spread = spread.repeat_interleave(k, dim)
-    return (spread * factors).to(ctx.dtype), None, None
+    # Torch passes nothing on where the factor is zero, also of infinities.
+    return (spread.masked_fill(factors == 0, 0) * factors).to(ctx.dtype), None, None
 
 
 def _parameters_then(statistics: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -745,7 +745,8 @@ def _sizes_of(
 def _find_sizes(
     shape: torch.Size, dtype: torch.dtype, size: Any, factor: Any, *options: Any
 ) -> tuple[int, ...]:
-    meta = torch.empty(shape, dtype=dtype, device="meta")
+    # Without samples torch (2.13) has no form of some modes.
+    meta = torch.empty((shape[0] or 1, *shape[1:]), dtype=dtype, device="meta")
     return tuple(F.interpolate(meta, size, factor, *options).shape[2:])
 
 

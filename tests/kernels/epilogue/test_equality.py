@@ -194,3 +194,12 @@ def test_refuses_marks_of_another_block() -> None:
         torch.ops.hyperslab.chain_backward(
             g, marks, None, None, None, 0.0, [], False, (1, 2, 4), g.dtype
         )
+
+
+def test_refuses_another_block() -> None:
+    x, g = torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 8, 8)
+    norm, none = torch.ones(3, 1, 2), torch.empty(0, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="by one \\[1, 2, 4, 4\\]"):
+        torch.ops.hyperslab.chain_backward(
+            g, none, x, norm, None, 0.0, [], False, g.shape, torch.float32
+        )

@@ -182,3 +182,25 @@ def test_what_is_differentiable_once_says_so() -> None:
         "the gradient of attention over cut tokens cannot be differentiated again",
         "the gradient of scatter cannot be differentiated again",
     ]
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: F.relu(x).sqrt(),
+        lambda x: F.max_pool2d(F.relu(x), 2).sqrt(),
+        lambda x: F.lp_pool2d(x, 2.0, 2),
+    ],
+)
+def test_where_an_activation_passes_nothing_on(operator: Callable[[Any], Any]) -> None:
+    """An infinite gradient is none where the activation passes none on."""
+    x = torch.tensor([[0.0, -1.0, 2.0, 3.0], [0.0, 0.0, 4.0, -5.0]]).view(1, 1, 2, 4)
+    found = []
+    for cut in (False, True):
+        leaf = x.clone().requires_grad_()
+        y = operator((hs.shard(leaf, hs.Grid()) if cut else leaf) * 2)
+        (first,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad((first * torch.ones_like(first)).sum(), leaf)
+        found.append((first, second))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a, equal_nan=True)

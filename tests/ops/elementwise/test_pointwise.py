@@ -373,6 +373,32 @@ def test_slopes_of_prelu_where_values_are_no_numbers() -> None:
     run_ranks(2, slopes_of_infinities)
 
 
+def test_slopes_of_prelu_twice() -> None:
+    """At zero torch's second derivative is not that of its first one."""
+    found = []
+    for cut in (False, True):
+        leaf = torch.tensor([0.0, -0.0, 1.0, -1.0]).view(1, 4, 1, 1).requires_grad_()
+        weight = torch.linspace(0.25, 0.5, 4).requires_grad_()
+        y = F.prelu(hs.shard(leaf, hs.Grid()) if cut else leaf, weight)
+        first = torch.autograd.grad(y.sum(), (leaf, weight), create_graph=True)
+        mixed = first[0].sum() + first[1].square().sum()
+        found.append((*first, *torch.autograd.grad(mixed, (leaf, weight))))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_leaky_slope_of_zero_is_not_relu() -> None:
+    x = torch.tensor([-torch.inf, torch.nan, -1.0, 2.0]).view(1, 1, 4)
+    found = []
+    for cut in (False, True):
+        leaf = x.clone().requires_grad_()
+        y = F.leaky_relu((hs.shard(leaf, hs.Grid()) if cut else leaf) * 2, 0.0)
+        y.sum().backward()
+        found.append((y.full() if isinstance(y, hs.Sharded) else y, leaf.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a, equal_nan=True)
+
+
 def taken_apart() -> None:
     """A number is its mantissa times a power of two, of which only the mantissa has a gradient."""
     leaf = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64, requires_grad=True)

@@ -251,6 +251,19 @@ def test_what_is_refused(case: str, message: str) -> None:
         run_ranks(2, refused, case)
 
 
+def test_second_derivatives_of_few_values() -> None:
+    """Torch computes them, and may ask for no gradient of the result itself."""
+    found = []
+    for cut in (False, True):
+        leaf = torch.linspace(-1, 1, 48).view(3, 2, 2, 4).square().requires_grad_()
+        weight = torch.ones(2).requires_grad_()
+        y = F.group_norm(hs.shard(leaf, hs.Grid()) if cut else leaf, 1, weight)
+        (first,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.square().sum(), (leaf, weight))))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a)
+
+
 def test_a_view_with_odd_strides() -> None:
     """Torch's batch norm takes a view of a batch of one for another memory format."""
     x = torch.randn(1, 4, 3, 5, 6, dtype=torch.float64)

@@ -244,6 +244,12 @@ def test_upsample_modules() -> None:
     assert run_ranks(4, upsample_modules) == [[True] * 4] * 4
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear"])
+def test_no_samples(mode: str) -> None:
+    x = torch.ones(0, 2, 3, 4)
+    assert F.interpolate(hs.shard(x, hs.Grid()), scale_factor=2, mode=mode).shape == (0, 2, 6, 8)
+
+
 def refused(case: str) -> None:
     x = hs.shard(torch.randn(1, 2, 5, 12), hs.Grid(height=2))
     if case == "mode":
