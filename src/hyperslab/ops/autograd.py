@@ -46,7 +46,7 @@ from hyperslab.util.torch_internals import (
     TorchDispatchMode,
     dispatch_modes_active,
     graph_task,
-    tree_map_only,
+    map_only,
     without_dispatch_modes,
 )
 
@@ -459,7 +459,7 @@ class _ShowingBlocks(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(Sharded, _kept_block, (args, kwargs or {}))
+        args, kwargs = map_only(Sharded, _kept_block, (args, kwargs or {}))
         return func(*args, **kwargs)
 
 
