@@ -162,6 +162,16 @@ def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, 
     assert words in message
 
 
+def test_optimizers_and_schedules_that_no_training_takes_are_not_offered(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALLEST)
+    optimizers = error(path, "optimizer.name=adm")
+    assert "one of adam, sgd, " in optimizers and "adamw" in optimizers
+    schedules = error(path, "optimizer.schedule.name=liner")
+    assert "steplr" in schedules
+    refused = ("lbfgs", "muon", "sparseadam", "lambdalr", "multiplicativelr")
+    assert not any(name in optimizers + schedules for name in refused)
+
+
 def test_a_pattern_of_files_may_begin_with_a_star(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, SMALLEST), ["data.files=*/snap_*.h5", "data.augment=yes"])
     assert recipe.data.files == ("*/snap_*.h5",)

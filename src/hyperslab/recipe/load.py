@@ -162,6 +162,9 @@ _TORCH_SOURCES = {
 }
 """Sections that may name a class of torch's, the module that has them, and how its file does."""
 
+_REFUSED = {"lbfgs", "muon", "sparseadam", "lambdalr", "multiplicativelr"}
+"""Names classes of torch's that no training takes, in small letters: they are not offered."""
+
 
 def torch_classes(section: str) -> dict[str, str]:
     """Return torch's classes for a section: dotted names by their own names in small letters.
@@ -308,7 +311,7 @@ def _choices(key: str, fields: Mapping[str, Any]) -> list[str]:
             choices += kind.words()
     if key.endswith(".name"):
         choices = [name for name in choices if name not in UNNAMED]
-        choices += torch_classes(section)
+        choices += (name for name in torch_classes(section) if name not in _REFUSED)
     return list(dict.fromkeys(choices))
 
 
