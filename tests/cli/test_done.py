@@ -126,7 +126,7 @@ def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     recipe = tmp_path / "r.yaml"
     recipe.write_text("data: {synthetic: {width: 16}, batch_size: 1}\ngrid: {depth: 2}\n")
     monkeypatch.setattr("hyperslab.cli.train.newest_intact", lambda folder: folder)
-    monkeypatch.setattr("hyperslab.cli.train._epochs_done", lambda recipe, newest: 99)
+    monkeypatch.setattr("hyperslab.cli.train._epochs_done", lambda recipe, newest: recipe.epochs)
     assert said_early(["train", str(recipe), "--resume"])
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9", "MASTER_ADDR": "localhost"}
     for name, value in variables.items():
