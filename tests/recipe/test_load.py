@@ -165,7 +165,8 @@ def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, 
 def test_optimizers_and_schedules_that_no_training_takes_are_not_offered(tmp_path: Path) -> None:
     path = write(tmp_path, SMALLEST)
     optimizers = error(path, "optimizer.name=adm")
-    assert "one of adam, sgd, " in optimizers and "adamw" in optimizers
+    assert "one of adam, sgd, " in optimizers
+    assert "adamw" in optimizers
     schedules = error(path, "optimizer.schedule.name=liner")
     assert "steplr" in schedules
     refused = ("lbfgs", "muon", "sparseadam", "lambdalr", "multiplicativelr")

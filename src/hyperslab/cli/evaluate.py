@@ -103,7 +103,7 @@ def evaluate_command(
             trust=trusted,
         )
         if is_main:
-            show_evaluation(result, run, Console(soft_wrap=True))
+            show_evaluation(result, run, Console(soft_wrap=True, markup=False))
 
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:

@@ -84,7 +84,7 @@ def sweep_command(
     from hyperslab.launch.restarts import LaunchSlot
     from hyperslab.studies.sweep import budget, results, run
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False)
     if dry_run:
         table = budget.forecast_table(budget.forecast_sweep(wanted, machine))
         console.print(table.for_terminal(wrap="a step"))

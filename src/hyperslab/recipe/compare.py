@@ -108,7 +108,9 @@ def nothing_left(done: int, recipe: Recipe) -> str:
     """Say of a run with that many epochs done that the recipe asks for no more."""
     all_of_them = "all " if done == recipe.epochs else ""
     asked = "" if all_of_them else f", and epochs={recipe.epochs} asks for no more"
-    return f"{all_of_them}{done} epochs of {recipe.output} are done{asked}: nothing is left to resume"
+    return (
+        f"{all_of_them}{done} epochs of {recipe.output} are done{asked}: nothing is left to resume"
+    )
 
 
 def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:

@@ -234,6 +234,9 @@ def _sentence(key: str, problem: dict[str, Any], fields: Mapping[str, Any]) -> s
     kind = problem["type"]
     value = problem["input"]
     known = list(fields)
+    if key.endswith(".[key]"):  # as pydantic calls a name that is wrong itself
+        section = key.removesuffix(f".{value}.[key]")
+        return f"the name {value!r} in {section!r} is no text\n    write it in quotes: '{value}'"
     if kind == "extra_forbidden" and key in fields:
         return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":

@@ -75,6 +75,7 @@ def test_a_shorter_training_has_a_shorter_schedule(
         ({"rates": [-1]}, "bad value -1 for 'rates.0'"),
         ({"variants": {}}, "give at least one variant"),
         ({"variants": {"../x": {}}}, "'../x': a folder will have this name"),
+        ({"variants": {1: {}}}, "the name 1 in 'variants' is no text\n    write it in quotes: '1'"),
         ({"variants": {"a": {"seed": 3}}}, "'a': seed is set by the sweep itself"),
         (
             {"variants": {"a": {"optimizer": {"learning_rate": 1}}}},

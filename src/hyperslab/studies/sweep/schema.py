@@ -21,7 +21,13 @@ from pydantic import (
 
 from hyperslab.errors import LayoutError, RecipeError
 from hyperslab.recipe.compare import settings_of, value_at
-from hyperslab.recipe.load import explain_errors, load_recipe, parse_override, put_override, read_yaml
+from hyperslab.recipe.load import (
+    explain_errors,
+    load_recipe,
+    parse_override,
+    put_override,
+    read_yaml,
+)
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section, UserPath
