@@ -151,6 +151,7 @@ def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
         ("data.window=3", "bad value 3 for 'data.window': it should be a list, [...]"),
         ("metrics=mse", "it should be {key: value}"),
         ("data.batch_size=yes", "bad value True for 'data.batch_size': it should be a number"),
+        ("data.budget=much", "bad value 'much' for 'data.budget': it should be a size, 16GiB say"),
         ("optimizer.clip=true", "bad value True for 'optimizer.clip': it should be a number"),
         ("data.counts=[on, 1, 1]", "bad value True for 'data.counts.0': it should be a number"),
         ("data.ranges={a: [no, 1]}", "bad value False for 'data.ranges.a.0'"),

@@ -111,6 +111,7 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
     message = problem.removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("Input is not a valid path.*", "it should be a path", message)
     message = message.replace("a valid tuple", "a list, [...]")
+    message = re.sub("could not parse value and unit.*", "it should be a size, 16GiB say", message)
     message = message.replace("a valid dictionary", "{key: value}")
     return f"bad value {value!r} for {key!r}: {message}"
 
