@@ -49,7 +49,8 @@ def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
     assert process.stderr is not None
     line = process.stderr.readline()
     while process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):  # the server of forks has seen the end already
+            os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.001)
     said, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, line + errors) == (130, "stopped by SIGINT\n"), said
