@@ -98,7 +98,10 @@ def sweep_command(
             if len(places) < (at_once or 1):
                 runs = "a run takes" if at_once is None else f"{at_once} runs at once take"
                 needed = count * (at_once or 1)
-                raise LayoutError(f"{runs} {needed} ranks, and {crew.size} were started")
+                raise LayoutError(
+                    f"{runs} {needed} ranks, and {crew.size} were started\n    start {needed} "
+                    "tasks, or give a smaller grid or --at-once"
+                )
         forecast = budget.forecast_sweep(wanted, machine)
         if stop is not None:
             slots = budget.runs_at_once(forecast, count, at_once)

@@ -219,6 +219,15 @@ def test_which_checkpoint(made: Path, tmp_path: Path) -> None:
         find_checkpoint(tmp_path, "best")
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyperslab.cli.evaluate.os.access", lambda *_: False)
+    monkeypatch.setattr("hyperslab.cli.evaluate.verify_checksums", None)
+    ended = CliRunner().invoke(app, ["evaluate", str(made)])
+    assert f"{made} cannot be written, and its evaluation is written there" in str(ended.exception)
+
+
 def test_the_grid_of_an_evaluation_is_its_own(made: Path) -> None:
     def axes(ranks: int, *overrides: str) -> dict[str, int]:
         grid = recipe_for(made, overrides, ranks=ranks).grid.model_dump()
