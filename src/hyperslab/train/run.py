@@ -58,7 +58,8 @@ GridChoice = Callable[[Recipe, int], Recipe]
 def lock_run(run: Path) -> Iterator[str]:
     """Keep other runs out of a folder that exists; the system lets go when the process ends.
 
-    Yields what the lock's file says as long as the folder is this run's, see `check_held`.
+    Yields the word that the lock's file holds meanwhile, if the folder is still this run's: see
+    `check_held`.
 
     Raises:
         RecipeError: another process holds it.
@@ -73,7 +74,10 @@ def lock_run(run: Path) -> Iterator[str]:
         file.truncate(0)
         file.write(word := uuid.uuid4().hex)
         file.flush()
-        yield word
+        try:
+            yield word
+        finally:
+            file.truncate(0)
 
 
 def check_held(run: Path, word: str) -> None:
