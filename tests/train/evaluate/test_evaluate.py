@@ -9,6 +9,7 @@ import csv
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -222,7 +223,7 @@ def test_which_checkpoint(made: Path, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hyperslab.cli.evaluate.os.access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
     monkeypatch.setattr("hyperslab.cli.evaluate.verify_checksums", None)
     ended = CliRunner().invoke(app, ["evaluate", str(made)])
     assert f"{made} cannot be written, and its evaluation is written there" in str(ended.exception)
