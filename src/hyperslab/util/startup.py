@@ -134,6 +134,7 @@ def begin_command() -> None:
 
 def exit_on_signal(number: int, _frame: FrameType | None) -> None:
     """Say which signal ends this process, and end it at once with the exit code of a shell."""
+    signal.signal(number, signal.SIG_IGN)  # one more would say it once more
     say_stopped(number)
     os._exit(128 + number)
 
