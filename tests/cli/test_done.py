@@ -21,7 +21,9 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_finished_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "data: {synthetic: {width: 16, samples: 10}, batch_size: 2}\n"
@@ -38,6 +40,13 @@ def test_nothing_is_left_of_a_finished_run(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.exception
     assert f"all 2 epochs of {tmp_path / 'run'} are done: nothing is left" in found.output
     assert files(tmp_path / "run") == before
+    found = CliRunner().invoke(app, [*again, "epochs=1"])
+    assert f"2 epochs of {tmp_path / 'run'} are done, and epochs=1 asks for no" in found.output
+    assert files(tmp_path / "run") == before
+    with caplog.at_level("INFO"):  # it changes what may be changed, so ranks look
+        train(load_recipe(recipe, ["optimizer.learning_rate=0.5", "epochs=1"]), resume=True)
+    assert "and epochs=1 asks for no more: nothing is left to resume" in caplog.messages[-1]
+    train(load_recipe(recipe), resume=True)
     newest = newest_intact(tmp_path / "run" / "checkpoints")
     assert newest is not None
     (newest / "state.json").write_text("{}")
@@ -117,7 +126,7 @@ def test_ranks_do_not_answer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     recipe = tmp_path / "r.yaml"
     recipe.write_text("data: {synthetic: {width: 16}, batch_size: 1}\ngrid: {depth: 2}\n")
     monkeypatch.setattr("hyperslab.cli.train.newest_intact", lambda folder: folder)
-    monkeypatch.setattr("hyperslab.cli.train._is_done", lambda recipe, newest: True)
+    monkeypatch.setattr("hyperslab.cli.train._epochs_done", lambda recipe, newest: recipe.epochs)
     assert said_early(["train", str(recipe), "--resume"])
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "9", "MASTER_ADDR": "localhost"}
     for name, value in variables.items():

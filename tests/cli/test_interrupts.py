@@ -43,11 +43,17 @@ def wait(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
 
 
 def interrupt(process: subprocess.Popen[str], when: Callable[[], bool]) -> None:
-    """What a terminal does to all processes in its foreground."""
+    """What a terminal does to all processes in its foreground, and its user again and again."""
     wait(process, when)
     os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    while process.poll() is None:
+        with suppress(ProcessLookupError):  # the server of forks has seen the end already
+            os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.001)
     said, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (130, "stopped by SIGINT\n"), said
+    assert (process.returncode, line + errors) == (130, "stopped by SIGINT\n"), said
     nobody_left(process.pid)
 
 
@@ -106,6 +112,17 @@ def test_convert_killed_while_its_workers_import(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     nobody_left(process.pid)
+
+
+def test_sigterm_before_a_training_begins_is_one_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("data: {synthetic: {width: 16}, batch_size: 2}\ndevice: cpu\n")
+    process = begin("train", recipe, "--output", tmp_path / "run")
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait(process, lambda: "libtorch" in maps.read_text())
+    process.terminate()
+    said, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, said, errors) == (143, "", "stopped by SIGTERM\n")
 
 
 @pytest.mark.long

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from hyperslab import errors
 from hyperslab.errors import CommError, DataError, HyperslabError, Stopped
-from hyperslab.launch.failures import RankEnd, RankFailed, RankLost, error_said, explain_failures
+from hyperslab.launch.failures import (
+    RAISED_ERRORS,
+    RankEnd,
+    RankFailed,
+    RankLost,
+    error_said,
+    explain_failures,
+)
 
 
 def explain(*ends: RankEnd, output: dict[int, Path] | None = None) -> HyperslabError:
@@ -18,6 +26,12 @@ def explain(*ends: RankEnd, output: dict[int, Path] | None = None) -> HyperslabE
 
 def failure(rank: int, exitcode: int, said: str = "", when: int = 0, overdue: str = "") -> RankEnd:
     return RankEnd(rank, 100 + rank, exitcode, said, when, overdue)
+
+
+def test_every_error_of_the_package_comes_back_as_what_it_is() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    named = {kind.__name__ for kind in kinds if issubclass(kind, HyperslabError)}
+    assert named - {*RAISED_ERRORS} == {"Stopped"}
 
 
 def test_a_killed_rank_is_the_cause_although_others_failed_earlier(tmp_path: Path) -> None:

@@ -245,3 +245,11 @@ def fit(mistake: str) -> str:
 def test_what_would_be_wrong_on_a_grid_is_refused(mistake: str, words: str) -> None:
     for said in run_ranks(2, fit, mistake):
         assert words in said
+
+
+def test_a_misspelt_axis_is_named() -> None:
+    from hyperslab.parallel.lightning import GridStrategy
+
+    with pytest.raises(hs.LayoutError, match="takes no argument 'dept'\n    it takes data, depth"):
+        GridStrategy(dept=2)
+    assert GridStrategy(depth=2, static_graph=True, timeout=None).extents["depth"] == 2

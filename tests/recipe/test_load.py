@@ -151,6 +151,7 @@ def test_an_unknown_key_in_the_file_names_the_file(tmp_path: Path) -> None:
         ("data.window=3", "bad value 3 for 'data.window': it should be a list, [...]"),
         ("metrics=mse", "it should be {key: value}"),
         ("data.batch_size=yes", "bad value True for 'data.batch_size': it should be a number"),
+        ("data.budget=much", "bad value 'much' for 'data.budget': it should be a size, 16GiB say"),
         ("optimizer.clip=true", "bad value True for 'optimizer.clip': it should be a number"),
         ("data.counts=[on, 1, 1]", "bad value True for 'data.counts.0': it should be a number"),
         ("data.ranges={a: [no, 1]}", "bad value False for 'data.ranges.a.0'"),
@@ -160,6 +161,17 @@ def test_a_bad_value_is_named_with_what_is_valid(tmp_path: Path, override: str, 
     message = error(write(tmp_path, SMALLEST), override)
     assert f"override {override.partition('=')[0]}=: " in message
     assert words in message
+
+
+def test_optimizers_and_schedules_that_no_training_takes_are_not_offered(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALLEST)
+    optimizers = error(path, "optimizer.name=adm")
+    assert "one of adam, sgd, " in optimizers
+    assert "adamw" in optimizers
+    schedules = error(path, "optimizer.schedule.name=liner")
+    assert "steplr" in schedules
+    refused = ("lbfgs", "muon", "sparseadam", "lambdalr", "multiplicativelr")
+    assert not any(name in optimizers + schedules for name in refused)
 
 
 def test_a_pattern_of_files_may_begin_with_a_star(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -161,12 +162,33 @@ def test_another_folder_is_refused(tmp_path: Path, name: str, value: Any) -> Non
     assert len(contents(tmp_path)) == 1
 
 
+def test_a_pipe_in_the_place_of_a_universe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "univ_ics_000000.hdf5")
+    with pytest.raises(DataError, match=r"univ_ics_000000.hdf5 is not a plain file: delete it"):
+        simulate(tmp_path, count=1)
+
+
+def test_a_file_of_another_kind_is_no_universe(tmp_path: Path) -> None:
+    (path,) = simulate(tmp_path, count=1)
+    with h5py.File(path, "r+") as file:
+        file.attrs["seed"] = np.arange(5)
+    with pytest.raises(DataError, match=r"made with seed = \[0 1 2 3 4\], not "):
+        simulate(tmp_path, count=1)
+    with h5py.File(path, "w") as file:
+        file.create_group("full")
+    with pytest.raises(DataError, match=r"000000.hdf5 is not a simulated universe .*'full' is no"):
+        simulate(tmp_path, count=1)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"size": 0}, "size must be at least 1, not 0"),
         ({"count": 0}, "count must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
+        ({"seed": 2**63}, "seed must be less than 2"),
+        ({"box_size": 1e-300}, "box size must be a length in Mpc/h from 0.001 to 1e"),
+        ({"box_size": 1e300}, "box size must be a length"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"particles": 1}, "particles must be at least 2"),
         ({"box_size": 0.0}, "box size must be a length"),

@@ -40,6 +40,27 @@ def test_the_steps_of_a_long_run_are_thinned_while_they_are_read(
     assert run.steps.get("loss", np.array([])).tolist() == [step / 8 for step in expected]
 
 
+@pytest.mark.parametrize("count", ["", "-1", "0.5", "1e90"])
+def test_what_counts_is_a_whole_number(tmp_path: Path, count: str) -> None:
+    (tmp_path / "recipe.yaml").write_text("epochs: 1\n")
+    (tmp_path / "epochs.csv").write_text(
+        f"epoch,train_loss,validation_loss,seconds\n{count},1,1,1\n"
+    )
+    with pytest.raises(DataError, match=r"epochs.csv, column epoch: .* is not a whole number from"):
+        run_folder.read_run(tmp_path)
+
+
+def test_numbers_that_no_axis_has_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("epochs: 1\n")
+    (tmp_path / "epochs.csv").write_text("epoch,train_loss,validation_loss,seconds\n0,1e308,1,1\n")
+    (tmp_path / "evaluation").mkdir()
+    measured = f'{{"parameters": {{"a": {{"mse": 1{"0" * 400}, "mae": 2}}}}}}'
+    (tmp_path / "evaluation" / "metrics.json").write_text(measured)
+    run = run_folder.read_run(tmp_path)
+    assert np.isnan(run.epochs["train_loss"]).all()
+    assert run.errors == {"a": {"mse": None, "mae": 2}}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

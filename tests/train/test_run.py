@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,23 @@ def test_one_run_at_a_time_in_a_folder(tmp_path: Path, universes: Path, resume: 
     run(recipe, resume=resume)
     with lock_run(out):
         pass  # a run that has ended lets go
+
+
+def test_no_checkpoint_goes_into_the_folder_of_another_run(tmp_path: Path, universes: Path) -> None:
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    moved = tmp_path / "moved"
+    with ExitStack() as other:
+
+        def begin_another(*_: Any) -> None:
+            if not moved.exists():
+                out.rename(moved)
+                out.mkdir()
+                other.enter_context(lock_run(out))
+
+        other.callback(register_optimizer_step_pre_hook(begin_another).remove)
+        with pytest.raises(CheckpointError, match=f"into {out}: it is another run's folder by now"):
+            run(recipe)
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:

@@ -6,6 +6,7 @@ On all ranks: what a single process finds is in the package itself.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,13 @@ def save_step(
     best: bool,
     keep: int,
     behind: BackgroundWriter | None = None,
+    check_folder: Callable[[], None] = lambda: None,
     **extra: Any,
 ) -> Path:
     """Write the checkpoint of a step; afterwards only the last ``keep`` and the best remain.
 
     ``best`` is a link to the one with the lowest validation loss. With ``behind`` it is written
-    while the run goes on.
+    while the run goes on. The main rank calls ``check_folder`` before; what it raises is raised.
 
     Raises:
         CheckpointError: it, or the one that was written ``behind`` before, cannot be written; the
@@ -54,10 +56,14 @@ def save_step(
         behind.wait()  # its memory holds the one before
     own = take_snapshot(model, optimizer, extra, None if behind is None else behind.memory)
 
-    def write(group: Group, problem: CheckpointError | None) -> None:
+    def begin() -> None:
+        check_folder()
         # Of a run whose folder was removed this would be one that has only checkpoints.
+        path.parent.mkdir(exist_ok=True)
+
+    def write(group: Group, problem: CheckpointError | None) -> None:
         failing = f"cannot write the checkpoint {path}"
-        on_main(lambda: path.parent.mkdir(exist_ok=True), failing, group)
+        on_main(begin, failing, group)
         write_checkpoint(path, problem or own, group)
         tidying = f"cannot tidy {path.parent}"
         on_main(lambda: _tidy(path, best=best, keep=keep), tidying, group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +12,7 @@ import typer
 from hyperslab.checkpoint import find_checkpoint
 from hyperslab.checkpoint.files import verify_checksums
 from hyperslab.cli import options, rank
+from hyperslab.errors import DataError
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
 from hyperslab.util.atomic_files import check_links
@@ -71,6 +73,11 @@ def evaluate_command(
         recipe = recipe_for(run, overrides or [], ranks=ranks, axis=axis, trust=trusted)
         rank.check_ranks(recipe, ranks)
         if not rank.is_started():
+            if not os.access(run, os.W_OK):  # now, and not when all is measured
+                raise DataError(
+                    f"{run} cannot be written, and its evaluation is written there\n    copy the "
+                    "run into a folder of your own"
+                )
             recipe.check_targets_exist("model", "data")
             path = find_checkpoint(run, checkpoint)
             verify_checksums(path)
@@ -103,7 +110,7 @@ def evaluate_command(
             trust=trusted,
         )
         if is_main:
-            show_evaluation(result, run, Console(soft_wrap=True))
+            show_evaluation(result, run, Console(soft_wrap=True, markup=False))
 
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:

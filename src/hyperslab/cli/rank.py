@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from hyperslab.comm.launchers import adopt_launcher, check_thread_count, read_va
 from hyperslab.errors import HyperslabError, LayoutError, Stopped
 from hyperslab.launch import supervisor
 from hyperslab.util.gpu_memory import machine_has_gpu, torch_knows_cuda
+from hyperslab.util.startup import exit_on_signal
 
 if TYPE_CHECKING:
     from hyperslab.recipe.schema import Recipe
@@ -40,6 +42,8 @@ def adopt_rank() -> None:
     """
     check_thread_count(os.environ)
     adopt_launcher(os.environ)
+    if is_started() and signal.getsignal(signal.SIGTERM) is exit_on_signal:  # see `begin_command`
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def is_started() -> bool:

@@ -149,7 +149,7 @@ def scale_command(
         study = with_crew(run, request.output) if is_started() else run()
     if study is None:
         return  # this rank is not the main one
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, markup=False)
     console.print(short_table(study))
     for words in study_remarks(study):
         console.print(words, highlight=False)

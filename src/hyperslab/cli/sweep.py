@@ -84,7 +84,7 @@ def sweep_command(
     from hyperslab.launch.restarts import LaunchSlot
     from hyperslab.studies.sweep import budget, results, run
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False)
     if dry_run:
         table = budget.forecast_table(budget.forecast_sweep(wanted, machine))
         console.print(table.for_terminal(wrap="a step"))
@@ -98,7 +98,10 @@ def sweep_command(
             if len(places) < (at_once or 1):
                 runs = "a run takes" if at_once is None else f"{at_once} runs at once take"
                 needed = count * (at_once or 1)
-                raise LayoutError(f"{runs} {needed} ranks, and {crew.size} were started")
+                raise LayoutError(
+                    f"{runs} {needed} ranks, and {crew.size} were started\n    start {needed} "
+                    "tasks, or give a smaller grid or --at-once"
+                )
         forecast = budget.forecast_sweep(wanted, machine)
         if stop is not None:
             slots = budget.runs_at_once(forecast, count, at_once)

@@ -22,7 +22,7 @@ import typer
 from hyperslab.errors import HyperslabError, printable, reason
 from hyperslab.util.logs import StdoutHandler
 from hyperslab.util.signals import StopRequest
-from hyperslab.util.startup import FOLDER_GONE, say_stopped
+from hyperslab.util.startup import FOLDER_GONE, is_command, say_stopped
 
 if TYPE_CHECKING:  # slow to import, and not for every command
     from rich.progress import Progress
@@ -96,7 +96,9 @@ def clean_interrupts() -> Iterator[None]:
     except KeyboardInterrupt:
         if os.environ.get(DEBUG):
             raise
-        say_stopped()
+        if is_command():  # it ends already, and one more must change nothing of how
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        say_stopped(signal.SIGINT)
         raise SystemExit(128 + signal.SIGINT) from None
 
 

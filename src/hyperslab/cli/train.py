@@ -19,7 +19,7 @@ from hyperslab.cli.options import OverridesArgument, TrustOption, check_machine
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
-from hyperslab.recipe.compare import changed_keys
+from hyperslab.recipe.compare import changed_keys, nothing_left
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import RUN_RECIPE, trust_of
@@ -99,9 +99,9 @@ def train_command(
         if not rank.is_started():
             asked.check_targets_exist()
             newest = newest_intact(folder_of(asked.output)) if resume else None
-            if newest is not None and _is_done(asked, newest):
-                done = f"all {asked.epochs} epochs of {asked.output} are done"
-                say(f"{done}: nothing is left to resume")
+            done = 0 if newest is None else _epochs_done(asked, newest)
+            if done >= asked.epochs:
+                say(nothing_left(done, asked))
                 return
             if not resume:
                 check_unused(asked.output)
@@ -149,21 +149,22 @@ def train_command(
         training.until_done(config, restarts=restarts, resume=resume)
 
 
-def _is_done(recipe: Recipe, newest: Path) -> bool:
-    """Say whether nothing is left of the run of a recipe, whose newest checkpoint this is.
+def _epochs_done(recipe: Recipe, newest: Path) -> int:
+    """Return how many epochs of the run of a recipe are done, whose newest checkpoint this is.
 
-    On another grid, or with less memory, it is the same; raises as `changed_keys`.
+    On another grid, with less memory, or for fewer epochs it is the same run; where it may be
+    another, 0. Raises as `changed_keys`.
     """
     there = recipe.output / RUN_RECIPE
     if not there.is_file():
-        return False
+        return 0
     try:
         before = load_recipe(there)
     except RecipeError:  # the log will say so
-        return False
+        return 0
     changed = changed_keys(before, recipe)
-    same = all(key == "memory" or key.startswith("grid.") for key in changed)
-    return same and position_in(newest, "epoch") == recipe.epochs
+    same = all(key in ("memory", "epochs") or key.startswith("grid.") for key in changed)
+    return (position_in(newest, "epoch") or 0) if same else 0
 
 
 def _check_position(recipe: Recipe, newest: Path, source: Source) -> None:

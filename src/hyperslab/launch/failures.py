@@ -25,6 +25,7 @@ RAISED_ERRORS: dict[str, type[errors.HyperslabError]] = {
         errors.LayoutError,
         errors.DataError,
         errors.RecipeError,
+        errors.MachineError,
         errors.CommError,
     )
 } | dict.fromkeys(("CheckpointError", "DivergedError"), errors.HyperslabError)

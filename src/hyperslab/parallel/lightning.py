@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric
 
 from hyperslab.comm import Grid
@@ -28,6 +30,12 @@ class GridStrategy(DDPStrategy):
     def __init__(
         self, data: int = 1, depth: int = 1, height: int = 1, width: int = 1, **options: Any
     ):
+        known = {*signature(DDPStrategy).parameters, *signature(DistributedDataParallel).parameters}
+        if unknown := options.keys() - known:  # DDPStrategy keeps whatever it gets
+            raise LayoutError(
+                f"GridStrategy takes no argument {min(unknown)!r}\n    it takes data, depth, "
+                "height, width and those of DDPStrategy"
+            )
         super().__init__(**options)
         self.extents: Any = {"data": data, "depth": depth, "height": height, "width": width}
 

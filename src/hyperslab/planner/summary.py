@@ -298,10 +298,11 @@ def ranks_text(count: int) -> str:
 def bytes_text(nbytes: int) -> str:
     """Writes a size with its unit.
 
-    >>> bytes_text(3 << 29), bytes_text(5 << 20)
-    ('1.50 GiB', '5.00 MiB')
+    >>> bytes_text(3 << 29), bytes_text(5 << 20), bytes_text(1 << 10)
+    ('1.50 GiB', '5.00 MiB', '1.00 KiB')
     """
-    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.2f} MiB"
+    power = min(3, (max(int(nbytes), 1).bit_length() - 1) // 10)
+    return f"{nbytes / 1024**power:.{2 * min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 CAUSE_COLOURS = {

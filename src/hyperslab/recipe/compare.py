@@ -104,6 +104,15 @@ COMPARED = (
 """The checkpoint says itself what they came to; see `RunState.restore`."""
 
 
+def nothing_left(done: int, recipe: Recipe) -> str:
+    """Say of a run with that many epochs done that the recipe asks for no more."""
+    all_of_them = "all " if done == recipe.epochs else ""
+    asked = "" if all_of_them else f", and epochs={recipe.epochs} asks for no more"
+    return (
+        f"{all_of_them}{done} epochs of {recipe.output} are done{asked}: nothing is left to resume"
+    )
+
+
 def changed_keys(before: Recipe, now: Recipe) -> dict[str, list[Any]]:
     """Return the keys that a resumed run changes, with the value before and the value now.
 

@@ -111,6 +111,7 @@ def bad_value(key: str, value: Any, problem: str, choices: Sequence[str]) -> str
     message = problem.removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("Input is not a valid path.*", "it should be a path", message)
     message = message.replace("a valid tuple", "a list, [...]")
+    message = re.sub("could not parse value and unit.*", "it should be a size, 16GiB say", message)
     message = message.replace("a valid dictionary", "{key: value}")
     return f"bad value {value!r} for {key!r}: {message}"
 
@@ -161,6 +162,9 @@ _TORCH_SOURCES = {
     ),
 }
 """Sections that may name a class of torch's, the module that has them, and how its file does."""
+
+_REFUSED = {"lbfgs", "muon", "sparseadam", "lambdalr", "multiplicativelr"}
+"""Names classes of torch's that no training takes, in small letters: they are not offered."""
 
 
 def torch_classes(section: str) -> dict[str, str]:
@@ -231,6 +235,9 @@ def _sentence(key: str, problem: dict[str, Any], fields: Mapping[str, Any]) -> s
     kind = problem["type"]
     value = problem["input"]
     known = list(fields)
+    if key.endswith(".[key]"):  # as pydantic calls a name that is wrong itself
+        section = key.removesuffix(f".{value}.[key]")
+        return f"the name {value!r} in {section!r} is no text\n    write it in quotes: '{value}'"
     if kind == "extra_forbidden" and key in fields:
         return f"key {key!r} does not go with the chosen {key.rpartition('.')[0]}.name"
     if kind == "extra_forbidden":
@@ -308,7 +315,7 @@ def _choices(key: str, fields: Mapping[str, Any]) -> list[str]:
             choices += kind.words()
     if key.endswith(".name"):
         choices = [name for name in choices if name not in UNNAMED]
-        choices += torch_classes(section)
+        choices += (name for name in torch_classes(section) if name not in _REFUSED)
     return list(dict.fromkeys(choices))
 
 

@@ -193,6 +193,10 @@ VOXEL_SIDE = 2.0
 """Gives the default side of a voxel [Mpc/h]: small universes tell most about sigma_8 there."""
 
 
+LEAST_BOX, LARGEST_BOX = 1e-3, 1e6
+"""Limits sides [Mpc/h]: far beyond them the initial power spectrum overflows."""
+
+
 @dataclass(frozen=True, slots=True)
 class UniverseSettings:
     """Holds what all universes of a folder share; what is out of range is refused."""
@@ -208,10 +212,15 @@ class UniverseSettings:
     def __post_init__(self) -> None:
         _at_least("size", self.size, 1)
         _at_least("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise DataError(f"seed must be less than 2^63, not {self.seed}")
         _at_least("particles", self.particles, 2)
         _at_least("steps", self.steps, 1)
-        if not (math.isfinite(self.box_size) and self.box_size > 0):
-            raise DataError(f"box size must be a length in Mpc/h, not {self.box_size}")
+        if not LEAST_BOX <= self.box_size <= LARGEST_BOX:
+            raise DataError(
+                f"box size must be a length in Mpc/h from {LEAST_BOX:g} to {LARGEST_BOX:g}, not "
+                f"{self.box_size}"
+            )
         object.__setattr__(self, "parameters", check_names(self.parameters))
         parameters_in(self.ranges)
 

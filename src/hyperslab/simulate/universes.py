@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import h5py
+import numpy as np
 
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.writer import read_summed
@@ -33,16 +34,21 @@ def universe_path(folder: Path, index: int) -> Path:
 def check_universe(path: Path, attributes: Attributes) -> None:
     """Refuses ``path`` if it is not the universe that these attributes describe."""
     remedy = "delete it or simulate into another folder"
+    if not path.is_file():  # HDF5 would wait for a pipe
+        raise DataError(f"{path} is not a plain file: {remedy}")
     try:
         with h5py.File(path, "r") as file:
             found = dict(file.attrs)
-            shape = file["full"].shape
-            read_summed(file["full"])
+            full = file["full"]
+            if not isinstance(full, h5py.Dataset):
+                raise KeyError("'full' is no data set")
+            shape = full.shape
+            read_summed(full)
     except (OSError, KeyError) as error:
         raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
     found.setdefault("ranges", words_of_ranges(PARAMETERS))  # files did not always say them
     for name, wanted in attributes.items():
-        if name not in found or found[name] != wanted:
+        if name not in found or not np.array_equal(found[name], wanted):
             raise DataError(
                 f"{path} was made with {name} = {found.get(name)}, not {wanted}: {remedy}"
             )

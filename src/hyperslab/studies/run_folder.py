@@ -164,7 +164,7 @@ def _finite_measures(rows: dict[str, dict[str, Any]]) -> dict[str, Measures]:
     """Keeps the numbers of an evaluation's rows; None where not defined or not finite."""
     return {
         name: {
-            key: value if value is None or math.isfinite(value) else None
+            key: value if value is None or abs(value) < LARGEST_NUMBER else None
             for key, value in row.items()
             if value is None or isinstance(value, (int, float))
         }
@@ -193,12 +193,13 @@ def read_run(path: str | Path) -> Run:
     ]
     predicted = predicted_path(path)
     steps, stride = _read_thinly(path / "steps.csv", NEEDED_OF_STEPS)
+    epochs = read_table(path / "epochs.csv", NEEDED_OF_EPOCHS)
     return Run(
         path=path,
         recipe=recipe,
-        steps=_latest_rows(steps, "step"),
+        steps=_latest_rows(steps, path / "steps.csv", "step", "epoch"),
         stride=stride,
-        epochs=_latest_rows(read_table(path / "epochs.csv", NEEDED_OF_EPOCHS), "epoch"),
+        epochs=_latest_rows(epochs, path / "epochs.csv", "epoch"),
         predictions=read_table(path / "evaluation" / "predictions.csv", needed),
         evaluation=evaluation,
         profiles=read_profiles(path),
@@ -240,8 +241,8 @@ def check_measured_test(folder: Path, evaluation: dict[str, Any]) -> None:
 def read_table(path: Path, columns: Sequence[str]) -> Columns:
     """Reads a CSV file's columns of numbers; empty where there is no such file.
 
-    An empty cell is NaN, and so is an infinite one. A last line without its line end is still being
-    written, and is left out. `TEXT_COLUMNS` are no numbers and are left out too.
+    An empty cell is NaN, and so is one beyond `LARGEST_NUMBER`. A last line without its line end
+    is still being written, and is left out. `TEXT_COLUMNS` are no numbers and are left out too.
 
     Raises:
         DataError: a column is missing, a row is too short or long, or a cell is not a number.
@@ -343,6 +344,7 @@ def read_words(path: Path, column: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+LARGEST_NUMBER = 1e100  # no axis ends at infinity, and the ticks of one near it overflow
 MOST_CELLS = 1 << 25  # the most numbers of a run's table that are read, 256 MiB of them
 MOST_THIN_CELLS = 1 << 19  # numbers of the steps' table that a report keeps, of some 50,000 rows
 MOST_LAYERS = 1 << 14  # uses of layers in a step
@@ -377,15 +379,23 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[str]]:
 def _number(cell: str, path: Path, line: int, name: str) -> float:
     try:
         value = float(cell or "nan")
-        return value if math.isfinite(value) else float("nan")  # no axis ends at infinity
+        return value if abs(value) < LARGEST_NUMBER else float("nan")
     except ValueError:
         raise DataError(f"{path}, line {line}, column {name}: {cell!r} is not a number") from None
 
 
-def _latest_rows(table: Columns, key: str) -> Columns:
-    """Keeps one row per key, in order; a resumed run may have written some steps twice."""
+def _latest_rows(table: Columns, path: Path, key: str, *others: str) -> Columns:
+    """Keeps one row per key, in order; a resumed run may have written some steps twice.
+
+    Raises:
+        DataError: what counts, the key or one of the ``others``, is no whole number from 0 on.
+    """
     if not table or not len(table[key]):
         return {}
+    for name in (key, *others):
+        column = table[name]
+        if odd := column[~((column >= 0) & (column < 2**53) & (column % 1 == 0))].tolist():
+            raise DataError(f"{path}, column {name}: {odd[0]:g} is not a whole number from 0 on")
     # Backwards, so that the row that was written last is the first of its key.
     keys = table[key][::-1]
     _, first = np.unique(keys, return_index=True)

@@ -225,7 +225,7 @@ class Reporter:
     def _log(self, line: str) -> None:
         self.logged = time.monotonic()
         if self.live:
-            self.bar.console.print(line, highlight=False)
+            self.bar.console.print(line, highlight=False, markup=False)
         else:
             log.info(line)
 

@@ -109,10 +109,17 @@ def input_name(name: str) -> str:
     return name.removesuffix(next((s for s in suffixes if name.endswith(s)), ""))
 
 
+def check_there(paths: Sequence[Path]) -> None:
+    """Refuse files that are not there, and what is no file, such as a pipe (`DataError`)."""
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path} does not exist")
+        if not (path.is_file() or path.is_dir()):
+            raise DataError(f"{path} is not a file")
+
+
 def check_file_kind(path: Path, kinds: Sequence[str]) -> None:
-    """Refuse a file that is not there, or ends as none of a network's ``kinds`` (`DataError`)."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
+    """Refuse a file that ends as none of a network's ``kinds`` (`DataError`)."""
     _check_no_records(path)
     if not path.name.endswith(tuple(kinds)):
         raise DataError(f"{path}: this network takes {', '.join(kinds)}")
@@ -237,6 +244,7 @@ def open_scan(paths: Sequence[Path], about: DataCard) -> list[image.NiftiFile]:
         DataError: see `image.open_nifti` and `image.check_channels`; or it has other channels than
             those that the network was trained on.
     """
+    check_there(paths)
     opened = [image.open_nifti(path) for path in paths]
     image.check_channels(opened)
     channels = opened[0].shape[0] if len(opened) == 1 else len(opened)
@@ -265,6 +273,7 @@ def open_arrays(
         DataError: not such a file, or of another size than the network's.
     """
     path = entry.path
+    check_there(entry.paths)
     if path.name.endswith(NIFTI):  # which else would be looked for as `data.files`
         check_file_kind(path, (*KEYED_SUFFIXES, *ARRAY_SUFFIXES))
     if data.mapping is None and not path.name.endswith(ARRAY_SUFFIXES):
@@ -333,8 +342,6 @@ def check_any_readable(
     reasons = []
     for entry in entries:
         try:
-            if missing := [path for path in entry.paths if not path.exists()]:
-                raise DataError(f"{missing[0]} does not exist")
             if is_scan(entry, about):
                 open_scan(entry.paths, about)
             else:

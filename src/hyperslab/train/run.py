@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,8 @@ from hyperslab.checkpoint.run_state import Position, RunState
 from hyperslab.comm import Grid, agreement
 from hyperslab.comm.bootstrap import named
 from hyperslab.comm.grid import log_nodes
-from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
-from hyperslab.recipe.compare import changed_keys, launch_facts
+from hyperslab.errors import CheckpointError, HyperslabError, RecipeError, Stopped, reason
+from hyperslab.recipe.compare import changed_keys, launch_facts, nothing_left
 from hyperslab.recipe.load import load_recipe, remember_code, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train import builders
@@ -54,8 +55,11 @@ GridChoice = Callable[[Recipe, int], Recipe]
 
 
 @contextmanager
-def lock_run(run: Path) -> Iterator[None]:
+def lock_run(run: Path) -> Iterator[str]:
     """Keep other runs out of a folder that exists; the system lets go when the process ends.
+
+    Yields the word that the lock's file holds meanwhile, if the folder is still this run's: see
+    `check_held`.
 
     Raises:
         RecipeError: another process holds it.
@@ -67,7 +71,29 @@ def lock_run(run: Path) -> Iterator[None]:
                 f"another run is under way in output {run}\n"
                 "    wait for its end, stop it, or choose another --output"
             )
-        yield
+        file.truncate(0)
+        file.write(word := uuid.uuid4().hex)
+        file.flush()
+        try:
+            yield word
+        finally:
+            file.truncate(0)
+
+
+def check_held(run: Path, word: str) -> None:
+    """Refuse the folder of another run, made after the one that was locked was removed or moved.
+
+    A folder that is not there is no matter of this: nothing can be written into it.
+
+    Raises:
+        CheckpointError: names the folder.
+    """
+    with suppress(FileNotFoundError), open(run / LOCK_FILE, encoding="ascii") as file:
+        if file.read(len(word)) != word:
+            raise CheckpointError(
+                f"nothing is written into {run}: it is another run's folder by now, and this run's "
+                "was removed or moved\n    if it was moved, go on there: --resume --output FOLDER"
+            )
 
 
 def awaiting_run(run: Path) -> Iterator[None]:
@@ -147,7 +173,7 @@ def _train(
         builders.check_targets(recipe)
         grid = Grid(**recipe.grid.model_dump())
         stack.enter_context(_clear_errors(grid, recipe))
-        prepare_folder(recipe, stack, resume=resume)
+        held = prepare_folder(recipe, stack, resume=resume)
         events = RunEvents()
         if recipe.mlperf is not None:
             events = _on_main(lambda: MlperfLog(recipe, grid)) or events
@@ -156,6 +182,7 @@ def _train(
         # Now, as all of it was allowed and made.
         agreement.broadcast_from_main(lambda: remember_code(recipe))
         trainer.progress.until = until
+        trainer.progress.check_folder = partial(check_held, recipe.output, held)
         ended = trainer.progress.finished  # before
         if profile is not None:
             trainer = ProfiledTrainer(trainer, profile)
@@ -168,6 +195,8 @@ def _train(
         goal = recipe.stop_at is None or trainer.progress.reached
         if not ended:
             events.run_ends(success=goal)
+        elif trainer.at.epoch >= recipe.epochs and grid.is_main:
+            log.info("%s", nothing_left(trainer.at.epoch, recipe))
         if recipe.stop_at is not None and grid.is_main:
             goals = ", ".join(
                 f"stop_at.{name}={most:g}" for name, most in recipe.stop_at.wanted.items()
@@ -273,9 +302,9 @@ def _resume(path: Path, state: RunState, recipe: Recipe) -> Position:
     return at
 
 
-def _write_on_main(recipe: Recipe, write: Callable[[], None]) -> None:
+def _write_on_main(recipe: Recipe, write: Callable[[], T]) -> T:
     words = f"cannot write into output {recipe.output}"
-    agreement.broadcast_from_main(write, failing=words, error=RecipeError)
+    return agreement.broadcast_from_main(write, failing=words, error=RecipeError)
 
 
 def _changes(recipe: Recipe) -> dict[str, list[Any]]:
@@ -291,11 +320,11 @@ def _changes(recipe: Recipe) -> dict[str, list[Any]]:
     return changes
 
 
-def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
+def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> str:
     """Make the run's folder with its recipe; every rank calls it.
 
-    The main rank holds the folder until ``stack`` is closed. With ``resume`` the recipe there stays
-    for now.
+    The main rank holds the folder until ``stack`` is closed; returns what `lock_run` yields. With
+    ``resume`` the recipe there stays for now.
 
     Raises:
         RecipeError: it holds another run, or one is under way there, or it cannot be written, or
@@ -303,17 +332,17 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> None:
     """
     run = recipe.output
 
-    def prepare() -> None:
+    def prepare() -> str:
         run.mkdir(parents=True, exist_ok=True)
         if not recipe.trust.own:
             check_links(run)
-        stack.enter_context(lock_run(run))
-        if resume:
-            return
-        check_unused(run)
-        save_recipe(recipe, run / RECIPE)
+        held = stack.enter_context(lock_run(run))
+        if not resume:
+            check_unused(run)
+            save_recipe(recipe, run / RECIPE)
+        return held
 
-    _write_on_main(recipe, prepare)
+    return _write_on_main(recipe, prepare)
 
 
 @contextmanager

@@ -59,7 +59,8 @@ class Progress:
 
     The ranks vote on every step, and the vote is read a step later, when it has long arrived: then
     the step enters the history. Only the main rank has a ``reporter``. ``until`` so many epochs are
-    done it trains this time, if that is said, and writes a checkpoint.
+    done it trains this time, if that is said, and writes a checkpoint. ``check_folder`` is called
+    on the main rank before one is written.
     """
 
     recipe: Recipe
@@ -69,6 +70,7 @@ class Progress:
     reporter: Reporter | None = None
     events: RunEvents = field(default_factory=RunEvents)
     until: int | None = None
+    check_folder: Callable[[], None] = lambda: None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
     pending: PendingStep | None = field(default=None, init=False)
@@ -191,6 +193,7 @@ class Progress:
             best=best,
             keep=self.recipe.checkpoint.keep,
             behind=self.writer if self.recipe.checkpoint.background else None,
+            check_folder=self.check_folder,
             **self.state.extra(self.at),
         )
 

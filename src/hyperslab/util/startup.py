@@ -5,6 +5,7 @@ It uses the standard library alone.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -39,16 +40,16 @@ def _tie_server_to_parent() -> None:
         os._exit(1)
 
 
-def say_stopped() -> None:
-    """Print the one line of a command that Ctrl-C ends.
+def say_stopped(number: int) -> None:
+    """Print the one line of a command that a signal ends, such as Ctrl-C.
 
     The error output of ranks goes to files: the main one speaks on its standard output.
     """
     rank = os.environ.get("RANK")
     stream = sys.stdout if rank == "0" else sys.stderr
     try:
-        print("stopped by SIGINT", file=stream, flush=True)
-    except OSError:  # nobody reads it
+        print(f"stopped by {signal.Signals(number).name}", file=stream, flush=True)
+    except (OSError, RuntimeError):  # nobody reads it, or the signal came while something printed
         return
 
 
@@ -123,12 +124,19 @@ def begin_command() -> None:
     leave_out_current_folder()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Until `hyperslab.cli.main` begins: an interrupted import would print a traceback.
-        signal.signal(signal.SIGINT, _exit_on_sigint)
+        signal.signal(signal.SIGINT, exit_on_signal)
+    # Python ends with the system's handlers, by which one more Ctrl-C would be another exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # A rank may wait for others where no handler runs; what started it says why it ended.
+    if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, exit_on_signal)
 
 
-def _exit_on_sigint(_number: int, _frame: FrameType | None) -> None:
-    say_stopped()
-    os._exit(128 + signal.SIGINT)
+def exit_on_signal(number: int, _frame: FrameType | None) -> None:
+    """Say which signal ends this process, and end it at once with the exit code of a shell."""
+    signal.signal(number, signal.SIG_IGN)  # one more would say it once more
+    say_stopped(number)
+    os._exit(128 + number)
 
 
 # The server of `hyperslab.util.worker_pool` imports this module first, in a process of its own.

@@ -70,17 +70,20 @@ def map_tasks(
 def _leaving_on_sigterm() -> Iterator[None]:
     """Exit on SIGTERM as usual: ended at once, the pool would leave a folder and semaphores."""
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    before = signal.getsignal(signal.SIGTERM)
+    if not ours or before not in (signal.SIG_DFL, startup.exit_on_signal):
         yield
         return
     signal.signal(signal.SIGTERM, _exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:
+    if startup.is_command():
+        startup.say_stopped(number)
     raise SystemExit(128 + number)
 
 

@@ -143,9 +143,11 @@ def test_planned_and_taken_times_are_compared(
 
     monkeypatch.setattr("hyperslab.studies.sweep.run.do_run", do)
     monkeypatch.setattr(budget, "forecast_sweep", lambda *_: forecast_of(tmp_path))
-    ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path))])
+    out = tmp_path / "[a] out"
+    ended = CliRunner().invoke(app, ["sweep", str(write_sweep(tmp_path)), "--output", str(out)])
     assert ended.exit_code == 0, ended.output
-    table = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert f"all numbers are in {out}: " in ended.output
+    table = json.loads((out / "sweep.json").read_text())
     assert table["predicted_for"] == "a machine"
     found = {(run["variant"], run["chooses"]): run for run in table["runs"]}
     assert found["plain", True]["planned_seconds"] == 10.0

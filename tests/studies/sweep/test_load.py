@@ -75,7 +75,12 @@ def test_a_shorter_training_has_a_shorter_schedule(
         ({"rates": [-1]}, "bad value -1 for 'rates.0'"),
         ({"variants": {}}, "give at least one variant"),
         ({"variants": {"../x": {}}}, "'../x': a folder will have this name"),
+        ({"variants": {1: {}}}, "the name 1 in 'variants' is no text\n    write it in quotes: '1'"),
         ({"variants": {"a": {"seed": 3}}}, "'a': seed is set by the sweep itself"),
+        (
+            {"variants": {"a": {"optimizer": {"learning_rate": 1}}}},
+            "learning_rate is set by the sweep itself\n    give rates in the sweep's file",
+        ),
         ({"variants": {"a": {"data.subvolum": 8}}}, "nearest: 'data.subvolume'"),
         ({"variants": {"a": {"epochs": 0}}}, "variant 'a'.*bad value 0 for 'epochs'"),
         ({"choose": {"epoch": 1}}, "nearest: 'choose.epochs'\n    valid in choose: epochs, seeds"),
@@ -89,6 +94,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str
     with pytest.raises(RecipeError, match=words) as caught:
         load_sweep(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["seed=1", "output=x", "optimizer={learning_rate: 1}"])
+def test_no_override_is_left_out_for_what_the_sweep_sets(tmp_path: Path, word: str) -> None:
+    with pytest.raises(RecipeError, match=r"override: .* is set by the sweep itself\n    give "):
+        load_sweep(write_sweep(tmp_path), [word])
 
 
 def test_rates_are_chosen_on_something(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import csv
 import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -217,6 +218,15 @@ def test_which_checkpoint(made: Path, tmp_path: Path) -> None:
         find_checkpoint(made, "step-9")
     with pytest.raises(DataError, match="it has none"):
         find_checkpoint(tmp_path, "best")
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)
+    monkeypatch.setattr("hyperslab.cli.evaluate.verify_checksums", None)
+    ended = CliRunner().invoke(app, ["evaluate", str(made)])
+    assert f"{made} cannot be written, and its evaluation is written there" in str(ended.exception)
 
 
 def test_the_grid_of_an_evaluation_is_its_own(made: Path) -> None:

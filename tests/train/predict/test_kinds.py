@@ -4,6 +4,7 @@ process)."""
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,14 @@ def test_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
     run = regression(tmp_path / "run")
     [outcome] = predict(run, [tmp_path / name], tmp_path / "out")
     assert outcome.reason.startswith(f"{tmp_path / name} does not exist")
+
+
+@pytest.mark.parametrize("name", ["pipe.npy", "pipe.hdf5"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    run = regression(tmp_path / "run")
+    os.mkfifo(tmp_path / name)
+    [outcome] = predict(run, [tmp_path / name], tmp_path / "out")
+    assert outcome.reason == f"{tmp_path / name} is not a file"
 
 
 def test_fields_of_different_numbers_of_channels(tmp_path: Path) -> None:

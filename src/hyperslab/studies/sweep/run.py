@@ -390,4 +390,6 @@ def _claim(sweep: Sweep) -> None:
 
 def _said(values: object, key: str) -> object:
     found = value_at(values, key)
+    if isinstance(found, dict):
+        return f"a section of {len(found)} keys"
     return "nothing" if found is None else found

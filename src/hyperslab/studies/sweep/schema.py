@@ -20,15 +20,26 @@ from pydantic import (
 )
 
 from hyperslab.errors import LayoutError, RecipeError
-from hyperslab.recipe.compare import settings_of
-from hyperslab.recipe.load import explain_errors, load_recipe, read_yaml
+from hyperslab.recipe.compare import settings_of, value_at
+from hyperslab.recipe.load import (
+    explain_errors,
+    load_recipe,
+    parse_override,
+    put_override,
+    read_yaml,
+)
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section, UserPath
 from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
-SWEPT = ("optimizer.learning_rate", "seed", "output")  # keys that a sweep sets itself
+SWEPT = {
+    "optimizer.learning_rate": "give rates in the sweep's file",
+    "seed": "give seeds in the sweep's file",
+    "output": "give --output, or output in the sweep's file",
+}
+"""Names the keys of a recipe that a sweep sets itself, each with what a user does instead."""
 
 
 def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -88,10 +99,18 @@ class SweepFile(Section):
         for name, variant in variants.items():
             if not re.fullmatch(r"\w[\w .+=,²³-]*", name):
                 raise ValueError(f"variant {name!r}: a folder will have this name")
-            for key in variant.keys:
-                if key in SWEPT:
-                    raise ValueError(f"variant {name!r}: {key} is set by the sweep itself")
+            if problem := _swept_key(variant.keys):
+                raise ValueError(f"variant {name!r}: {problem}")
         return variants
+
+
+def _swept_key(keys: Mapping[str, Any]) -> str:
+    """Say which of these dotted keys, or one in their sections, a sweep sets; "" if none."""
+    values: dict[str, Any] = {}
+    for key, value in keys.items():
+        put_override(values, key, value)
+    found = next((key for key in SWEPT if value_at(values, key) is not None), None)
+    return "" if found is None else f"{found} is set by the sweep itself\n    {SWEPT[found]}"
 
 
 IRRELEVANT_SECTIONS = frozenset({"grid", "memory", "peak"})
@@ -288,6 +307,8 @@ def load_sweep(
     """
     path = Path(path)
     file = _read_sweep_file(path)
+    if problem := _swept_key(dict(map(parse_override, overrides))):
+        raise RecipeError(f"override: {problem}")
     base = path.parent / file.recipe
     trust = trust_of(base, trusted)
     by_user = trust_of(path).own
