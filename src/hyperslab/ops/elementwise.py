@@ -35,7 +35,6 @@ from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, unifo
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import (
-    check_only_reference,
     check_only_reference_of_part,
     check_writable,
     common_partition,
@@ -131,17 +130,20 @@ def apply_pointwise(
     in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
     unwrapped = False
     if in_place and isinstance(first, torch.Tensor) and not isinstance(first, Sharded):
-        if target.axes and first.shape == target.shape:
-            _turn_changed_into_cut(first, target, like, function.__name__)
+        base = base_of_view(first)
+        if target.axes and base is not None and first.shape == target.shape:
+            _turn_part_into_cut(first, base, target, like, function.__name__)
             return apply_pointwise(function, args, kwargs)
         unwrapped = not target.axes  # every rank changes its copy alike
     in_place = in_place and not unwrapped
     replaced = False
     written_back = False
     if in_place and (first is not like or like.partition.shape != target.shape):
+        part = isinstance(first, torch.Tensor) and first.is_inference()
+        hint = "\n    a part of zeros needs torch.no_grad() in place of torch.inference_mode()"
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
-            "use the operator that returns a new tensor"
+            f"use the operator that returns a new tensor{hint if part else ''}"
         )
     if in_place:
         written_back = like.knows_its_place
@@ -193,17 +195,14 @@ def apply_pointwise(
     return like.like(result, target, reordered=reordered, fresh=True)
 
 
-def _turn_changed_into_cut(x: torch.Tensor, target: Partition, like: Sharded, name: str) -> None:
-    """Turn an ordinary tensor that is to be changed in place by cut values into a cut one.
+def _turn_part_into_cut(
+    x: torch.Tensor, base: torch.Tensor, target: Partition, like: Sharded, name: str
+) -> None:
+    """Turn an ordinary tensor of which cut values change a part in place into a cut one.
 
-    Of a part of another tensor (`sums[:, :, 4:8] += y`) that one becomes cut, along the same axes:
-    a dim all of which is changed as the values are, others in balanced shards.
+    Along the same axes, as by `sums[:, :, 4:8] += y`: a dim all of which is changed is cut as the
+    values are, others in balanced shards.
     """
-    base = base_of_view(x)
-    if base is None:
-        check_only_reference(x, like, name)
-        turn_into_cut(x, target, like)
-        return
     spans = check_only_reference_of_part(x, base, like, name)
     cuts: list[Cut | None] = []
     for cut, extent in zip(target.cuts, base.shape, strict=True):

@@ -220,12 +220,11 @@ def check_only_reference(ordinary: torch.Tensor, like: Sharded, name: str) -> No
     plain = type(ordinary) is torch.Tensor and ordinary.layout is torch.strided
     alone = not like.grid.has_values or is_only_reference(ordinary)  # in a trace all share nothing
     if not plain or ordinary.requires_grad or not alone:
-        part = "\n    a part of such a tensor needs torch.no_grad() in place of inference_mode()"
         raise LayoutError(
             f"{name}: the values are cut, and would make a cut tensor of an ordinary one that is a "
             f"parameter, has a gradient or shares its memory\n{describe([ordinary, like])}"
             "    write into a tensor that was made for it (x.new_zeros(shape), torch.zeros(shape)),"
-            f" or use x.full(){part if ordinary.is_inference() else ''}"
+            " or use x.full()"
         )
 
 

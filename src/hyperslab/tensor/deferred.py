@@ -437,7 +437,7 @@ class DeferredTensor(torch.Tensor):
     @property
     def knows_its_place(self) -> bool:
         """Tell whether a change in place of this copy can be written into its base."""
-        return self._place is not None
+        return self._place is not None and not self._place[0].is_copy
 
     def is_part_of(self, base: DeferredTensor, place: object) -> bool:
         """Tell whether this copy of that part of ``base`` is equal to it."""
@@ -447,9 +447,13 @@ class DeferredTensor(torch.Tensor):
 
     def begin_change_of_copy(self) -> None:
         """Let go of memory that other copies may have: they are unusable once this has changed."""
-        value = self._block.clone()
         self._check_base_of_copy()
-        self.replace_storage(value)
+        with DisableTorchFunctionSubclass():
+            if self.requires_grad and self.is_leaf:
+                return
+        # Who changes it may do so under no_grad, and it keeps its graph.
+        with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
+            self.replace_storage(self._block.clone())
 
     def end_change_of_copy(self) -> None:
         """Write this copy, which was changed in place, into its base."""

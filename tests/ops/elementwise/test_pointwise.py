@@ -426,7 +426,7 @@ def refused(case: str) -> None:
     elif case == "out":
         torch.add(x, x, out=x)
     elif case == "ordinary in place":
-        torch.randn(3, 6, 4, 4).add_(x)
+        torch.randn(2, 3, 6, 4, 4).add_(x)
     elif case == "growing in place":
         x.add_(torch.randn(4, 2, 3, 6, 4, 4))
     elif case == "grids":
