@@ -11,6 +11,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
+import hyperslab as hs
 from hyperslab.checkpoint import snapshot
 from hyperslab.checkpoint.save_load import load, save
 from tests.checkpoint.test_save_load import network, read, same, save_on_ranks, tensors, written
@@ -78,3 +79,14 @@ def test_tensors_that_torch_has_cut(tmp_path: Path) -> None:
         "1.weight": (3, 7),
         "1.bias": (3,),
     }
+
+
+def save_a_cut_buffer(path: Path) -> None:
+    module = nn.BatchNorm1d(6)
+    module.running_mean[:] = hs.shard(torch.randn(1, 1, 6), hs.Grid(width=2))[0, 0]
+    with pytest.raises(hs.errors.CheckpointError, match="running_mean is cut"):
+        save(path, module)
+
+
+def test_a_buffer_that_is_cut_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    run_ranks(2, save_a_cut_buffer, tmp_path / "c")

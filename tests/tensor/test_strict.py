@@ -65,7 +65,7 @@ def test_what_has_no_rule_is_refused_by_the_dispatcher() -> None:
         with pytest.raises(hs.UnsupportedOp, match="has no rule for a cut tensor"):
             hs.Sharded.__torch_function__(function, (hs.Sharded,), (x,), {})
         refused += 1
-    assert refused > 400
+    assert refused > 380
 
 
 def arguments(function: Callable[..., Any], x: Any) -> list[Any] | None:
@@ -103,7 +103,7 @@ def test_real_calls_do_not_fall_through() -> None:
             if result is not NotImplemented and op_name(function) not in HARMLESS:
                 fell.append((op_name(function), type(result)))
     assert fell == []
-    assert reached > 300
+    assert reached > 270
 
 
 def test_methods_of_a_cut_tensor_do_not_fall_through() -> None:

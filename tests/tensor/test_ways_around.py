@@ -61,7 +61,7 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "unsorted": lambda x: torch.unique(x),
     "histogram": lambda x: torch.histogram(x, 4),
     "fractional pooling": lambda x: F.fractional_max_pool3d(x, 2, output_ratio=0.5),
-    "svd": lambda x: torch.linalg.svd(x),
+    "eig": lambda x: torch.linalg.eig(x),
     "norm": lambda x: torch.linalg.matrix_norm(x),
     "module": lambda x: torch.nn.CosineEmbeddingLoss()(x, x, x),
     "set": lambda x: x.set_(torch.zeros(1)),

@@ -55,7 +55,12 @@ SPLIT_COMPLEX = "complex128"
 
 
 def check_storable(name: str, tensor: torch.Tensor) -> None:
-    """Refuses a tensor for which the format has no form."""
+    """Refuses a tensor for which the format has no form, on all ranks alike."""
+    if (partition := getattr(tensor, "partition", None)) is not None:
+        raise CheckpointError(
+            f"the tensor {name} is cut ({partition}): it cannot be written\n    what cut "
+            "values are written into becomes cut; write x.full() into a buffer"
+        )
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(
             f"the tensor {name} is sparse, quantized or has no values: it cannot be written"

@@ -53,6 +53,19 @@ LOST_RANK_WORDS = re.compile(
 )
 """Matches what torch's errors say where another rank was lost."""
 
+OUT_OF_STEP_WORDS = re.compile(
+    r"no answer within|timed out|timeout|data size|rank mismatch|preamble", re.IGNORECASE
+)
+"""Matches what errors say where another rank may be at another place of the program."""
+
+OUT_OF_STEP = (
+    "run the same operations in the same order on every rank; where a branch depends on random "
+    "numbers\n    (a layer that is dropped), Python's and NumPy's differ between replicas: draw "
+    "from torch's generator,\n    or seed the others alike on all ranks after "
+    "hyperslab.parallelize (random.seed(0), numpy.random.seed(0))"
+)
+"""Tells what ranks that are at different places of a program probably differ in."""
+
 Group = dist.ProcessGroup | None
 """``None`` is all ranks."""
 
@@ -243,7 +256,8 @@ def lost_contact(rank: int, peers: Sequence[int], what: str, why: object) -> Com
     words = str(why).strip()
     first = words.splitlines()[0] if words else type(why).__name__
     first = first.partition(" This is typically caused by")[0]  # gloo's guesses, and good wishes
-    return CommError(f"{named([rank])} lost contact with {who} during {what}: {first}")
+    hint = f"\n    {OUT_OF_STEP}" if OUT_OF_STEP_WORDS.search(words) else ""
+    return CommError(f"{named([rank])} lost contact with {who} during {what}: {first}{hint}")
 
 
 @contextmanager

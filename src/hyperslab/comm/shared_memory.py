@@ -33,7 +33,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from hyperslab.comm.agreement import lost_contact
+from hyperslab.comm.agreement import OUT_OF_STEP, lost_contact
 from hyperslab.comm.bootstrap import backend_of, own_rank, ranks_in, world
 from hyperslab.errors import CommError
 from hyperslab.kernels.memory_format import CHANNELS_LAST
@@ -400,7 +400,7 @@ class SharedChannels:
         if found != expected:
             raise CommError(
                 f"rank {self.rank} expected {expected} B from rank {peer} during {what} but "
-                f"got {found} B\n    run the same operations in the same order on every rank"
+                f"got {found} B\n    {OUT_OF_STEP}"
             )
 
     def _sum_small(

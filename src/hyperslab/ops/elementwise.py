@@ -30,14 +30,16 @@ import torch.nn.functional as F
 from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import CommError, LayoutError
-from hyperslab.geometry import Cover, Partition
+from hyperslab.geometry import Cover, Cut, Partition
 from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, uniform_bits
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import (
+    check_only_reference_of_part,
     check_writable,
     common_partition,
     operand_block,
+    turn_into_cut,
     without_empty_shards,
 )
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
@@ -53,6 +55,7 @@ from hyperslab.util.torch_internals import (
     BlockFunction,
     DisableTorchFunctionSubclass,
     EnableTorchFunction,
+    base_of_view,
     keep_known,
 )
 
@@ -125,17 +128,29 @@ def apply_pointwise(
     target = common_partition(operands, function)
     first = args[0] if args else kwargs.get("input")
     in_place = bool(kwargs.get("inplace")) or _is_in_place(function)
-    ordinary = isinstance(first, torch.Tensor) and not isinstance(first, Sharded)
-    unwrapped = in_place and ordinary and not target.axes  # every rank changes its copy alike
+    unwrapped = False
+    if in_place and isinstance(first, torch.Tensor) and not isinstance(first, Sharded):
+        base = base_of_view(first)
+        if target.axes and base is not None and first.shape == target.shape:
+            _turn_part_into_cut(first, base, target, like, function.__name__)
+            return apply_pointwise(function, args, kwargs)
+        unwrapped = not target.axes  # every rank changes its copy alike
     in_place = in_place and not unwrapped
     replaced = False
+    written_back = False
     if in_place and (first is not like or like.partition.shape != target.shape):
+        part = isinstance(first, torch.Tensor) and first.is_inference()
+        hint = "\n    a part of zeros needs torch.no_grad() in place of torch.inference_mode()"
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
-            "use the operator that returns a new tensor"
+            f"use the operator that returns a new tensor{hint if part else ''}"
         )
     if in_place:
-        check_writable(like, function.__name__)
+        written_back = like.knows_its_place
+        if written_back:
+            like.begin_change_of_copy()
+        else:
+            check_writable(like, function.__name__)
         more = [axis for axis in target.axes if axis not in like.partition.axes]
         if more:
             log_once(
@@ -161,6 +176,8 @@ def apply_pointwise(
         result = function(*map(local, args), **{key: local(value) for key, value in kwargs.items()})
     if replaced:
         like.replace_storage(result.to(like.dtype))
+        if written_back:
+            like.end_change_of_copy()
         return like
     if unwrapped:
         return result
@@ -168,12 +185,33 @@ def apply_pointwise(
         raise refuse(function, args, kwargs)
     if in_place:
         like.note_change()
+        if written_back:
+            like.end_change_of_copy()
         return like
     reordered = any(value.reordered for value in operands if isinstance(value, Sharded))
     if kwargs.get("requires_grad"):  # of zeros_like and its kin: the cut tensor is to be the leaf
         y = like.like(result.detach(), target, reordered=reordered, fresh=True)
         return torch.Tensor.requires_grad_(y)
     return like.like(result, target, reordered=reordered, fresh=True)
+
+
+def _turn_part_into_cut(
+    x: torch.Tensor, base: torch.Tensor, target: Partition, like: Sharded, name: str
+) -> None:
+    """Turn an ordinary tensor of which cut values change a part in place into a cut one.
+
+    Along the same axes, as by `sums[:, :, 4:8] += y`: a dim all of which is changed is cut as the
+    values are, others in balanced shards.
+    """
+    spans = check_only_reference_of_part(x, base, like, name)
+    cuts: list[Cut | None] = []
+    for cut, extent in zip(target.cuts, base.shape, strict=True):
+        new = cut if cut is None or cut.extent == extent else cut.rebalanced(extent)
+        cuts.append(None if new is None or new.thin else new)
+    whole = turn_into_cut(base, Partition(tuple(base.shape), tuple(cuts)), like)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        part = whole[tuple(slice(lo, hi) for lo, hi in spans)]
+    cast(Sharded, part).take_place_of_view(x)
 
 
 def _is_in_place(function: Operator) -> bool:

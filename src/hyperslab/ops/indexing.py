@@ -178,6 +178,8 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
         y = unsqueeze(y, dim)
     for dim in reversed(found.single):
         y = drop_dim(y, dim + sum(at <= dim for at in found.new))
+    if y.is_copy and not self.is_copy and found.positions is None and not found.new:
+        y.remember_place(self, found, lambda value: _write_back(self, found, value))
     return y
 
 
@@ -321,8 +323,14 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
     found = parse_written(self, index)
     if found.new:
         raise refused_subscript(self, index, "None in an assignment; reshape the value instead")
-    write_part(self, found, value)
-    self.note_change()
+    if isinstance(value, Sharded) and value.is_part_of(self, found):
+        return  # the end of `self[index] += 1`, which was written already
+    _write_back(self, found, value)
+
+
+def _write_back(x: Sharded, found: Subscript, value: torch.Tensor | float) -> None:
+    write_part(x, found, value)
+    x.note_change()
 
 
 def write_part(x: Sharded, found: Subscript, value: torch.Tensor | float) -> None:

@@ -398,6 +398,89 @@ def linear_layer(
     return input.like(y, partition)
 
 
+MATRIX_FUNCTIONS = {
+    torch.linalg.cholesky: (torch.cholesky, torch.Tensor.cholesky),
+    torch.linalg.det: (torch.det, torch.Tensor.det),
+    torch.linalg.eigh: (),
+    torch.linalg.eigvalsh: (),
+    torch.linalg.inv: (torch.inverse, torch.Tensor.inverse),
+    torch.linalg.matrix_exp: (torch.matrix_exp, torch.Tensor.matrix_exp),
+    torch.linalg.pinv: (torch.pinverse, torch.Tensor.pinverse),
+    torch.linalg.qr: (),
+    torch.linalg.slogdet: (torch.slogdet, torch.Tensor.slogdet),
+    torch.linalg.svd: (),
+    torch.linalg.svdvals: (),
+    torch.logdet: (torch.Tensor.logdet,),
+}
+"""Maps functions of one matrix to their other names in torch, of the same options."""
+
+
+@register_each(*((own, *others) for own, others in MATRIX_FUNCTIONS.items()), family="linalg")
+def matrix_function(operator: Operator, *matrix: Any, **options: Any) -> Any:
+    """Runs on each matrix, of the last two dims, which become whole; those before may be cut."""
+    named = [options.pop(name) for name in ("A", "input") if name in options]
+    x, *more = (*named, *matrix)
+    if not isinstance(x, Sharded) or x.dim() < 2 or any(isinstance(m, Sharded) for m in more):
+        raise LayoutError(
+            f"{operator.__name__} takes one cut tensor, of matrices in its last two dims, and "
+            f"numbers\n{describe([x, *more])}    use x.full()"
+        )
+    batch = x.dim() - 2
+    x = with_whole(x, (batch, batch + 1), operator.__name__)
+    labels: list[DimLabel] = [("batch", d) for d in range(batch)]
+    known = dict(zip(labels, x.shape, strict=False))
+    cuts = {label: cut for label, cut in zip(labels, x.partition.cuts, strict=False) if cut}
+
+    def wrap(result: torch.Tensor) -> torch.Tensor:
+        own = [*labels, *(("new", d) for d in range(result.dim() - batch))]
+        return wrap_labelled(result, [(x, labels)], own, known, cuts)
+
+    found = operator(x.local, *more, **options)
+    if isinstance(found, torch.Tensor):
+        return wrap(found)
+    return type(found)(map(wrap, found))
+
+
+@register(torch.linalg.solve, family="linalg")
+def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tensor:
+    """Solves for columns, cut or not; the rows of either operand become whole."""
+    return _solved("solve", A, B, torch.linalg.solve, left=left)
+
+
+@register(torch.linalg.solve_triangular, family="linalg")
+def solve_triangular(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> torch.Tensor:
+    """Solves for columns, cut or not; the rows of either operand become whole."""
+    run = partial(torch.linalg.solve_triangular, upper=upper, unitriangular=unitriangular)
+    return _solved("solve_triangular", A, B, run, left=left)
+
+
+def _solved(
+    name: str, a: torch.Tensor, b: torch.Tensor, run: Callable[..., torch.Tensor], *, left: bool
+) -> torch.Tensor:
+    n = a.shape[-1] if a.dim() > 1 else -1
+    vectors = b.dim() < 2 or (name == "solve" and b.shape == a.shape[:-1])
+    if not left or vectors or a.shape[-2:] != (n, n) or b.shape[-2] != n:
+        raise LayoutError(
+            f"{name} takes square matrices and columns of as many numbers, on the right\n"
+            f"{describe([a, b])}    use b.unsqueeze(-1) for vectors, and .mT for rows"
+        )
+    if isinstance(a, Sharded):
+        a = with_whole(a, (a.dim() - 2, a.dim() - 1), name)
+    if isinstance(b, Sharded):
+        b = with_whole(b, (b.dim() - 2,), name)
+    first, second = batch_labels(a.dim() - 2), batch_labels(b.dim() - 2)
+    inputs = [[*first, "row", "inner"], [*second, "row", "column"]]
+    output = [*max(first, second, key=len), "row", "column"]
+    return contract(name, (a, b), inputs, output, run, linear=False)
+
+
 IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
 """Names torch's default: a product of matrices where there are more than 25 vectors."""
 

@@ -13,7 +13,7 @@ import torch
 
 from hyperslab.comm import Grid
 from hyperslab.errors import LayoutError
-from hyperslab.geometry import Cut, Partition
+from hyperslab.geometry import Cut, Interval, Partition
 from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe, gather_first
 from hyperslab.util.capture import is_capturing
@@ -230,6 +230,44 @@ def check_only_reference(ordinary: torch.Tensor, like: Sharded, name: str) -> No
             "    write into a tensor that was made for it (x.new_zeros(shape), torch.zeros(shape)),"
             " or use x.full()"
         )
+
+
+def check_only_reference_of_part(
+    part: torch.Tensor, base: torch.Tensor, like: Sharded, name: str
+) -> list[Interval]:
+    """Refuse to make a cut tensor of an ordinary one of which more than this view was taken.
+
+    Returns the interval that the view has of each dim.
+
+    Raises:
+        LayoutError: it is not a box of the other tensor; or see `check_only_reference`.
+    """
+    box = part.dim() == base.dim() and base.is_contiguous() and part.layout is torch.strided
+    steps = zip(part.shape, part.stride(), base.stride(), strict=box)
+    box = box and all(a == b for extent, a, b in steps if extent > 1)
+    plain = type(part) is type(base) is torch.Tensor and not (
+        part.requires_grad or base.requires_grad
+    )
+    storage = base.untyped_storage()
+    alone = not like.grid.has_values or (
+        count_storage_users(storage) == 3  # the two tensors', and this look
+        and storage.resizable()
+        and count_tensor_users(part) <= 1
+        and count_tensor_users(base) <= 2
+    )
+    if not (box and plain and alone and part.numel()):
+        raise LayoutError(
+            f"{name}: the values are cut, and would make a cut tensor of an ordinary one of which "
+            f"this is a part\n{describe([part, base, like])}"
+            "    write into a tensor that is cut (torch.zeros_like(x), x.new_zeros(x.shape)), or "
+            "use x.full()"
+        )
+    rest = part.storage_offset() - base.storage_offset()
+    spans = []
+    for extent, stride in zip(part.shape, base.stride(), strict=True):
+        spans.append((rest // stride, rest // stride + extent))
+        rest %= stride
+    return spans
 
 
 def turn_into_cut(ordinary: torch.Tensor, partition: Partition, like: Sharded) -> Sharded:

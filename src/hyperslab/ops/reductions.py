@@ -25,11 +25,16 @@ from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.fusion import Population, moments_over_ranks
-from hyperslab.ops.operands import common_partition, operand_block, without_empty_shards
+from hyperslab.ops.operands import (
+    block_of,
+    common_partition,
+    operand_block,
+    without_empty_shards,
+)
 from hyperslab.ops.overloads import Operator, integers, register_each, run_composed
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import read_dim
+from hyperslab.tensor.dispatch import describe, read_dim
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, are_all_true
 
 Dims = int | tuple[int, ...] | None
@@ -429,6 +434,40 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
             max = high.item()
         counts = torch.histc(input.block, bins, min, max)
         return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")
+
+
+@register(torch.bincount, torch.Tensor.bincount, family="reductions", merged=True)
+def bincount(
+    input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """Counts all elements, or adds up their weights, into an ordinary tensor.
+
+    Distribution scheme: 1. find the limits of the elements of all ranks, 2. count the elements of
+    the block, or add up its weights, which are cut alike, 3. sum the counts.
+    """
+    if input.dim() != 1 or (weights is not None and weights.shape != input.shape):
+        raise LayoutError(
+            f"bincount takes one dim, and as many weights\n{describe([input, weights])}"
+            "    use x.flatten()"
+        )
+    like = input if isinstance(input, Sharded) else weights
+    assert isinstance(like, Sharded)
+    what = "aligning operands of bincount"
+    with torch.no_grad():
+        block = block_of(input, like.partition, like.grid, what)
+        group = group_over(like, (0,))
+        if input.numel() and like.grid.has_values:
+            ends = block.long() if block.numel() else block.new_zeros(1).long()
+            limits = torch.stack([ends.max(), -ends.min()])
+            most, below = stack_ranks(limits, group, "the limits of bincount").amax(0).tolist()
+            if below > 0:
+                raise LayoutError(f"bincount of negative numbers, of which the least is {-below}")
+            minlength = max(minlength, most + 1)
+        scales = None
+        if weights is not None:
+            scales = block_of(weights, like.partition, like.grid, what)
+        counts = torch.bincount(block, scales, minlength)
+        return all_reduce_sum(counts, group, "the sum of bincount")
 
 
 Order = float | str | None

@@ -27,7 +27,8 @@ below. Each arrow is one method, and nothing outside of this file assigns the at
 - A view of a COPY or a CROP is one, too; nothing leads back to OWN but a new tensor.
 
 [Note: copies] Where serial torch has a view a rule may return a copy. Nothing may change the one
-without the other's notice: the copy cannot be changed in place, nor be used once its base was.
+without the other's notice: the copy cannot be used once its base was changed, nor be changed in
+place, unless it remembers its place: then what it becomes is written into its base as well.
 
 [Note: pending] A rule may return a tensor whose block is not there yet: its `pending` says what
 it will be. The next rule either takes that over, as a link of a chain, or is one that does not
@@ -290,6 +291,7 @@ class DeferredTensor(torch.Tensor):
     is_crop = False
     """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
     _base_of_copy: _BaseOfCopy | None = None
+    _place: tuple[DeferredTensor, object, Callable[[Any], None]] | None = None  # of a copy
     _copied: _BaseOfCopy | None = None  # by tensors that stand for parts of what is pending
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Deferred, int] | None = None  # from what, and the version that it has since
@@ -425,6 +427,41 @@ class DeferredTensor(torch.Tensor):
     def is_copy(self) -> bool:
         """Tell whether serial torch would have a view here; see `mark_as_copy`."""
         return self._base_of_copy is not None
+
+    def remember_place(
+        self, base: DeferredTensor, place: object, write: Callable[[Any], None]
+    ) -> None:
+        """Let this copy of a part of ``base`` be changed in place: ``write`` writes it there."""
+        self._place = (base, place, write)
+
+    @property
+    def knows_its_place(self) -> bool:
+        """Tell whether a change in place of this copy can be written into its base."""
+        return self._place is not None and not self._place[0].is_copy
+
+    def is_part_of(self, base: DeferredTensor, place: object) -> bool:
+        """Tell whether this copy of that part of ``base`` is equal to it."""
+        if self._place is None or self._base_of_copy is None or self._base_of_copy.changed:
+            return False
+        return self._place[0] is base and self._place[1] == place
+
+    def begin_change_of_copy(self) -> None:
+        """Let go of memory that other copies may have: they are unusable once this has changed."""
+        self._check_base_of_copy()
+        with DisableTorchFunctionSubclass():
+            if self.requires_grad and self.is_leaf:
+                return
+        # Who changes it may do so under no_grad, and it keeps its graph.
+        with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
+            self.replace_storage(self._block.clone())
+
+    def end_change_of_copy(self) -> None:
+        """Write this copy, which was changed in place, into its base."""
+        assert self._place is not None
+        base, _, write = self._place
+        write(self)
+        self._base_of_copy = None
+        self.mark_as_copy(base)
 
     def note_change(self) -> None:
         """Count a change in place by a rule, where torch does not."""

@@ -43,6 +43,7 @@ from hyperslab.util.torch_internals import (
     next_node_number,
     node_number,
     refusal_to_compile,
+    swap_tensor_impl,
     transforms_active,
     tree_map,
 )
@@ -309,8 +310,8 @@ class Sharded(DeferredTensor):
         # Who looks first may do so under no_grad.
         with torch.inference_mode(False), torch.set_grad_enabled(self._block.requires_grad):
             whole = self.redistribute(self._partition.without(axes), "the gather of a merged dim")
-        self.mark_as_copy(self)
-        self.become(whole)
+            self.mark_as_copy(self)
+            self.become(whole)
 
     def become(self, other: Sharded) -> Sharded:
         """Take the block and the partition of another tensor."""
@@ -326,6 +327,13 @@ class Sharded(DeferredTensor):
         ordinary.__class__ = Sharded
         vars(ordinary).update(vars(self))
         return ordinary  # type: ignore[return-value]
+
+    def take_place_of_view(self, ordinary: torch.Tensor) -> None:
+        """Turn an ordinary tensor into this cut one, and its view into a view of nothing else."""
+        self.force()
+        ordinary.__class__ = Sharded
+        vars(ordinary).update(vars(self))
+        swap_tensor_impl(ordinary, self)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]

@@ -203,6 +203,9 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
 """Tells whether autograd takes a tensor for a view, whose changes in place its base sees."""
 
+base_of_view: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+"""Returns the tensor that a view is of; None of an inference tensor, too."""
+
 count_tensor_users: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
 """Counts what refers to a tensor behind Python: autograd, which has saved it."""
 

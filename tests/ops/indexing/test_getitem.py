@@ -251,7 +251,7 @@ def refused(case: str) -> None:
         "mask and tensor": lambda: x.__setitem__(x > 0, torch.zeros(3)),
         "new": lambda: x.__setitem__((0, None), 1.0),
         "copy": lambda: x.flatten(1).__setitem__((slice(None), 0), 1.0),
-        "writing a copy": lambda: x[:, :, 4:].add_(1),
+        "writing a copy": lambda: x[:, :, 4:].mT.add_(1),
     }[case]()
 
 

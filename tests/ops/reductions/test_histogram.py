@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import hyperslab as hs
 from tests.ranks import run_ranks
 
-COVERS = {"reductions": {"histc"}}
+COVERS = {"reductions": {"histc", "bincount"}}
 LIMITS: list[dict[str, Any]] = [
     {}, {"bins": 7}, {"bins": 5, "min": -1, "max": 1}, {"bins": 4, "min": 0, "max": 3},
 ]  # fmt: skip
@@ -36,3 +37,28 @@ def test_equal_to_serial(axes: dict[str, int]) -> None:
     for extent in axes.values():
         ranks *= extent
     run_ranks(ranks, counted, axes)
+
+
+def classes_counted(axes: dict[str, int]) -> None:
+    full = torch.randint(0, 5, (4, 7, 6, 3))
+    heights = torch.rand(4, 7, 6, 3, dtype=torch.float64)
+    for channels in (True, False):
+        x = hs.shard(full, hs.Grid(**axes), channels=channels)
+        weights = hs.shard(heights, x.grid, channels=channels)
+        for least in (0, 9):
+            found = torch.bincount(x.flatten(), minlength=least)
+            assert type(found) is torch.Tensor
+            assert torch.equal(found, full.flatten().bincount(minlength=least))
+            expected = torch.bincount(full.flatten(), heights.flatten(), least)
+            for y, own in ((x, weights), (x, heights), (full, weights)):
+                found = torch.bincount(y.flatten(), own.flatten(), least)
+                assert torch.allclose(found, expected, rtol=1e-12)
+        with pytest.raises(hs.LayoutError, match="negative numbers, of which the least is -3"):
+            torch.bincount((x - 3).flatten())
+        with pytest.raises(hs.LayoutError, match="takes one dim"):
+            torch.bincount(x)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"height": 3}, {"depth": 2, "width": 2}], ids=str)
+def test_counts_of_classes(axes: dict[str, int]) -> None:
+    run_ranks(math.prod(axes.values()), classes_counted, axes)

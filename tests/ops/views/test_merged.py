@@ -126,3 +126,20 @@ def layouts() -> None:
 
 def test_it_stays_cut_until_a_rule_wants_all_of_it() -> None:
     run_ranks(2, layouts)
+
+
+def looked_at_first() -> list[bool]:
+    """Statistics without a graph, before those with one, as of a layer that starts from data."""
+    x = hs.shard(torch.randn(2, 2, 4, 6, 4), hs.Grid(depth=2, width=2)).requires_grad_()
+    y = x.view(2, 2, 2, 2, 3, 2, 2, 2).permute(0, 1, 3, 5, 7, 2, 4, 6).reshape(2, 16, 2, 3, 2)
+    with torch.no_grad():
+        mean = y.mean((0, 2, 3, 4), keepdim=True)
+    ((y - mean) ** 2).sum().backward()
+    full = x.detach().full().contiguous().requires_grad_()
+    z = full.view(2, 2, 2, 2, 3, 2, 2, 2).permute(0, 1, 3, 5, 7, 2, 4, 6).reshape(2, 16, 2, 3, 2)
+    ((z - z.detach().mean((0, 2, 3, 4), keepdim=True)) ** 2).sum().backward()
+    return [x.grad is not None and torch.allclose(x.grad.full(), full.grad, rtol=1e-4, atol=1e-5)]
+
+
+def test_a_first_look_without_a_graph() -> None:
+    assert run_ranks(4, looked_at_first) == [[True]] * 4
