@@ -467,6 +467,9 @@ def bincount(
         if weights is not None:
             scales = block_of(weights, like.partition, like.grid, what)
         counts = torch.bincount(block, scales, minlength)
+        if scales is not None and input.numel():  # torch counts nothing by integers
+            single = scales.dtype == torch.float32
+            counts = counts.to(torch.float32 if single else torch.float64)
         return all_reduce_sum(counts, group, "the sum of bincount")
 
 
