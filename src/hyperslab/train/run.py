@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -65,19 +65,26 @@ def lock_run(run: Path) -> Iterator[str]:
         RecipeError: another process holds it.
         OSError: the folder cannot be written.
     """
-    with os.fdopen(open_to_append(run / LOCK_FILE), "a") as file:
-        if not try_lock(file.fileno()):
-            raise RecipeError(
-                f"another run is under way in output {run}\n"
-                "    wait for its end, stop it, or choose another --output"
-            )
+    with _lock(run) as file:
         file.truncate(0)
         file.write(word := uuid.uuid4().hex)
         file.flush()
         try:
             yield word
         finally:
-            file.truncate(0)
+            with suppress(OSError):  # a network's file system may know a removed one no more
+                file.truncate(0)
+
+
+@contextmanager
+def _lock(run: Path) -> Iterator[TextIO]:
+    with os.fdopen(open_to_append(run / LOCK_FILE), "a") as file:
+        if not try_lock(file.fileno()):
+            raise RecipeError(
+                f"another run is under way in output {run}\n"
+                "    wait for its end, stop it, or choose another --output"
+            )
+        yield file
 
 
 def check_held(run: Path, word: str) -> None:
@@ -101,7 +108,7 @@ def awaiting_run(run: Path) -> Iterator[None]:
     told = False
     while True:
         try:
-            with lock_run(run):
+            with _lock(run):  # where nothing can be locked they still need their word
                 return
         except RecipeError:
             if not told:
