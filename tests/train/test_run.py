@@ -244,14 +244,18 @@ def test_no_checkpoint_goes_into_the_folder_of_another_run(tmp_path: Path, unive
     assert [path.name for path in out.iterdir()] == [".lock"]
 
 
-def test_who_waits_for_a_run_leaves_it_its_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_start_leaves_a_run_its_folder(
+    tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing can be locked, the ranks of an earlier start may still write."""
+    """Where nothing can be locked, one by mistake, and one that waits for the ranks before it."""
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe)
     monkeypatch.setattr("hyperslab.train.run.try_lock", lambda _: True)
-    with lock_run(tmp_path) as word:
-        assert list(awaiting_run(tmp_path)) == []
-        check_held(tmp_path, word)
+    with lock_run(out) as lock:
+        with pytest.raises(RecipeError, match="holds a run already"):
+            run(recipe)
+        assert list(awaiting_run(out)) == []
+        check_held(out, lock)
 
 
 def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:

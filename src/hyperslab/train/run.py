@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -50,44 +49,37 @@ T = TypeVar("T")
 LOCK_FILE = ".lock"
 RECIPE = "recipe.yaml"
 
+FileIdentity = tuple[int, int]
+"""Says which file one is, by its device and its number there, wherever it is moved."""
+
 GridChoice = Callable[[Recipe, int], Recipe]
 """Leads from a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
 
 
 @contextmanager
-def lock_run(run: Path) -> Iterator[str]:
+def lock_run(run: Path) -> Iterator[FileIdentity]:
     """Keep other runs out of a folder that exists; the system lets go when the process ends.
 
-    Yields the word that the lock's file holds meanwhile, if the folder is still this run's: see
-    `check_held`.
+    Yields which file the lock is, for `check_held`: while it is open no other one is the same.
 
     Raises:
         RecipeError: another process holds it.
         OSError: the folder cannot be written.
     """
-    with _lock(run) as file:
-        file.truncate(0)
-        file.write(word := uuid.uuid4().hex)
-        file.flush()
-        try:
-            yield word
-        finally:
-            with suppress(OSError):  # a network's file system may know a removed one no more
-                file.truncate(0)
-
-
-@contextmanager
-def _lock(run: Path) -> Iterator[TextIO]:
     with os.fdopen(open_to_append(run / LOCK_FILE), "a") as file:
         if not try_lock(file.fileno()):
             raise RecipeError(
                 f"another run is under way in output {run}\n"
                 "    wait for its end, stop it, or choose another --output"
             )
-        yield file
+        yield _identity(os.fstat(file.fileno()))
 
 
-def check_held(run: Path, word: str) -> None:
+def _identity(found: os.stat_result) -> FileIdentity:
+    return found.st_dev, found.st_ino
+
+
+def check_held(run: Path, lock: FileIdentity) -> None:
     """Refuse the folder of another run, made after the one that was locked was removed or moved.
 
     A folder that is not there is no matter of this: nothing can be written into it.
@@ -95,8 +87,8 @@ def check_held(run: Path, word: str) -> None:
     Raises:
         CheckpointError: names the folder.
     """
-    with suppress(FileNotFoundError), open(run / LOCK_FILE, encoding="ascii") as file:
-        if file.read(len(word)) != word:
+    with suppress(FileNotFoundError):
+        if _identity(os.stat(run / LOCK_FILE)) != lock:
             raise CheckpointError(
                 f"nothing is written into {run}: it is another run's folder by now, and this run's "
                 "was removed or moved\n    if it was moved, go on there: --resume --output FOLDER"
@@ -108,7 +100,7 @@ def awaiting_run(run: Path) -> Iterator[None]:
     told = False
     while True:
         try:
-            with _lock(run):  # where nothing can be locked they still need their word
+            with lock_run(run):
                 return
         except RecipeError:
             if not told:
@@ -327,7 +319,7 @@ def _changes(recipe: Recipe) -> dict[str, list[Any]]:
     return changes
 
 
-def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> str:
+def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> FileIdentity:
     """Make the run's folder with its recipe; every rank calls it.
 
     The main rank holds the folder until ``stack`` is closed; returns what `lock_run` yields. With
@@ -339,7 +331,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> str:
     """
     run = recipe.output
 
-    def prepare() -> str:
+    def prepare() -> FileIdentity:
         run.mkdir(parents=True, exist_ok=True)
         if not recipe.trust.own:
             check_links(run)
