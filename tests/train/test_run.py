@@ -17,7 +17,7 @@ from hyperslab.checkpoint.retention import folder_of, latest
 from hyperslab.errors import CheckpointError, RecipeError, Stopped
 from hyperslab.recipe.load import load_recipe
 from hyperslab.train.evaluate import evaluate
-from hyperslab.train.run import lock_run
+from hyperslab.train.run import awaiting_run, check_held, lock_run
 from hyperslab.train.trainer import Trainer
 from tests.ranks import run_ranks
 from tests.selection import in_gate
@@ -242,6 +242,20 @@ def test_no_checkpoint_goes_into_the_folder_of_another_run(tmp_path: Path, unive
         with pytest.raises(CheckpointError, match=f"into {out}: it is another run's folder by now"):
             run(recipe)
     assert [path.name for path in out.iterdir()] == [".lock"]
+
+
+def test_another_start_leaves_a_run_its_folder(
+    tmp_path: Path, universes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing can be locked, one by mistake, and one that waits for the ranks before it."""
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, epochs=1), tmp_path / "run"
+    run(recipe)
+    monkeypatch.setattr("hyperslab.train.run.try_lock", lambda _: True)
+    with lock_run(out) as lock:
+        with pytest.raises(RecipeError, match="holds a run already"):
+            run(recipe)
+        assert list(awaiting_run(out)) == []
+        check_held(out, lock)
 
 
 def test_the_folder_of_a_run(tmp_path: Path, universes: Path) -> None:

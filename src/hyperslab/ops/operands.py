@@ -242,9 +242,16 @@ def check_only_reference_of_part(
     Raises:
         LayoutError: it is not a box of the other tensor; or see `check_only_reference`.
     """
-    box = part.dim() == base.dim() and base.is_contiguous() and part.layout is torch.strided
-    steps = zip(part.shape, part.stride(), base.stride(), strict=box)
-    box = box and all(a == b for extent, a, b in steps if extent > 1)
+    same = part.dtype == base.dtype and part.is_conj() == base.is_conj()
+    box = same and part.dim() == base.dim() and base.is_contiguous()
+    rest = part.storage_offset() - base.storage_offset()
+    spans: list[Interval] = []
+    dims = zip(part.shape, base.shape, part.stride(), base.stride(), strict=box)
+    for extent, own, step, by in dims:
+        low = rest // by if own > 1 and by else 0
+        spans.append((low, low + extent))
+        rest -= low * by
+        box = box and (extent == 1 or step == by) and low + extent <= own
     plain = type(part) is type(base) is torch.Tensor and not (
         part.requires_grad or base.requires_grad
     )
@@ -255,18 +262,13 @@ def check_only_reference_of_part(
         and count_tensor_users(part) <= 1
         and count_tensor_users(base) <= 2
     )
-    if not (box and plain and alone and part.numel()):
+    if not (box and rest == 0 and plain and alone and part.numel()):
         raise LayoutError(
             f"{name}: the values are cut, and would make a cut tensor of an ordinary one of which "
             f"this is a part\n{describe([part, base, like])}"
             "    write into a tensor that is cut (torch.zeros_like(x), x.new_zeros(x.shape)), or "
             "use x.full()"
         )
-    rest = part.storage_offset() - base.storage_offset()
-    spans = []
-    for extent, stride in zip(part.shape, base.stride(), strict=True):
-        spans.append((rest // stride, rest // stride + extent))
-        rest %= stride
     return spans
 
 

@@ -462,11 +462,15 @@ def bincount(
             most, below = stack_ranks(limits, group, "the limits of bincount").amax(0).tolist()
             if below > 0:
                 raise LayoutError(f"bincount of negative numbers, of which the least is {-below}")
-            minlength = max(minlength, most + 1)
+            if minlength >= 0:  # torch refuses others
+                minlength = max(minlength, most + 1)
         scales = None
         if weights is not None:
             scales = block_of(weights, like.partition, like.grid, what)
         counts = torch.bincount(block, scales, minlength)
+        if scales is not None and input.numel():  # torch counts nothing by integers
+            single = scales.dtype == torch.float32
+            counts = counts.to(torch.float32 if single else torch.float64)
         return all_reduce_sum(counts, group, "the sum of bincount")
 
 

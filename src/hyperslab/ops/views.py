@@ -34,7 +34,7 @@ from hyperslab.ops.overloads import Integers, Operator, integers, register_each
 from hyperslab.ops.placement import reads_nearly_all, with_whole
 from hyperslab.ops.slabs import join_channels
 from hyperslab.tensor import Sharded, register
-from hyperslab.tensor.dispatch import read_dim, read_dims
+from hyperslab.tensor.dispatch import describe, read_dim, read_dims
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, meshgrid_of_list
 
 _LAYOUTS = 4096
@@ -504,10 +504,16 @@ def view_in_place(operator: Operator, input: Sharded, *args: Any, **options: Any
         raise RuntimeError(
             f"{operator.__name__}: a leaf that requires grad is used in an in-place operation"
         )
+    if input.requires_grad and not torch.is_grad_enabled():
+        raise LayoutError(
+            f"{operator.__name__} without a graph, of a tensor that has one: its gradient would "
+            f"have other dims than it\n{describe([input])}    use {operator.__name__[:-1]}"
+        )
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
         view = getattr(input, operator.__name__[:-1])(*args, **options)
     if not input.is_copy:
         check_writable(view, operator.__name__)
+    input.forget_places()
     return input.become(view)
 
 

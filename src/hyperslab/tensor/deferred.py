@@ -291,7 +291,8 @@ class DeferredTensor(torch.Tensor):
     is_crop = False
     """It is a view without some elements of a cut dim; on some ranks none: blocks look whole."""
     _base_of_copy: _BaseOfCopy | None = None
-    _place: tuple[DeferredTensor, object, Callable[[Any], None]] | None = None  # of a copy
+    _place: tuple[DeferredTensor, int, object, Callable[[Any], None]] | None = None  # of a copy
+    _views_in_place = 0  # how often its dims have become others
     _copied: _BaseOfCopy | None = None  # by tensors that stand for parts of what is pending
     _own: torch.Tensor | None = None  # the block where it is not this tensor's memory
     _computed: tuple[Deferred, int] | None = None  # from what, and the version that it has since
@@ -432,18 +433,27 @@ class DeferredTensor(torch.Tensor):
         self, base: DeferredTensor, place: object, write: Callable[[Any], None]
     ) -> None:
         """Let this copy of a part of ``base`` be changed in place: ``write`` writes it there."""
-        self._place = (base, place, write)
+        self._place = (base, base._views_in_place, place, write)
+
+    def forget_places(self) -> None:
+        """State that its dims have become others: places in the ones before mean nothing now."""
+        self._place = None
+        self._views_in_place += 1
 
     @property
     def knows_its_place(self) -> bool:
         """Tell whether a change in place of this copy can be written into its base."""
-        return self._place is not None and not self._place[0].is_copy
+        if self._place is None:
+            return False
+        base, views, _, _ = self._place
+        return not base.is_copy and views == base._views_in_place
 
     def is_part_of(self, base: DeferredTensor, place: object) -> bool:
         """Tell whether this copy of that part of ``base`` is equal to it."""
         if self._place is None or self._base_of_copy is None or self._base_of_copy.changed:
             return False
-        return self._place[0] is base and self._place[1] == place
+        own, views, part, _ = self._place
+        return own is base and views == base._views_in_place and part == place
 
     def begin_change_of_copy(self) -> None:
         """Let go of memory that other copies may have: they are unusable once this has changed."""
@@ -458,7 +468,7 @@ class DeferredTensor(torch.Tensor):
     def end_change_of_copy(self) -> None:
         """Write this copy, which was changed in place, into its base."""
         assert self._place is not None
-        base, _, write = self._place
+        base, _, _, write = self._place
         write(self)
         self._base_of_copy = None
         self.mark_as_copy(base)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -50,16 +49,18 @@ T = TypeVar("T")
 LOCK_FILE = ".lock"
 RECIPE = "recipe.yaml"
 
+FileIdentity = tuple[int, int]
+"""Says which file one is, by its device and its number there, wherever it is moved."""
+
 GridChoice = Callable[[Recipe, int], Recipe]
 """Leads from a recipe with ``grid: auto`` and a number of ranks to one with a grid."""
 
 
 @contextmanager
-def lock_run(run: Path) -> Iterator[str]:
+def lock_run(run: Path) -> Iterator[FileIdentity]:
     """Keep other runs out of a folder that exists; the system lets go when the process ends.
 
-    Yields the word that the lock's file holds meanwhile, if the folder is still this run's: see
-    `check_held`.
+    Yields which file the lock is, for `check_held`: while it is open no other one is the same.
 
     Raises:
         RecipeError: another process holds it.
@@ -71,16 +72,14 @@ def lock_run(run: Path) -> Iterator[str]:
                 f"another run is under way in output {run}\n"
                 "    wait for its end, stop it, or choose another --output"
             )
-        file.truncate(0)
-        file.write(word := uuid.uuid4().hex)
-        file.flush()
-        try:
-            yield word
-        finally:
-            file.truncate(0)
+        yield _identity(os.fstat(file.fileno()))
 
 
-def check_held(run: Path, word: str) -> None:
+def _identity(found: os.stat_result) -> FileIdentity:
+    return found.st_dev, found.st_ino
+
+
+def check_held(run: Path, lock: FileIdentity) -> None:
     """Refuse the folder of another run, made after the one that was locked was removed or moved.
 
     A folder that is not there is no matter of this: nothing can be written into it.
@@ -88,8 +87,8 @@ def check_held(run: Path, word: str) -> None:
     Raises:
         CheckpointError: names the folder.
     """
-    with suppress(FileNotFoundError), open(run / LOCK_FILE, encoding="ascii") as file:
-        if file.read(len(word)) != word:
+    with suppress(FileNotFoundError):
+        if _identity(os.stat(run / LOCK_FILE)) != lock:
             raise CheckpointError(
                 f"nothing is written into {run}: it is another run's folder by now, and this run's "
                 "was removed or moved\n    if it was moved, go on there: --resume --output FOLDER"
@@ -320,7 +319,7 @@ def _changes(recipe: Recipe) -> dict[str, list[Any]]:
     return changes
 
 
-def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> str:
+def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> FileIdentity:
     """Make the run's folder with its recipe; every rank calls it.
 
     The main rank holds the folder until ``stack`` is closed; returns what `lock_run` yields. With
@@ -332,7 +331,7 @@ def prepare_folder(recipe: Recipe, stack: ExitStack, *, resume: bool) -> str:
     """
     run = recipe.output
 
-    def prepare() -> str:
+    def prepare() -> FileIdentity:
         run.mkdir(parents=True, exist_ok=True)
         if not recipe.trust.own:
             check_links(run)

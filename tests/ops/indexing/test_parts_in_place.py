@@ -130,6 +130,23 @@ def seen_by_others() -> list[bool]:
     rows.sort(-1)  # which has gathered what was merged
     with pytest.raises(hs.LayoutError, match="in place, on a copy"):
         part += 1
+    tall = y * 1
+    turned = tall[:, :, :2]
+    turned.transpose_(2, 3)
+    with pytest.raises(hs.LayoutError, match="in place, on a copy"):
+        turned += 1  # its place has other dims
+    part = tall[:, :, :2]
+    tall.transpose_(2, 3)
+    with pytest.raises(hs.LayoutError, match="in place, on a copy"):
+        part += 1
+    for rows, view in (
+        (2, lambda base: base.flatten()[1:5].view(1, 1, 2, 2)),  # from the middle of a row on
+        (6, lambda base: base.to(torch.complex64).conj()),
+    ):
+        whole = torch.zeros(1, 1, 6, 2)
+        with pytest.raises(hs.LayoutError, match="of an ordinary one of which this is a part"):
+            view(whole).add_(x[:, :, :rows])
+        assert type(whole) is torch.Tensor
     fresh = torch.zeros(1, 1, 6, 2)
     kept = fresh[:, :, 1:3]
     view = fresh[:, :, 1:5]

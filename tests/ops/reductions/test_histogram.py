@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hyperslab as hs
+from hyperslab.geometry import Cut, Partition
 from tests.ranks import run_ranks
 
 COVERS = {"reductions": {"histc", "bincount"}}
@@ -57,8 +58,22 @@ def classes_counted(axes: dict[str, int]) -> None:
             torch.bincount((x - 3).flatten())
         with pytest.raises(hs.LayoutError, match="takes one dim"):
             torch.bincount(x)
+        with pytest.raises(RuntimeError, match="minlength should be >= 0"):
+            torch.bincount(x.flatten(), minlength=-1)
 
 
 @pytest.mark.parametrize("axes", [{"data": 2}, {"height": 3}, {"depth": 2, "width": 2}], ids=str)
 def test_counts_of_classes(axes: dict[str, int]) -> None:
     run_ranks(math.prod(axes.values()), classes_counted, axes)
+
+
+def classes_of_one_rank() -> torch.Tensor:
+    """The other one has nothing to count."""
+    x = hs.shard(torch.arange(3.0).view(1, 1, 3, 1), hs.Grid(height=2))
+    y = x.redistribute(Partition(x.partition.shape, (None, None, Cut("height", (0, 3, 3)), None)))
+    return torch.bincount(y.long().view(-1), y.double().view(-1))
+
+
+def test_a_rank_without_elements() -> None:
+    for found in run_ranks(2, classes_of_one_rank):
+        assert torch.equal(found, torch.arange(3.0, dtype=torch.float64))

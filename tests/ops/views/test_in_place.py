@@ -69,6 +69,9 @@ def one_sample() -> None:
     leaf = x.detach().requires_grad_()
     with pytest.raises(RuntimeError, match="leaf that requires grad"):
         leaf.unsqueeze_(0)
+    y = leaf * 1
+    with torch.no_grad(), pytest.raises(hs.LayoutError, match="its gradient would have other dims"):
+        y.transpose_(1, 2)
 
 
 def test_one_sample_on_one_rank() -> None:
