@@ -56,10 +56,15 @@ def wrap_reduced(
     """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
     partition = _reduced_partition(x.partition, tuple(dims), keepdim)
     if 0 in dims and not partition.axes:
-        if "torchmetrics" in sys.modules and x.grid.size > 1:
-            warn_of_updated_metric(x.grid)
+        _look_for_metrics(x)
         return block
     return x.like(block, partition)
+
+
+def _look_for_metrics(x: Sharded) -> None:
+    """Have a metric of torchmetrics say so that would add up what all ranks get of ``x``."""
+    if "torchmetrics" in sys.modules and x.grid.size > 1:
+        warn_of_updated_metric(x.grid)
 
 
 @functools.lru_cache(_LAYOUTS)
@@ -450,8 +455,13 @@ def bincount(
             f"bincount takes one dim, and as many weights\n{describe([input, weights])}"
             "    use x.flatten()"
         )
+    if input.dtype == torch.bool or input.is_floating_point() or input.is_complex():
+        raise LayoutError(  # of no elements torch takes any
+            f"bincount takes whole numbers, not {input.dtype}\n{describe([input])}    use x.long()"
+        )
     like = input if isinstance(input, Sharded) else weights
     assert isinstance(like, Sharded)
+    _look_for_metrics(like)
     what = "aligning operands of bincount"
     with torch.no_grad():
         block = block_of(input, like.partition, like.grid, what)

@@ -58,6 +58,8 @@ def classes_counted(axes: dict[str, int]) -> None:
             torch.bincount((x - 3).flatten())
         with pytest.raises(hs.LayoutError, match="takes one dim"):
             torch.bincount(x)
+        with pytest.raises(hs.LayoutError, match="takes whole numbers"):
+            torch.bincount(weights.flatten()[:1])  # one rank has an element
         with pytest.raises(RuntimeError, match="minlength should be >= 0"):
             torch.bincount(x.flatten(), minlength=-1)
 
