@@ -432,6 +432,7 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
     Distribution scheme: 1. without limits, find the smallest and the largest element of all ranks,
     2. count the elements of the block, 3. sum the counts.
     """
+    _look_for_metrics(input)
     with torch.no_grad():
         if min == max and input.numel():
             low, high = aminmax(input)
