@@ -21,7 +21,6 @@ from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels import registry
 from hyperslab.kernels.memory_format import CHANNELS_LAST
-from hyperslab.kernels.registry import OPERATORS
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import (
@@ -30,8 +29,8 @@ from hyperslab.util.torch_internals import (
     dispatch_modes_active,
 )
 
-reorder = OPERATORS["reorder"]
-reorder_into = OPERATORS["reorder_into"]
+reorder = registry.OPERATORS["reorder"]
+reorder_into = registry.OPERATORS["reorder_into"]
 
 MADE_AT_HOME = 1 << 17
 """Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
