@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # `.ci/run` builds them where a file changes that is not Python
+
 ROOT = Path(__file__).parent.parent
 NOT_PACKED = {".gitignore", ".gitattributes", ".dockerignore"}
 BUILD = "import sys, setuptools.build_meta as b; print(b.build_{what}(sys.argv[1]))"

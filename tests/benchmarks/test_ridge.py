@@ -192,6 +192,7 @@ def test_a_folder_for_statistics_is_made(recipe: Recipe, tmp_path: Path) -> None
     assert kept.exists()
 
 
+@pytest.mark.long
 def test_the_command_writes_a_table_and_predictions(
     recipe: Recipe,
     tmp_path: Path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,7 @@ print(resident() - before, heap.top)
 """
 
 
+@pytest.mark.long
 def test_the_c_library_has_little_more_than_the_heap() -> None:
     """Where a process begins its heap decides between 1.0 and 1.7 times it: three tries."""
     ratios: list[float] = []

@@ -48,6 +48,7 @@ def rows(folder: Path, file: str) -> list[list[str]]:
     return [[row[name] for name in kept if name in row] for row in found]
 
 
+@pytest.mark.long
 def test_a_survivor_is_what_it_is_in_a_sweep_that_halves_nothing(
     done: Path, tmp_path: Path
 ) -> None:
