@@ -66,6 +66,20 @@ def study(recipe: Path) -> Path:
     return recipe.with_name("small-strong")
 
 
+def test_weak_scaling_is_not_written_over_strong_scaling(recipe: Path, tmp_path: Path) -> None:
+    arguments = ["--predict", "--ranks", "1,2", "--output", str(tmp_path)]
+    assert run("strong", recipe, *arguments).exit_code == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    refused = run("weak", recipe, *arguments)
+    assert isinstance(refused.exception, RecipeError)
+    words = f"{tmp_path / 'study.json'} is of strong scaling: give another --output"
+    assert str(refused.exception) == words
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert run("strong", recipe, *arguments).exit_code == 0
+    (tmp_path / "study.json").write_text("{")  # nobody knows what it was
+    assert run("weak", recipe, *arguments).exit_code == 0
+
+
 def test_what_was_measured_is_in_the_history(study: Path) -> None:
     rows = list(csv.DictReader((study / "study.csv").read_text().splitlines()))
     assert [(row["ranks"], row["depth"]) for row in rows] == [("1", "1"), ("2", "2")]

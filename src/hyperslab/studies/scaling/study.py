@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -33,8 +34,12 @@ from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_tab
 from hyperslab.studies.scaling.points import RefusedPoint, ScalingKind, ScalingPoint, not_here
 from hyperslab.train.run import awaiting_run
 from hyperslab.util.atomic_files import partial_path
+from hyperslab.util.documents import read_json
 
 log = logging.getLogger("hyperslab")
+
+TABLE = "study.json"
+"""The file of a study's folder that has its kind and all of its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +352,11 @@ def run_study(
     Raises:
         DataError, LayoutError, UnsupportedOp: there are no data, no point can be, or another study
             fills ``output``: it would remove the training that is under way there.
-        RecipeError: a point's folder holds another run, or ``output`` cannot be written.
+        RecipeError: a point's folder holds another run, ``output`` has a study of the other kind,
+            or cannot be written.
         HyperslabError: what a training raised, of `STOPPING_ERRORS`, or if all failed.
     """
+    _check_kind(request)
     jobs, refused = jobs_of(request.points, request.recipe)
     request = replace(request, refused=(*request.refused, *refused))
     if request.trains and any(job.assumed for job in jobs.values()):
@@ -360,6 +367,17 @@ def run_study(
     with lock_folder(request.output, "study"):
         write(study, request.output)
         return _measured_study(request, study, write) if request.trains else study
+
+
+def _check_kind(request: StudyRequest) -> None:
+    """Refuse to write tables of strong over those of weak scaling, and the other way round."""
+    file = request.output / TABLE
+    found: object = None
+    with suppress(OSError, ValueError):  # what cannot be read is no study
+        found = read_json(file)
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if kind in tuple(ScalingKind) and kind != request.kind:
+        raise errors.RecipeError(f"{file} is of {kind} scaling: give another --output")
 
 
 def _predicted_study(

@@ -24,7 +24,7 @@ from hyperslab.errors import RecipeError, system_errors_as
 from hyperslab.planner.cost import Breakdown
 from hyperslab.studies.report.canvas import FIGURE_STYLE, FIRST, SECOND
 from hyperslab.studies.scaling.points import ScalingKind
-from hyperslab.studies.scaling.study import MeasuredStep, Speed, Study, StudyRow
+from hyperslab.studies.scaling.study import TABLE, MeasuredStep, Speed, Study, StudyRow
 from hyperslab.studies.table import TIMES, Table, TableRow, number, size
 from hyperslab.util.atomic_files import created_aside, write_csv, write_json
 
@@ -60,7 +60,7 @@ def write_tables(study: Study, folder: Path) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"torch": str(torch.__version__), "python": platform.python_version()},
     }
-    write_json(folder / "study.json", {**facts, "rows": rows})
+    write_json(folder / TABLE, {**facts, "rows": rows})
 
 
 def table_of_study(study: Study) -> list[dict[str, Cell]]:
