@@ -374,7 +374,9 @@ class Grid:
         ``None`` when that is this rank alone. Every rank must ask for the same axes in the same
         order (the same program does), because making a group involves all ranks.
         """
-        key = tuple(axis for axis in AXES if axis in axes and self.extents[axis] > 1)
+        key = tuple(axes)
+        if key not in self._groups:  # nearly always it is, in their order and without idle ones
+            key = tuple(axis for axis in AXES if axis in axes and self.extents[axis] > 1)
         if key not in self._groups:
             self._groups[key] = self._make_group(key)
         return self._groups[key]

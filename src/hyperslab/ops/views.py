@@ -18,7 +18,7 @@ from typing import Any, SupportsInt
 import torch
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
@@ -134,11 +134,12 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     """
     plan = _lay_out_reshape(x.partition, tuple(shape))
     whole = x.redistribute(plan.first, "the cut before a reshape")
-    block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
+    block = whole.native_local.reshape(x.block_shape(plan.partition))
     # A view on some ranks, a copy on others, as `contiguous`.
     unclear = plan.single or (plan.carried and whole.is_crop)
-    y = whole.like(block.clone() if unclear else block, plan.partition)
-    last = y.redistribute(plan.last, "the cut of windows")
+    y = last = whole.like(block.clone() if unclear else block, plan.partition, consumed=True)
+    if plan.last is not plan.partition:
+        last = y.redistribute(plan.last, "the cut of windows")
     if whole is not x or unclear or last is not y:
         last.mark_as_copy(x)
     return last
@@ -180,7 +181,8 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     for group in groups:
         last = _shared_evenly(group, given, last)
         last = _cut_as_before(group, given, last)
-    return _Reshape(old.without(gathered), partition, last, bool(shards), single)
+    first = old.without(gathered) if gathered else old
+    return _Reshape(first, partition, last, bool(shards), single)
 
 
 def _shared_evenly(group: DimGroup, given: Partition, new: Partition) -> Partition:
@@ -337,48 +339,77 @@ def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
 def unsqueeze(input: Sharded, dim: int) -> Sharded:
     """Adds a dim anywhere; each cut goes with its dim."""
     d = read_dim(dim, input.dim() + 1, "unsqueeze")
-    shape = list(input.partition.shape)
-    shape.insert(d, 1)
-    cuts = list(input.partition.cuts)
-    cuts.insert(d, None)
-    return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
+    longer = with_new_dims(input.partition, (d,))
+    return input.like(input.native_local.unsqueeze(d), longer, consumed=True)
+
+
+@functools.lru_cache(_LAYOUTS)
+def with_new_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
+    """Adds dims of extent 1; each of ``dims`` is counted as if those after it were not added."""
+    shape, cuts = list(partition.shape), list(partition.cuts)
+    for dim in reversed(dims):
+        shape.insert(dim, 1)
+        cuts.insert(dim, None)
+    return Partition(tuple(shape), tuple(cuts))
 
 
 @register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"], merged=True)
 def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
-    n = input.dim()
     shape = input.partition.shape
-    dims = range(n) if dim is None else integers(dim)
-    drop = [d for d in dims if shape[d] == 1]
-    keep = [d for d in range(n) if d not in drop]
+    dims = range(len(shape)) if dim is None else integers(dim)
+    drop = tuple([d for d in dims if shape[d] == 1])
     held = without_empty_shards(input, drop)  # one sample that one rank has
-    cuts = held.partition.cuts
-    partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
-    y = held.like(held.local.squeeze(drop) if drop else held.local, partition)
+    fewer = without_dims(held.partition, drop)
+    # Where there is none to drop, torch makes a view, too.
+    y = held.like(held.native_local.squeeze(drop), fewer, consumed=True)
     if held is not input:
         y.mark_as_copy(input)
     return y
 
 
+@functools.lru_cache(_LAYOUTS)
+def without_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
+    """Drops dims of extent 1."""
+    keep = [d for d in range(partition.ndim) if d not in dims]
+    shape, cuts = partition.shape, partition.cuts
+    return Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
+
+
 def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
     """Permutes the dims: dim ``i`` of the view is dim ``dims[i]`` of ``x``."""
-    n = x.dim()
-    order = [d % n if -n <= d < n else n for d in dims]
+    order, partition = _lay_out_permutation(x.partition, tuple(dims))
+    return x.like(x.native_local.permute(order), partition, consumed=True)
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_permutation(
+    partition: Partition, dims: tuple[int, ...]
+) -> tuple[tuple[int, ...], Partition]:
+    """Counts an order of the dims from the front, and takes every cut with its dim.
+
+    Raises:
+        LayoutError: it is not an order of the dims.
+    """
+    n = partition.ndim
+    order = tuple(d % n if -n <= d < n else n for d in dims)
     if sorted(order) != list(range(n)):
-        raise LayoutError(f"permute: {tuple(dims)} is not an order of the dims of {x.partition}")
-    shape = x.partition.shape
-    cuts = x.partition.cuts
-    partition = Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
-    return x.like(x.local.permute(order), partition)
+        raise LayoutError(f"permute: {dims} is not an order of the dims of {partition}")
+    shape, cuts = partition.shape, partition.cuts
+    return order, Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
 
 
 def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     """Exchanges two dims, as a view."""
-    order = list(range(x.dim()))
-    a, b = read_dims((a, b), x.dim(), "transpose")
+    return permuted(x, _order_of_exchange(x.dim(), a, b))
+
+
+@functools.lru_cache(_LAYOUTS)
+def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
+    order = list(range(ndim))
+    a, b = read_dims((a, b), ndim, "transpose")
     order[a], order[b] = order[b], order[a]
-    return permuted(x, order)
+    return tuple(order)
 
 
 @register(torch.permute, torch.Tensor.permute, family="views", merged=True)
@@ -556,21 +587,57 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     a view; 2. if a rank would have none, cut that dim in balanced shards, or not at all if there
     are fewer elements than ranks, and every rank fetches its own.
     """
-    chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
-    stay, target, cover = _lay_out_slices(x.partition, chosen)
-    block = x.local
-    origin = x.box
-    if not stay:
-        block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
-        origin = cover.box(x.grid.coords)
-    box = target.box(x.grid.coords)
-    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
-    y = x.like(block[tuple(slices)], target)
-    if not stay:
-        y.mark_as_copy(x)
-    elif any(x.partition.cuts[d] and s.count != x.shape[d] for d, s in enumerate(chosen)):
-        y.mark_as_crop()
-    return y
+    return _cropped(x, (tuple(spans.items()),))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Crop:
+    """Holds how a rank crops its block, or what an exchange brings it.
+
+    ``index``: its own elements. ``partition``: of the result. ``exchange``: None where all elements
+    stay on their ranks. ``leaves``: whether elements of a cut dim are left away.
+    """
+
+    index: tuple[slice, ...]
+    partition: Partition
+    exchange: ExchangePlan | None
+    leaves: bool
+
+
+_Spans = tuple[tuple[int, Span], ...]
+
+
+def _cropped(x: Sharded, parts: Sequence[_Spans]) -> tuple[Sharded, ...]:
+    """Crops to each of several parts, as `crop`."""
+    found = []
+    for spans in parts:
+        part = lay_out_crop(x.grid, x.partition, spans)
+        if part.exchange is None:
+            y = x.like(x.native_local[part.index], part.partition, consumed=True)
+            if part.leaves:
+                y.mark_as_crop()
+        else:
+            block = fetch(x.local, part.exchange, what="a crop")
+            y = x.like(block[part.index], part.partition, consumed=True)
+            y.mark_as_copy(x)
+        found.append(y)
+    return tuple(found)
+
+
+@per_grid
+def lay_out_crop(grid: Grid, partition: Partition, spans: _Spans) -> _Crop:
+    """Lays out a crop for this rank."""
+    given = dict(spans)
+    chosen = tuple(given.get(d, Span(0, extent)) for d, extent in enumerate(partition.shape))
+    stay, target, cover = _lay_out_slices(partition, chosen)
+    origin = (partition if stay else cover).box(grid.coords)
+    box = target.box(grid.coords)
+    index = tuple(s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen))
+    leaves = any(
+        cut and span.count != cut.extent for cut, span in zip(partition.cuts, chosen, strict=True)
+    )
+    exchange = None if stay else plan_exchange(partition, cover, grid)
+    return _Crop(index, target, exchange, leaves)
 
 
 @functools.lru_cache(_LAYOUTS)
@@ -604,7 +671,8 @@ def partition_of_crop(partition: Partition, spans: Mapping[int, Span]) -> Partit
 
 def drop_dim(x: Sharded, dim: int) -> Sharded:
     """Drops a dim of extent 1 that is not cut, as a view."""
-    return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
+    fewer = without_dims(x.partition, (dim,))
+    return x.like(x.native_local.select(dim, 0), fewer, consumed=True)
 
 
 @register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
@@ -663,13 +731,13 @@ def split(
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
         arguments = (how,)
     spans = _spans_of_split(operator, input.partition, dim, *arguments)
-    return tuple(crop(input, {dim: span}) for span in spans)
+    return _cropped(input, spans)
 
 
 @functools.lru_cache(_LAYOUTS)
 def _spans_of_split(
     operator: Operator, partition: Partition, dim: int, *arguments: Any
-) -> list[Span]:
+) -> list[_Spans]:
     """Asks torch for the parts of a tensor of the global shape.
 
     Raises:
@@ -681,7 +749,7 @@ def _spans_of_split(
     except (RuntimeError, TypeError) as error:
         raise LayoutError(f"{operator.__name__} of {partition}: {error}") from error
     step = whole.stride(dim)
-    return [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
+    return [((dim, Span(p.storage_offset() // step, p.shape[dim])),) for p in parts]
 
 
 @register(torch.Tensor.unfold, family="views", dims=["dimension"])
@@ -939,8 +1007,7 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
     n = next(t for t in tensors if isinstance(t, Sharded)).dim()
     new = read_dim(dim, n + 1, "stack")
-    with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        longer = [t.unsqueeze(new) for t in tensors]
+    longer = [unsqueeze(t, new) if isinstance(t, Sharded) else t.unsqueeze(new) for t in tensors]
     return concatenate(longer, new, "stack")
 
 
@@ -962,19 +1029,30 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Expands dims of extent 1 to a global shape, as a view; -1 keeps a dim."""
     if not isinstance(x, Sharded):
         return x.expand(shape)
-    front = len(shape) - x.dim()
-    own = (*[1] * front, *x.shape)
+    partition = _lay_out_expansion(x.partition, tuple(shape))
+    block = x.native_local.expand(x.block_shape(partition))
+    return x.like(block, partition, consumed=True)
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partition:
+    """Returns the partition of an expanded tensor.
+
+    Raises:
+        LayoutError: a dim has another extent than 1.
+    """
+    front = len(shape) - partition.ndim
+    own = (*[1] * front, *partition.shape)
     found = [b if a == -1 else a for a, b in zip(shape, own, strict=front >= 0)]
     fits = all(b in (1, a) for a, b in zip(found, own, strict=front >= 0))
     if front < 0 or -1 in shape[:front] or not fits:
         raise LayoutError(
-            f"expand: {x.partition} cannot be expanded to {tuple(shape)}\n"
+            f"expand: {partition} cannot be expanded to {shape}\n"
             "    shapes of a cut tensor are global"
         )
-    cuts = (*[None] * front, *x.partition.cuts)
+    cuts = (*[None] * front, *partition.cuts)
     kept = tuple(cut if a == b else None for a, b, cut in zip(found, own, cuts, strict=True))
-    partition = Partition(tuple(found), kept)
-    return x.like(x.local.expand(partition.box(x.grid.coords).shape), partition)
+    return Partition(tuple(found), kept)
 
 
 def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
@@ -986,16 +1064,24 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
     front = len(counts) - x.dim()
     if front < 0:
         raise LayoutError(f"{name}: {len(counts)} numbers for {x.partition}")
-    y = reshape_to(x, (*[1] * front, *x.shape))
-    cut = y.partition.cut_dims
-    local = [1 if dim in cut else count for dim, count in enumerate(counts)]
-    shape = tuple(e * n for e, n in zip(y.shape, local, strict=True))
-    y = y.like(y.local.repeat(local), Partition(shape, y.partition.cuts))
-    for dim in cut:
+    held = with_new_dims(x.partition, (0,) * front)
+    local, partition = _lay_out_repetition(held, tuple(counts))
+    y = x.like(x.native_local.repeat(local), partition, consumed=True)
+    for dim in held.cut_dims:
         if counts[dim] != 1:
             parts = [y] * counts[dim] or [crop(y, {dim: Span(0, 0)})]
             y = concatenate(parts, dim, name)
     return y
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_repetition(
+    held: Partition, counts: tuple[int, ...]
+) -> tuple[tuple[int, ...], Partition]:
+    """Returns how often a block is repeated along dims that are not cut, and its partition then."""
+    local = tuple(1 if cut else count for cut, count in zip(held.cuts, counts, strict=True))
+    shape = tuple(extent * count for extent, count in zip(held.shape, local, strict=True))
+    return local, Partition(shape, held.cuts)
 
 
 @register(torch.Tensor.expand, family="views")
