@@ -39,15 +39,15 @@ from hyperslab.ops.reductions import group_over
 from hyperslab.ops.spatial import rolled
 from hyperslab.ops.spectra import Spectrum, can_wait
 from hyperslab.ops.views import (
+    Part,
     Span,
     crop,
     drop_dim,
     expanded,
-    lay_out_crop,
+    lay_out_part,
     reshape_to,
+    take_part,
     unsqueeze,
-    with_new_dims,
-    without_dims,
 )
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -191,12 +191,9 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     if not isinstance(self, Sharded):
         return _look_up(self, index)
     key = _plain_subscript(index) if self.pending is None else None
-    view = None if key is None else _lay_out_view(self.grid, self.partition, key)
-    if view is not None:
-        y = self.like(self.native_local[view.index], view.partition, consumed=True)
-        if view.leaves:
-            y.mark_as_crop()
-        return y
+    part = None if key is None else _lay_out_subscript(self.grid, self.partition, key)
+    if part is not None:
+        return take_part(self, part)
     chosen = _by_tables(self, index)
     if chosen is not None:
         return chosen
@@ -239,17 +236,8 @@ def _plain_subscript(index: object) -> _PlainSubscript | None:
     return tuple(key)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    """Holds the subscript of this rank's block, and how the result is cut; see `lay_out_crop`."""
-
-    index: tuple[slice | int | None, ...]
-    partition: Partition
-    leaves: bool
-
-
 @per_grid
-def _lay_out_view(grid: Grid, partition: Partition, key: _PlainSubscript) -> _View | None:
+def _lay_out_subscript(grid: Grid, partition: Partition, key: _PlainSubscript) -> Part | None:
     """Lays out a subscript that leaves all elements on their ranks; None for any other."""
     if _count_taken(key) > partition.ndim or key.count(Ellipsis) > 1:
         return None
@@ -260,17 +248,9 @@ def _lay_out_view(grid: Grid, partition: Partition, key: _PlainSubscript) -> _Vi
         else:
             item = slice(*item) if isinstance(item, tuple) else item
             found.take(dim, item, partition.shape[dim])
-    crop = lay_out_crop(grid, partition, tuple(found.spans.items()))
-    if crop.exchange is not None:
-        return None
-    index: list[slice | int | None] = [*crop.index]
-    for dim in found.single:
-        index[dim] = crop.index[dim].start
-    for dim in reversed(found.new):
-        index.insert(dim, None)
-    longer = with_new_dims(crop.partition, tuple(found.new))
-    single = tuple(dim + sum(at <= dim for at in found.new) for dim in found.single)
-    return _View(tuple(index), without_dims(longer, single), crop.leaves)
+    spans = tuple(found.spans.items())
+    part = lay_out_part(grid, partition, spans, tuple(found.single), tuple(found.new))
+    return part if part.exchange is None else None
 
 
 def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsInt
@@ -587,57 +588,72 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     a view; 2. if a rank would have none, cut that dim in balanced shards, or not at all if there
     are fewer elements than ranks, and every rank fetches its own.
     """
-    return _cropped(x, (tuple(spans.items()),))[0]
+    return take_part(x, lay_out_part(x.grid, x.partition, tuple(spans.items())))
+
+
+Spans = tuple[tuple[int, Span], ...]
+"""Types what is taken of some dims; of the others it is all."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Crop:
-    """Holds how a rank crops its block, or what an exchange brings it.
+class Part:
+    """Holds how a rank takes its elements of a part of a tensor.
 
-    ``index``: its own elements. ``partition``: of the result. ``exchange``: None where all elements
-    stay on their ranks. ``leaves``: whether elements of a cut dim are left away.
+    ``index``: in its block, or in what an exchange brings. ``partition``: of the result.
+    ``exchange``: None where all elements stay on their ranks. ``leaves``: whether elements of a cut
+    dim are left away.
     """
 
-    index: tuple[slice, ...]
+    index: tuple[slice | int | None, ...]
     partition: Partition
     exchange: ExchangePlan | None
     leaves: bool
 
 
-_Spans = tuple[tuple[int, Span], ...]
-
-
-def _cropped(x: Sharded, parts: Sequence[_Spans]) -> tuple[Sharded, ...]:
-    """Crops to each of several parts, as `crop`."""
-    found = []
-    for spans in parts:
-        part = lay_out_crop(x.grid, x.partition, spans)
-        if part.exchange is None:
-            y = x.like(x.native_local[part.index], part.partition, consumed=True)
-            if part.leaves:
-                y.mark_as_crop()
-        else:
-            block = fetch(x.local, part.exchange, what="a crop")
-            y = x.like(block[part.index], part.partition, consumed=True)
-            y.mark_as_copy(x)
-        found.append(y)
-    return tuple(found)
+def take_part(x: Sharded, part: Part) -> Sharded:
+    """Takes a part, as a view where its elements stay on their ranks."""
+    if part.exchange is None:
+        y = x.like(x.native_local[part.index], part.partition, consumed=True)
+        if part.leaves:
+            y.mark_as_crop()
+        return y
+    block = fetch(x.local, part.exchange, what="a crop")
+    y = x.like(block[part.index], part.partition, consumed=True)
+    y.mark_as_copy(x)
+    return y
 
 
 @per_grid
-def lay_out_crop(grid: Grid, partition: Partition, spans: _Spans) -> _Crop:
-    """Lays out a crop for this rank."""
+def lay_out_part(
+    grid: Grid,
+    partition: Partition,
+    spans: Spans,
+    single: tuple[int, ...] = (),
+    new: tuple[int, ...] = (),
+) -> Part:
+    """Lays out what this rank takes.
+
+    ``single``: dims of one element that are dropped; ``new``: as `with_new_dims`, before that.
+    """
     given = dict(spans)
     chosen = tuple(given.get(d, Span(0, extent)) for d, extent in enumerate(partition.shape))
     stay, target, cover = _lay_out_slices(partition, chosen)
     origin = (partition if stay else cover).box(grid.coords)
     box = target.box(grid.coords)
-    index = tuple(s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen))
+    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
+    index = [own.start if d in single else own for d, own in enumerate(slices)]
+    for dim in reversed(new):
+        index.insert(dim, None)
+    dropped = tuple(dim + sum(at <= dim for at in new) for dim in single)
     leaves = any(
         cut and span.count != cut.extent for cut, span in zip(partition.cuts, chosen, strict=True)
     )
-    exchange = None if stay else plan_exchange(partition, cover, grid)
-    return _Crop(index, target, exchange, leaves)
+    return Part(
+        tuple(index),
+        without_dims(with_new_dims(target, new), dropped),
+        None if stay else plan_exchange(partition, cover, grid),
+        leaves,
+    )
 
 
 @functools.lru_cache(_LAYOUTS)
@@ -692,13 +708,21 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     extent = input.shape[dim]
     if not -extent <= position < extent:
         raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
-    return drop_dim(crop(input, {dim: Span(position % extent, 1)}), dim)
+    spans = ((dim, Span(position % extent, 1)),)
+    return take_part(input, lay_out_part(input.grid, input.partition, spans, (dim,)))
 
 
 @register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Returns every slice of a dim, as select."""
-    return tuple(select(input, dim, index) for index in range(input.shape[dim]))
+    parts = _lay_out_slices_of(input.grid, input.partition, dim)
+    return tuple([take_part(input, part) for part in parts])
+
+
+@per_grid
+def _lay_out_slices_of(grid: Grid, partition: Partition, dim: int) -> tuple[Part, ...]:
+    spans = [((dim, Span(at, 1)),) for at in range(partition.shape[dim])]
+    return tuple(lay_out_part(grid, partition, span, (dim,)) for span in spans)
 
 
 DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
@@ -722,7 +746,8 @@ def split(
         (how,) = named.values()
     if isinstance(how, torch.Tensor):
         how = (how.full() if isinstance(how, Sharded) else how).tolist()
-    how = tuple(how) if isinstance(how, Sequence) else how
+    if not isinstance(how, int) and isinstance(how, Sequence):
+        how = tuple(how)
     name = operator.__name__
     if not isinstance(input, Sharded):  # positions were a cut tensor
         return operator(input, how, dim)
@@ -730,14 +755,14 @@ def split(
     if name in DIM_OF_SPLIT:
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
         arguments = (how,)
-    spans = _spans_of_split(operator, input.partition, dim, *arguments)
-    return _cropped(input, spans)
+    parts = _lay_out_split(input.grid, operator, input.partition, dim, *arguments)
+    return tuple([take_part(input, part) for part in parts])
 
 
-@functools.lru_cache(_LAYOUTS)
-def _spans_of_split(
-    operator: Operator, partition: Partition, dim: int, *arguments: Any
-) -> list[_Spans]:
+@per_grid
+def _lay_out_split(
+    grid: Grid, operator: Operator, partition: Partition, dim: int, *arguments: Any
+) -> tuple[Part, ...]:
     """Asks torch for the parts of a tensor of the global shape.
 
     Raises:
@@ -749,7 +774,8 @@ def _spans_of_split(
     except (RuntimeError, TypeError) as error:
         raise LayoutError(f"{operator.__name__} of {partition}: {error}") from error
     step = whole.stride(dim)
-    return [((dim, Span(p.storage_offset() // step, p.shape[dim])),) for p in parts]
+    spans = [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
+    return tuple(lay_out_part(grid, partition, ((dim, span),)) for span in spans)
 
 
 @register(torch.Tensor.unfold, family="views", dims=["dimension"])
@@ -823,10 +849,15 @@ def join(
 
 
 def _bring(sources: Sequence[torch.Tensor], ways: Sequence[Any], what: str) -> list[torch.Tensor]:
-    return [
-        fetch(source.block, way, what=what) if isinstance(source, Sharded) else source[way]
-        for source, way in zip(sources, ways, strict=True)
-    ]
+    """Returns this rank's part of each source; see `_lay_out_join`."""
+    parts = []
+    for source, way in zip(sources, ways, strict=True):
+        if isinstance(source, Sharded):
+            part = source.block if way is None else fetch(source.block, way, what=what)
+        else:
+            part = source[way]
+        parts.append(part)
+    return parts
 
 
 @per_grid
@@ -837,7 +868,7 @@ def _lay_out_join(
     dim: int,
     target: Partition,
 ) -> list[Any]:
-    """Plans the exchange of each section; slices of an ordinary one."""
+    """Plans the exchange of each section, None where a rank has it; slices of an ordinary one."""
     ways: list[Any] = []
     offset = 0
     for partition, interval in zip(held, intervals, strict=True):
@@ -846,7 +877,8 @@ def _lay_out_join(
         if partition is None:
             ways.append(cover.box(grid.coords).slices())
         else:
-            ways.append(plan_exchange(partition, cover, grid))
+            plan = plan_exchange(partition, cover, grid)
+            ways.append(None if plan.in_place and plan.own == plan.wanted else plan)
     return ways
 
 
@@ -891,22 +923,40 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
     return Cover(cover.axes, tuple(intervals))
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Holds which tensors are joined, along which dim, on which ways, and how the result is cut."""
+
+    kept: tuple[int, ...]
+    dim: int
+    ways: list[Any]
+    partition: Partition
+
+
 @per_grid
 def _lay_out_cat(
-    grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int
-) -> tuple[Partition, list[Any]] | None:
+    grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int, name: str
+) -> _Joined | None:
     """Cuts what is joined of cut tensors and ordinary ones, and plans the exchange of each.
 
     None where other dims differ.
+
+    Raises:
+        IndexError: there is no such dim.
     """
-    cut = tuple(each for each in held if isinstance(each, Partition))
     whole = [each if isinstance(each, Partition) else Partition.whole(each) for each in held]
-    if len({(each.ndim, other_extents(each.shape, dim)) for each in whole}) > 1:
+    ndim = max(each.ndim for each in whole)
+    dim = read_dim(dim, ndim, name)
+    # Torch skips one-dimensional empty tensors, with which old code begins its lists.
+    kept = tuple(i for i, each in enumerate(whole) if ndim == 1 or each.shape != (0,))
+    joined = [whole[i] for i in kept]
+    if len({(each.ndim, other_extents(each.shape, dim)) for each in joined}) > 1:
         return None
-    target = cut_of_joined(grid, cut, whole, dim)
-    sections = tuple((0, each.shape[dim]) for each in whole)
-    ways = [each if isinstance(each, Partition) else None for each in held]
-    return target, _lay_out_join(grid, tuple(ways), sections, dim, target)
+    cut = tuple(held[i] for i in kept if isinstance(held[i], Partition))
+    target = cut_of_joined(grid, cut or (joined[0],), joined, dim)
+    sections = tuple((0, each.shape[dim]) for each in joined)
+    ways = [each if isinstance(each := held[i], Partition) else None for i in kept]
+    return _Joined(kept, dim, _lay_out_join(grid, tuple(ways), sections, dim, target), target)
 
 
 def cut_of_joined(
@@ -970,24 +1020,18 @@ def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid
 
 def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded:
     """Join whole tensors, cut or ordinary; see `join` for the scheme."""
-    tensors = tuple(tensors)
-    ndim = max([t.dim() for t in tensors])
-    dim = read_dim(dim, ndim, name)
-    # Torch skips one-dimensional empty tensors, with which old code begins its lists.
-    kept = [t for t in tensors if ndim == 1 or t.shape != (0,)]
-    like = next(t for t in (*kept, *tensors) if isinstance(t, Sharded))
-    if like.dim() == 1 < ndim:  # nothing else is cut
-        kept[0] = like.like(kept[0], Partition.whole(kept[0].shape))
-    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in kept])
-    found = _lay_out_cat(like.grid, held, dim)
-    if found is None:
-        raise differ_beside(kept, dim, name, "crop, pad or interpolate")
-    target, ways = found
-    joined = like.like(_cat(_bring(kept, ways, name), dim), target, fresh=True)
+    like = next(t for t in tensors if isinstance(t, Sharded))
+    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in tensors])
+    plan = _lay_out_cat(like.grid, held, operator.index(dim), name)
+    if plan is None:
+        dim = read_dim(dim, max(t.dim() for t in tensors), name)
+        raise differ_beside(tensors, dim, name, "crop, pad or interpolate")
+    kept = [tensors[i] for i in plan.kept]
+    joined = like.like(_cat(_bring(kept, plan.ways, name), plan.dim), plan.partition, fresh=True)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
-    return like.like(joined.block.to(dtype), target)
+    return like.like(joined.block.to(dtype), plan.partition)
 
 
 @register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
@@ -997,7 +1041,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     if joined is not None:
         return joined
     for tensor in tensors:
-        if isinstance(tensor, Sharded):
+        if isinstance(tensor, Sharded) and (tensor.pending is not None or tensor.readers):
             tensor.force()
     return concatenate(tensors, dim, "cat")
 
@@ -1005,10 +1049,20 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
 @register(torch.stack, family="views")
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
-    n = next(t for t in tensors if isinstance(t, Sharded)).dim()
-    new = read_dim(dim, n + 1, "stack")
+    like = next(t for t in tensors if isinstance(t, Sharded))
+    new = read_dim(dim, like.dim() + 1, "stack")
+    held = like.partition
+    blocks = [t.native_local for t in tensors if isinstance(t, Sharded) and t.partition is held]
+    if len(blocks) == len(tensors):  # nearly always they are cut alike
+        joined = _lay_out_stack(held, new, len(tensors))
+        return like.like(torch.stack(blocks, new), joined, fresh=True)
     longer = [unsqueeze(t, new) if isinstance(t, Sharded) else t.unsqueeze(new) for t in tensors]
     return concatenate(longer, new, "stack")
+
+
+@functools.lru_cache(_LAYOUTS)
+def _lay_out_stack(partition: Partition, dim: int, count: int) -> Partition:
+    return with_new_dims(partition, (dim,)).with_dim(dim, count, None)
 
 
 DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}

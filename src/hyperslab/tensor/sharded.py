@@ -229,10 +229,12 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: it is a copy where serial torch has a view, whose base was changed since.
         """
-        self.force()
+        if self.pending is not None or self.readers:
+            self.force()
         self.share()
-        self._check_base_of_copy()
-        return self._in_serial_order()
+        if self._base_of_copy is not None:
+            self._check_base_of_copy()
+        return self._in_serial_order() if self.reordered else self._block
 
     @property
     def block(self) -> torch.Tensor:
@@ -241,7 +243,8 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: as ``local``.
         """
-        self._check_base_of_copy()
+        if self._base_of_copy is not None:
+            self._check_base_of_copy()
         return self._block
 
     @property
