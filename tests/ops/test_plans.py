@@ -21,6 +21,8 @@ from tests.ranks import run_ranks
 
 SHAPE = (2, 4, 6, 4, 4)
 MATRIX = torch.arange(12.0).view(4, 3) / 7
+ROW = torch.linspace(-1, 1, 4).view(4, 1, 1, 1)
+DEPTHS = torch.linspace(1, 2, 6).view(6, 1, 1)
 LABELS = torch.arange(192).view(2, 6, 4, 4) % 4
 
 Call = Callable[[torch.Tensor], Any]
@@ -62,6 +64,13 @@ CALLS: dict[str, Call] = {
     "det": lambda x: torch.linalg.det(x),
     "mse": lambda x: F.mse_loss(x, 2 * x),
     "mse of each": lambda x: F.mse_loss(x, 2 * x, reduction="none"),
+    "a scale for each channel": lambda x: x * ROW.to(x.dtype),
+    "a scale for each depth": lambda x: DEPTHS.to(x.dtype) * x,
+    "a row and a number": lambda x: torch.where(x > 0, x * ROW[0, 0, 0].to(x.dtype), 0.5),
+    "a mean of itself": lambda x: x - x.mean((1, 3), keepdim=True),
+    "silu": lambda x: F.silu(x),
+    "clamp": lambda x: torch.clamp(x, None, 0.5),
+    "contiguous": lambda x: x.transpose(1, 2).contiguous(),
     "cross entropy": lambda x: F.cross_entropy(x, LABELS),
 }
 

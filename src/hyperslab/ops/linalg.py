@@ -24,7 +24,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
-from hyperslab.ops.operands import first_cuts, whole_of
+from hyperslab.ops.operands import LAYOUTS, first_cuts, own_slices, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, with_whole
 from hyperslab.tensor import Sharded, register
@@ -35,9 +35,6 @@ DimLabel = Hashable
 """Names a dim, the same in every operand; extents of 1 are broadcast."""
 
 _Labels = tuple[tuple[DimLabel, ...], ...]
-
-_LAYOUTS = 4096
-"""Limits the layouts that are cached, of one kind of call each."""
 
 
 def contract(
@@ -69,7 +66,7 @@ def contract(
     blocks = [
         t.redistribute(own, f"aligning operands of {name}").block
         if isinstance(t, Sharded)
-        else t[own.box(like.grid.coords).slices()]
+        else t[own_slices(like.grid, own)]
         if own.axes
         else t
         for t, own in zip(operands, plan.operands, strict=True)
@@ -225,7 +222,7 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return contract(name, (a, b), *_labels_of_product(a.dim(), b.dim()), torch.matmul)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _labels_of_product(a: int, b: int) -> tuple[_Labels, tuple[DimLabel, ...]]:
     """Returns the labels of both factors, of ``a`` and ``b`` dims, and of their product."""
     left: list[DimLabel] = [*batch_labels(a - 2), "row", "inner"][-a:]
@@ -373,7 +370,7 @@ def _introduce_to_opt_einsum() -> None:
 _introduce_to_opt_einsum()
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _einsum_labels(
     equation: str, dims: tuple[int, ...]
 ) -> tuple[_Labels, tuple[DimLabel, ...]] | None:
@@ -480,7 +477,7 @@ def linear_layer(
     return input.like(y, partition)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _partition_of_linear(input: Partition, filters: int) -> Partition:
     return input.with_dim(input.ndim - 1, filters, None)
 
@@ -525,7 +522,7 @@ def matrix_function(operator: Operator, *matrix: Any, **options: Any) -> Any:
     return type(found)(map(wrap, found))
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _partition_of_matrices(
     partition: Partition, batch: int, own: tuple[int, ...]
 ) -> Partition | None:

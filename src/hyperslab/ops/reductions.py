@@ -26,6 +26,7 @@ from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.fusion import Population, moments_over_ranks
 from hyperslab.ops.operands import (
+    LAYOUTS,
     block_of,
     common_partition,
     operand_block,
@@ -39,8 +40,6 @@ from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, a
 
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
-
-_LAYOUTS = 4096  # that are remembered, of reductions of one partition each
 
 
 def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
@@ -67,7 +66,7 @@ def look_for_metrics(x: Sharded) -> None:
         warn_of_updated_metric(x.grid)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
     shape = []
     cuts = []

@@ -25,6 +25,7 @@ from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.operands import (
+    LAYOUTS,
     check_uncut,
     check_writable,
     differ_beside,
@@ -37,9 +38,6 @@ from hyperslab.ops.slabs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, read_dim, read_dims
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, meshgrid_of_list
-
-_LAYOUTS = 4096
-"""Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     return last
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     """Lays out a reshape to a global shape, which may have a -1."""
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
@@ -344,7 +342,7 @@ def unsqueeze(input: Sharded, dim: int) -> Sharded:
     return input.like(input.native_local.unsqueeze(d), longer, consumed=True)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def with_new_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
     """Adds dims of extent 1; each of ``dims`` is counted as if those after it were not added."""
     shape, cuts = list(partition.shape), list(partition.cuts)
@@ -369,7 +367,7 @@ def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     return y
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def without_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
     """Drops dims of extent 1."""
     keep = [d for d in range(partition.ndim) if d not in dims]
@@ -383,7 +381,7 @@ def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
     return x.like(x.native_local.permute(order), partition, consumed=True)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_permutation(
     partition: Partition, dims: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Partition]:
@@ -405,7 +403,7 @@ def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     return permuted(x, _order_of_exchange(x.dim(), a, b))
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
     order = list(range(ndim))
     a, b = read_dims((a, b), ndim, "transpose")
@@ -656,7 +654,7 @@ def lay_out_part(
     )
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_slices(
     partition: Partition, chosen: tuple[Span, ...]
 ) -> tuple[bool, Partition, Cover]:
@@ -809,7 +807,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     return y
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_windows(
     partition: Partition, dim: int, window: Window
 ) -> tuple[bool, Partition, Cover]:
@@ -845,19 +843,23 @@ def join(
     sources, intervals = zip(*sections, strict=True)
     held = tuple(s.partition if isinstance(s, Sharded) else None for s in sources)
     ways = _lay_out_join(like.grid, held, intervals, dim, target)
-    return like.like(_cat(_bring(sources, ways, what), dim), target, fresh=True)
+    return like.like(_joined(sources, ways, dim, what), target, fresh=True)
 
 
-def _bring(sources: Sequence[torch.Tensor], ways: Sequence[Any], what: str) -> list[torch.Tensor]:
-    """Returns this rank's part of each source; see `_lay_out_join`."""
+def _joined(
+    sources: Sequence[torch.Tensor], ways: Sequence[Any], dim: int, what: str
+) -> torch.Tensor:
+    """Concatenates this rank's part of each source; see `_lay_out_join`."""
+    graph = torch.is_grad_enabled()
     parts = []
     for source, way in zip(sources, ways, strict=True):
-        if isinstance(source, Sharded):
-            part = source.block if way is None else fetch(source.block, way, what=what)
+        if not isinstance(source, Sharded):
+            parts.append(source[way])
+        elif way is None:
+            parts.append(source.block if graph else source.native)
         else:
-            part = source[way]
-        parts.append(part)
-    return parts
+            parts.append(fetch(source.block, way, what=what))
+    return _cat(parts, dim) if graph else torch.cat(parts, dim)
 
 
 @per_grid
@@ -924,7 +926,7 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _Joining:
     """Holds which tensors are joined, along which dim, on which ways, and how the result is cut."""
 
     kept: tuple[int, ...]
@@ -936,7 +938,7 @@ class _Joined:
 @per_grid
 def _lay_out_cat(
     grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int, name: str
-) -> _Joined | None:
+) -> _Joining | None:
     """Cuts what is joined of cut tensors and ordinary ones, and plans the exchange of each.
 
     None where other dims differ.
@@ -956,7 +958,7 @@ def _lay_out_cat(
     target = cut_of_joined(grid, cut or (joined[0],), joined, dim)
     sections = tuple((0, each.shape[dim]) for each in joined)
     ways = [each if isinstance(each := held[i], Partition) else None for i in kept]
-    return _Joined(kept, dim, _lay_out_join(grid, tuple(ways), sections, dim, target), target)
+    return _Joining(kept, dim, _lay_out_join(grid, tuple(ways), sections, dim, target), target)
 
 
 def cut_of_joined(
@@ -1027,7 +1029,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
         dim = read_dim(dim, max(t.dim() for t in tensors), name)
         raise differ_beside(tensors, dim, name, "crop, pad or interpolate")
     kept = [tensors[i] for i in plan.kept]
-    joined = like.like(_cat(_bring(kept, plan.ways, name), plan.dim), plan.partition, fresh=True)
+    joined = like.like(_joined(kept, plan.ways, plan.dim, name), plan.partition, fresh=True)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
@@ -1060,7 +1062,7 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     return concatenate(longer, new, "stack")
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_stack(partition: Partition, dim: int, count: int) -> Partition:
     return with_new_dims(partition, (dim,)).with_dim(dim, count, None)
 
@@ -1088,7 +1090,7 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return x.like(block, partition, consumed=True)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partition:
     """Returns the partition of an expanded tensor.
 
@@ -1128,7 +1130,7 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
     return y
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_repetition(
     held: Partition, counts: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Partition]:
