@@ -64,6 +64,8 @@ def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
 
     Distribution scheme: 1. every rank fetches the mirror image of its box, 2. and flips it.
     """
+    if not x.partition.axes:
+        return x.like(x.native_local.flip(dims), consumed=True)
     cover = x.partition.cover
     intervals = list(cover.intervals)
     for dim in dims:
@@ -637,6 +639,9 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     name = f"interpolate(mode={resize.mode!r})"
     block = x.block
     kind = BlockKind.of(block)
+    if not x.partition.axes and not kind.at_once:
+        y = resize.run(block, range(len(resize.sizes)), resize.sizes)
+        return x.like(with_gradient_in(y), Partition.whole(y.shape), consumed=True)
     layout = lay_out_interpolate(x.grid, x.partition, resize, kind, name)
     if layout.input != x.partition:
         x = x.redistribute(layout.input, f"the gather before {name}")
@@ -760,7 +765,7 @@ def interpolate_rule(
         )
     if mode == "area":
         return adaptive_avg_pool(input, sizes)
-    if scales is not None:
+    if scales is not None and not mode.startswith("nearest"):
         _check_unmoved(input, mode, sizes, scales, antialias)
     return interpolate(input, resize)
 
@@ -809,7 +814,7 @@ def _check_unmoved(
     """
     same = [a == b for a, b in zip(sizes, x.shape[2:], strict=True)]
     odd = any(kept and s != 1 for kept, s in zip(same, scales, strict=True))
-    if odd and (antialias or not all(same)) and not mode.startswith("nearest"):
+    if odd and (antialias or not all(same)):
         raise LayoutError(
             f"interpolate(mode={mode!r}) of {x.partition} on {x.grid}: the factors {scales} leave "
             f"an extent of {tuple(x.shape[2:])} as it is, and torch itself is inconsistent there\n"
