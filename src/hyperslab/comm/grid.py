@@ -69,25 +69,32 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+MOST_KEPT = 4096
+"""Limits what is kept of one function and one grid; a network has a few kinds of each call."""
+
+
 def per_grid(make: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
     """Call ``make(grid, ...)`` once for each grid and each of its hashable, positional arguments.
 
     What it returned is kept as long as the grid is, which it must not refer to: a grid holds
     process groups, and they hold sockets. So this is no `functools.lru_cache`, which keeps its
-    arguments.
+    arguments. Arguments by name are no part of the key: they tell errors what the tensors were.
     """
     kept: dict[int, dict[tuple[Hashable, ...], T]] = {}
 
     @functools.wraps(make)
-    def once(grid: G, *key: Any) -> T:
+    def once(grid: G, *key: Any, **beside: Any) -> T:
         try:
             return kept[id(grid)][key]
         except KeyError:
             pass  # not here: an error of ``make`` did not come out of looking up
-        value = cast(Callable[..., T], make)(grid, *key)
+        value = cast(Callable[..., T], make)(grid, *key, **beside)
         if id(grid) not in kept:  # a WeakKeyDictionary takes twice the time in every operator
             weakref.finalize(grid, kept.pop, id(grid)).atexit = False
-        kept.setdefault(id(grid), {})[key] = value
+        known = kept.setdefault(id(grid), {})
+        if len(known) >= MOST_KEPT:
+            known.clear()
+        known[key] = value
         return value
 
     return cast(Callable[Concatenate[G, P], T], once)
@@ -374,7 +381,9 @@ class Grid:
         ``None`` when that is this rank alone. Every rank must ask for the same axes in the same
         order (the same program does), because making a group involves all ranks.
         """
-        key = tuple(axis for axis in AXES if axis in axes and self.extents[axis] > 1)
+        key = tuple(axes)
+        if key not in self._groups:  # nearly always it is, in their order and without idle ones
+            key = tuple(axis for axis in AXES if axis in axes and self.extents[axis] > 1)
         if key not in self._groups:
             self._groups[key] = self._make_group(key)
         return self._groups[key]

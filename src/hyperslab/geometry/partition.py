@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,10 +138,10 @@ class Partition:
     def __reduce__(self) -> Any:  # another process hashes strings otherwise
         return Partition, (self.shape, self.cuts)
 
-    @classmethod
-    def whole(cls, shape: Sequence[int]) -> Partition:
+    @staticmethod
+    def whole(shape: Sequence[int]) -> Partition:
         """Return the partition that cuts nothing."""
-        return cls(tuple(shape), (None,) * len(shape))
+        return _whole(tuple(shape))
 
     @property
     def ndim(self) -> int:
@@ -208,3 +209,8 @@ class Partition:
             if cut is not None
         ]
         return f"{extents} ({', '.join(cuts) if cuts else 'not cut'})"
+
+
+@functools.lru_cache(4096)
+def _whole(shape: tuple[int, ...]) -> Partition:
+    return Partition(shape, (None,) * len(shape))

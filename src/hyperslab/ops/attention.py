@@ -44,7 +44,13 @@ from hyperslab.ops.linalg import (
     operand_partition,
     wrap_labelled,
 )
-from hyperslab.ops.operands import block_of, check_uncut, device_constant, first_cuts
+from hyperslab.ops.operands import (
+    LAYOUTS,
+    block_of,
+    check_uncut,
+    device_constant,
+    first_cuts,
+)
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
 from hyperslab.tensor.dispatch import describe
@@ -367,20 +373,8 @@ def scaled_dot_product_attention(
     if enable_gqa and isinstance(attn_mask, Sharded) and attn_mask.dim() > 2:
         # A cut of its heads would cut the queries', whose groups are counted from the first head.
         attn_mask = with_whole(attn_mask, (attn_mask.dim() - 3,), name)
-    batch = batch_labels(max(x.dim() for x in (query, key, value)) - 2)
-    heads: list[DimLabel] = [*batch[:-1], "head"] if enable_gqa else batch
-    operands = [query, key, value]
-    inputs = [
-        [*(labels[-x.dim() + 2 :] if x.dim() > 2 else []), token, feature]
-        for x, labels, token, feature in zip(
-            operands, (batch, heads, heads), ("query", "key", "key"), "eev", strict=True
-        )
-    ]
-    inputs[2][-1] = "v"
-    if attn_mask is not None:
-        operands.append(attn_mask)
-        inputs.append([*batch_labels(attn_mask.dim() - 2), "query", "key"])
-    output: list[DimLabel] = [*batch, "query", "v"]
+    operands = [query, key, value, *([] if attn_mask is None else [attn_mask])]
+    inputs, output = _labels_of_attention(tuple([x.dim() for x in operands]), enable_gqa)
     dropped = dropout_p > 0 and drops_anything(dropout_p, True)
     keys_cut = any(
         isinstance(x, Sharded) and x.partition.cuts[own.index("key")]
@@ -396,6 +390,23 @@ def scaled_dot_product_attention(
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     run = functools.partial(F.scaled_dot_product_attention, **options)
     return contract(name, operands, inputs, output, run, linear=False)
+
+
+@functools.lru_cache(LAYOUTS)
+def _labels_of_attention(
+    dims: tuple[int, ...], grouped: bool
+) -> tuple[tuple[tuple[DimLabel, ...], ...], tuple[DimLabel, ...]]:
+    """Returns the labels of queries, keys, values and a mask of so many dims, and the result's."""
+    batch = batch_labels(max(dims[:3]) - 2)
+    heads: list[DimLabel] = [*batch[:-1], "head"] if grouped else batch
+    inputs: list[tuple[DimLabel, ...]] = [
+        (*(labels[-n + 2 :] if n > 2 else []), token, feature)
+        for n, labels, token, feature in zip(
+            dims[:3], (batch, heads, heads), ("query", "key", "key"), "eev", strict=True
+        )
+    ]
+    inputs += [(*batch_labels(n - 2), "query", "key") for n in dims[3:]]
+    return tuple(inputs), (*batch, "query", "v")
 
 
 def _whole_features(x: torch.Tensor, name: str, heads_too: bool) -> torch.Tensor:

@@ -232,8 +232,8 @@ def _pointwise_rule(function: Operator) -> Operator:
         """Runs block by block; operands are broadcast by global shape, ordinary ones are shared."""
         if aliases:
             return _alias_of(function, *args, **kwargs)
-        if quick and not kwargs and len(args) <= last:
-            found = _applied_to_alike(function, args, written_in_c)
+        if quick and len(args) <= last and not (kwargs and _ask_for_more(kwargs)):
+            found = _applied(function, args, kwargs, written_in_c)
             if found is not None:
                 return found
         if random and kwargs.get("training", len(args) > 3 and args[3]):
@@ -248,34 +248,46 @@ def _pointwise_rule(function: Operator) -> Operator:
     return rule
 
 
-def _applied_to_alike(
-    function: Operator, args: Sequence[object], written_in_c: bool
+def _ask_for_more(options: Mapping[str, object]) -> bool:
+    """Tell whether options have operands among them, or change what becomes of the result."""
+    if options.get("inplace") or options.get("requires_grad"):
+        return True
+    return any(isinstance(value, torch.Tensor) for value in options.values())
+
+
+def _applied(
+    function: Operator, args: Sequence[object], options: Mapping[str, object], written_in_c: bool
 ) -> Sharded | None:
-    """Run an operator on numbers and tensors that are cut alike, nearly always; None for others.
+    """Run an operator that makes a new tensor; None for what is none.
 
     As `apply_pointwise` would, which asks more of its operands than that takes.
     """
     like: Sharded | None = None
+    alike = True
     reordered = False
-    blocks: list[object] = []
+    blocks: list[Any] = []
     as_they_are = written_in_c and not python_looks()
     for value in args:
-        kind = type(value)
         if isinstance(value, Sharded):
             if like is None:
                 like = value
             elif value._partition is not like._partition:
-                return None
+                alike = False
             reordered = reordered or value.reordered
             blocks.append(value if as_they_are and value.is_its_block else value.block)
-        elif kind is float or kind is int or kind is bool:
-            blocks.append(value)
         else:
-            return None
-    result = None if like is None else function(*blocks)
-    if like is None or type(result) is not torch.Tensor:
+            alike = alike and not isinstance(value, torch.Tensor)
+            blocks.append(value)
+    if like is None:
         return None
-    return like.like(result, fresh=True, reordered=reordered)
+    target = like._partition
+    if not alike:
+        target = common_partition([v for v in args if isinstance(v, torch.Tensor)], function)
+        blocks = [operand_block(value, target=target, like=like) for value in args]
+    result = function(*blocks, **options)
+    if type(result) is not torch.Tensor:
+        return None
+    return like.like(result, target, fresh=True, reordered=reordered)
 
 
 def _alias_of(function: Operator, input: Sharded, *args: Any, **kwargs: Any) -> Sharded:
@@ -368,7 +380,8 @@ def contiguous(
     """Copies the block if the whole is not contiguous, even if the block is."""
     known = lies_as_whole(self, memory_format)
     if known:
-        return self.like(self.local.contiguous(memory_format=memory_format))
+        block = self.local.contiguous(memory_format=memory_format)
+        return self.like(block, consumed=True)
     y = self.like(self.local.clone(memory_format=memory_format))
     if known is None:
         y.mark_as_copy(self)

@@ -8,7 +8,7 @@ index_fill along a dim that is not cut, and sums of values that are cut along it
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType, NoneType
 from typing import Any, TypeGuard
@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
@@ -38,7 +38,17 @@ from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import group_over
 from hyperslab.ops.spatial import rolled
 from hyperslab.ops.spectra import Spectrum, can_wait
-from hyperslab.ops.views import Span, crop, drop_dim, expanded, reshape_to, unsqueeze
+from hyperslab.ops.views import (
+    Part,
+    Span,
+    crop,
+    drop_dim,
+    expanded,
+    lay_out_part,
+    reshape_to,
+    take_part,
+    unsqueeze,
+)
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.tensor.sharded import Policy
@@ -64,26 +74,48 @@ class Subscript:
     new: list[int] = field(default_factory=list)
     positions: tuple[int, torch.Tensor] | None = None
 
+    def take(self, dim: int, item: Any, extent: int) -> None:
+        """Adds a slice or an integer."""
+        if isinstance(item, slice):
+            self.spans[dim] = _span(item, extent)
+            return
+        position = operator.index(item)
+        if not -extent <= position < extent:
+            raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
+        self.spans[dim] = Span(position % extent, 1)
+        self.single.append(dim)
+
 
 def parse_subscript(x: Sharded, index: object) -> Subscript:
     """Reads a subscript; refuses what no rule covers."""
     items = list(index) if _is_tuple(index) else [index]
-    taken = sum(item is not None and item is not Ellipsis for item in items)
+    taken = _count_taken(items)
     if any(isinstance(item, bool) for item in items) or taken > x.dim():
         raise refused_subscript(x, index, f"{taken} indices for {x.dim()} dims, or a lone bool")
-    if not any(item is Ellipsis for item in items):
-        items.append(Ellipsis)
     found = Subscript()
-    dim = 0
-    for item in items:
-        if item is Ellipsis:
-            dim += x.dim() - taken
-        elif item is None:
+    for dim, item in _by_dim(items, x.dim()):
+        if item is None:
             found.new.append(dim)
         else:
             _add(found, x, dim, item, index)
-            dim += 1
     return found
+
+
+def _count_taken(items: Iterable[object]) -> int:
+    """Counts the items of a subscript that index a dim each."""
+    return sum(item is not None and item is not Ellipsis for item in items)
+
+
+def _by_dim(items: Sequence[Any], ndim: int) -> Iterator[tuple[int, Any]]:
+    """Yields the items of a subscript, each with its dim; a None stands before that one."""
+    taken = _count_taken(items)
+    dim = 0
+    for item in items:
+        if item is Ellipsis:
+            dim += ndim - taken
+        else:
+            yield dim, item
+            dim += item is not None
 
 
 def _is_tuple(index: object) -> TypeGuard[Sequence[Any]]:
@@ -96,15 +128,8 @@ def _is_tuple(index: object) -> TypeGuard[Sequence[Any]]:
 
 def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> None:
     extent = x.shape[dim]
-    if isinstance(item, slice):
-        found.spans[dim] = _span(item, extent)
-        return
-    if _is_integer(item):
-        position = operator.index(item)
-        if not -extent <= position < extent:
-            raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
-        found.spans[dim] = Span(position % extent, 1)
-        found.single.append(dim)
+    if isinstance(item, slice) or _is_integer(item):
+        found.take(dim, item, extent)
         return
     if isinstance(item, Sharded):
         if _is_cut(item):
@@ -165,6 +190,10 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     """
     if not isinstance(self, Sharded):
         return _look_up(self, index)
+    key = _plain_subscript(index) if self.pending is None else None
+    part = None if key is None else _lay_out_subscript(self.grid, self.partition, key)
+    if part is not None:
+        return take_part(self, part)
     chosen = _by_tables(self, index)
     if chosen is not None:
         return chosen
@@ -181,6 +210,47 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
     if y.is_copy and not self.is_copy and found.positions is None and not found.new:
         y.remember_place(self, found, lambda value: _write_back(self, found, value))
     return y
+
+
+_PlainSubscript = tuple[int | tuple[int | None, int | None, int | None] | EllipsisType | None, ...]
+
+
+def _plain_subscript(index: object) -> _PlainSubscript | None:
+    """Returns slices, integers, ... and None as a key, of slices the bounds; None for all else.
+
+    Of Python's own numbers alone: True and 1.0 are equal to 1, and no such integers.
+    """
+    key: list[Any] = []
+    for item in index if type(index) is tuple else (index,):
+        kind = type(item)
+        if kind is slice:
+            bounds = (item.start, item.stop, item.step)
+            for bound in bounds:
+                if bound is not None and type(bound) is not int:
+                    return None
+            key.append(bounds)
+        elif kind is int or item is None or item is Ellipsis:
+            key.append(item)
+        else:
+            return None
+    return tuple(key)
+
+
+@per_grid
+def _lay_out_subscript(grid: Grid, partition: Partition, key: _PlainSubscript) -> Part | None:
+    """Lays out a subscript that leaves all elements on their ranks; None for any other."""
+    if _count_taken(key) > partition.ndim or key.count(Ellipsis) > 1:
+        return None
+    found = Subscript()
+    for dim, item in _by_dim(key, partition.ndim):
+        if item is None:
+            found.new.append(dim)
+        else:
+            item = slice(*item) if isinstance(item, tuple) else item
+            found.take(dim, item, partition.shape[dim])
+    spans = tuple(found.spans.items())
+    part = lay_out_part(grid, partition, spans, tuple(found.single), tuple(found.new))
+    return part if part.exchange is None else None
 
 
 def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:

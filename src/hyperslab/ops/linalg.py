@@ -8,6 +8,7 @@ part of the batch.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import all_reduce_sum, log_once
+from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.comm.exchange import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
 from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
-from hyperslab.ops.operands import block_of, first_cuts, whole_of
+from hyperslab.ops.operands import LAYOUTS, first_cuts, own_slices, whole_of
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, with_whole
 from hyperslab.tensor import Sharded, register
@@ -32,6 +33,8 @@ from hyperslab.util.torch_internals import EnableTorchFunction
 
 DimLabel = Hashable
 """Names a dim, the same in every operand; extents of 1 are broadcast."""
+
+_Labels = tuple[tuple[DimLabel, ...], ...]
 
 
 def contract(
@@ -56,23 +59,80 @@ def contract(
     Raises:
         LayoutError: extents differ, or a contracted label is cut and the result is no sum.
     """
-    pairs = list(zip(operands, inputs, strict=True))
     like = next(t for t in operands if isinstance(t, Sharded))
+    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in operands])
+    kind = (name, held, tuple(map(tuple, inputs)), tuple(output), linear)
+    plan = _lay_out_contraction(like.grid, *kind, operands=operands)
+    blocks = [
+        t.redistribute(own, f"aligning operands of {name}").block
+        if isinstance(t, Sharded)
+        else t[own_slices(like.grid, own)]
+        if own.axes
+        else t
+        for t, own in zip(operands, plan.operands, strict=True)
+    ]
+    result = all_reduce_sum(run(*blocks), like.grid.group(plan.summed), f"the sum of {name}")
+    if plan.result is not None:
+        return like.like(result, plan.result, consumed=True)
+    pairs = list(zip(operands, inputs, strict=True))
+    return wrap_labelled(result, pairs, output, plan.extents, plan.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Contraction:
+    """Holds how a contraction is cut.
+
+    ``operands``: how each is for it. ``summed``: the axes over whose ranks partial results are
+    added up. ``extents``, ``cuts``: of the labels. ``result``: None if it is an ordinary tensor,
+    or has labels that no operand has.
+    """
+
+    operands: tuple[Partition, ...]
+    summed: tuple[str, ...]
+    extents: dict[DimLabel, int]
+    cuts: dict[DimLabel, Cut]
+    result: Partition | None
+
+
+@per_grid
+def _lay_out_contraction(
+    grid: Grid,
+    name: str,
+    held: tuple[Partition | torch.Size, ...],
+    inputs: tuple[tuple[DimLabel, ...], ...],
+    output: tuple[DimLabel, ...],
+    linear: bool,
+    *,
+    operands: Sequence[torch.Tensor],
+) -> _Contraction:
+    """Cuts what is contracted; ``held`` is how the operands are cut, or an ordinary one's shape.
+
+    Raises:
+        LayoutError: see `contract`.
+    """
+    pairs = list(zip(operands, inputs, strict=True))
     extents = label_extents(name, pairs)
     cuts = _label_cuts(name, pairs)
-    inner = [cut.axis for label, cut in cuts.items() if label not in output]
-    if inner and not linear:
+    summed = tuple(cut.axis for label, cut in cuts.items() if label not in output)
+    if summed and not linear:
         raise LayoutError(
-            f"{name} needs the whole of a dim that is cut along {', '.join(inner)} of {like.grid}\n"
-            f"{describe(operands)}{gather_first(*inner)}"
+            f"{name} needs the whole of a dim that is cut along {', '.join(summed)} of {grid}\n"
+            f"{describe(operands)}{gather_first(*summed)}"
         )
-    what = f"aligning operands of {name}"
-    blocks = [
-        block_of(tensor, operand_partition(tensor, labels, extents, cuts), like.grid, what)
-        for tensor, labels in pairs
-    ]
-    result = all_reduce_sum(run(*blocks), like.grid.group(inner), f"the sum of {name}")
-    return wrap_labelled(result, pairs, output, extents, cuts)
+    aligned = tuple(operand_partition(t, labels, extents, cuts) for t, labels in pairs)
+    first = next(own for each, own in zip(held, inputs, strict=True) if type(each) is Partition)
+    kept = tuple(cuts.get(label) for label in output)
+    result = None
+    if all(label in extents for label in output) and not _is_ordinary(first, output, kept):
+        result = Partition(tuple(extents[label] for label in output), kept)
+    return _Contraction(aligned, summed, extents, cuts, result)
+
+
+def _is_ordinary(
+    first: Sequence[DimLabel], output: Sequence[DimLabel], kept: Sequence[Cut | None]
+) -> bool:
+    """Tells if a result is ordinary: its first dim is gone and nothing is cut, as for sums."""
+    return not any(kept) and (not first or first[0] not in output)
 
 
 Labelled = Sequence[tuple[torch.Tensor, Sequence[DimLabel]]]
@@ -89,8 +149,8 @@ def wrap_labelled(
     """Wraps a block of a result, whose dims are cut as their labels are."""
     like, first = next((t, own) for t, own in operands if isinstance(t, Sharded))
     kept = tuple(cuts.get(label) for label in output)
-    if not any(kept) and (not first or first[0] not in output):
-        return result  # ordinary once the first dim is gone and nothing is cut, as for sums
+    if _is_ordinary(first, output, kept):
+        return result
     shape = (extents.get(label, n) for label, n in zip(output, result.shape, strict=True))
     return like.like(result, Partition(tuple(shape), kept))
 
@@ -136,13 +196,18 @@ def operand_partition(
     extents: dict[DimLabel, int],
     cuts: dict[DimLabel, Cut],
 ) -> Partition:
-    """Returns an operand's partition, cut as its labels are; not where it is broadcast."""
+    """Returns an operand's partition, cut as its labels are; not where it is broadcast.
+
+    It is the operand's own object where it is equal, see `hyperslab.tensor.sharded`.
+    """
     own = tuple(tensor.shape)
     kept = [
         cuts.get(label) if extent == extents[label] else None
         for label, extent in zip(labels, own, strict=True)
     ]
-    return Partition(own, tuple(kept))
+    partition = Partition(own, tuple(kept))
+    same = isinstance(tensor, Sharded) and tensor.partition == partition
+    return tensor.partition if same else partition
 
 
 def batch_labels(count: int) -> list[DimLabel]:
@@ -154,13 +219,18 @@ def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Multiplies matrices or vectors, as `torch.matmul` does."""
     if not a.dim() or not b.dim():
         raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
-    left: list[DimLabel] = [*batch_labels(a.dim() - 2), "row", "inner"][-a.dim() :]
+    return contract(name, (a, b), *_labels_of_product(a.dim(), b.dim()), torch.matmul)
+
+
+@functools.lru_cache(LAYOUTS)
+def _labels_of_product(a: int, b: int) -> tuple[_Labels, tuple[DimLabel, ...]]:
+    """Returns the labels of both factors, of ``a`` and ``b`` dims, and of their product."""
+    left: list[DimLabel] = [*batch_labels(a - 2), "row", "inner"][-a:]
     right: list[DimLabel] = ["inner"]
-    if b.dim() > 1:
-        right = [*batch_labels(b.dim() - 2), "inner", "column"]
-    batch = batch_labels(max(a.dim(), b.dim(), 2) - 2)
-    output = [*batch, *left[-2:-1], *(right[-1:] if b.dim() > 1 else [])]
-    return contract(name, (a, b), (left, right), output, torch.matmul)
+    if b > 1:
+        right = [*batch_labels(b - 2), "inner", "column"]
+    output = [*batch_labels(max(a, b, 2) - 2), *left[-2:-1], *(right[-1:] if b > 1 else [])]
+    return (tuple(left), tuple(right)), tuple(output)
 
 
 @register(
@@ -275,7 +345,10 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
     tensors: list[torch.Tensor] = []
     for operand in operands:
         tensors.extend((operand,) if isinstance(operand, torch.Tensor) else operand)
-    inputs, output = _einsum_labels(equation, tensors)
+    found = _einsum_labels(equation, tuple([t.dim() for t in tensors]))
+    if found is None:
+        raise LayoutError(f"einsum: {equation!r} does not fit\n{describe(tensors)}")
+    inputs, output = found
     for tensor, labels in zip(tensors, inputs, strict=True):
         if isinstance(tensor, Sharded) and len(set(labels)) < len(labels):  # a diagonal
             tensor.gather_merged()
@@ -297,29 +370,34 @@ def _introduce_to_opt_einsum() -> None:
 _introduce_to_opt_einsum()
 
 
+@functools.lru_cache(LAYOUTS)
 def _einsum_labels(
-    equation: str, operands: Sequence[torch.Tensor]
-) -> tuple[list[list[DimLabel]], list[DimLabel]]:
-    """Reads the labels of every operand and of the result; an ellipsis stands for leading dims."""
+    equation: str, dims: tuple[int, ...]
+) -> tuple[_Labels, tuple[DimLabel, ...]] | None:
+    """Reads the labels of every operand and of the result; an ellipsis stands for leading dims.
+
+    None if an operand has another number of dims.
+
+    Raises:
+        LayoutError: there are more or fewer terms than operands.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
-    if len(terms) != len(operands):
-        raise LayoutError(f"einsum: {len(terms)} terms in {equation!r}, {len(operands)} operands")
-    counts = [
-        t.dim() - len(term.replace("...", "")) for term, t in zip(terms, operands, strict=True)
-    ]
+    if len(terms) != len(dims):
+        raise LayoutError(f"einsum: {len(terms)} terms in {equation!r}, {len(dims)} operands")
+    counts = [n - len(term.replace("...", "")) for term, n in zip(terms, dims, strict=True)]
     if any(n < 0 or (n and "..." not in term) for n, term in zip(counts, terms, strict=True)):
-        raise LayoutError(f"einsum: {equation!r} does not fit\n{describe(operands)}")
+        return None
     if not arrow:
         times = Counter(left.replace("...", "").replace(",", ""))
         right = "..." + "".join(sorted(label for label, n in times.items() if n == 1))
-    inputs = [_expand_ellipsis(term, n) for term, n in zip(terms, counts, strict=True)]
+    inputs = tuple(_expand_ellipsis(term, n) for term, n in zip(terms, counts, strict=True))
     return inputs, _expand_ellipsis(right, max(counts))
 
 
-def _expand_ellipsis(term: str, count: int) -> list[DimLabel]:
+def _expand_ellipsis(term: str, count: int) -> tuple[DimLabel, ...]:
     front, _, back = term.partition("...")
-    return [*front, *(batch_labels(count) if "..." in term else []), *back]
+    return (*front, *(batch_labels(count) if "..." in term else []), *back)
 
 
 @register(torch.tensordot, family="linalg")
@@ -385,10 +463,11 @@ def linear_layer(
     bias = whole_of(bias, "the bias of linear")
     last = input.dim() - 1
     input = with_whole(input, (last,), "linear")
-    partition = input.partition.with_dim(last, weight.shape[0], None)
+    partition = _partition_of_linear(input.partition, weight.shape[0])
     share = filter_share(input, weight, partition, last) if weight.dim() == 2 else None
     if share is None:
-        return input.like(F.linear(input.local, weight, bias), partition)
+        y = F.linear(input.native_local, weight, bias)
+        return input.like(y, partition, consumed=True)
     homes = input.policy.homes
     own = (homes, share.rows, share.index)
     weight = shard_parameter(weight, operand_type(weight), *own)
@@ -396,6 +475,11 @@ def linear_layer(
     y = F.linear(input.local, weight, bias)
     y = fetch(y, share.plan, what="the gather of the filters of linear")
     return input.like(y, partition)
+
+
+@functools.lru_cache(LAYOUTS)
+def _partition_of_linear(input: Partition, filters: int) -> Partition:
+    return input.with_dim(input.ndim - 1, filters, None)
 
 
 MATRIX_FUNCTIONS = {
@@ -427,18 +511,24 @@ def matrix_function(operator: Operator, *matrix: Any, **options: Any) -> Any:
         )
     batch = x.dim() - 2
     x = with_whole(x, (batch, batch + 1), operator.__name__)
-    labels: list[DimLabel] = [("batch", d) for d in range(batch)]
-    known = dict(zip(labels, x.shape, strict=False))
-    cuts = {label: cut for label, cut in zip(labels, x.partition.cuts, strict=False) if cut}
 
     def wrap(result: torch.Tensor) -> torch.Tensor:
-        own = [*labels, *(("new", d) for d in range(result.dim() - batch))]
-        return wrap_labelled(result, [(x, labels)], own, known, cuts)
+        partition = _partition_of_matrices(x.partition, batch, result.shape[batch:])
+        return result if partition is None else x.like(result, partition, consumed=True)
 
     found = operator(x.local, *more, **options)
     if isinstance(found, torch.Tensor):
         return wrap(found)
     return type(found)(map(wrap, found))
+
+
+@functools.lru_cache(LAYOUTS)
+def _partition_of_matrices(
+    partition: Partition, batch: int, own: tuple[int, ...]
+) -> Partition | None:
+    """Returns how a result for each matrix of a batch is cut; None for one of a single matrix."""
+    cuts = (*partition.cuts[:batch], *[None] * len(own))
+    return Partition((*partition.shape[:batch], *own), cuts) if batch else None
 
 
 @register(torch.linalg.solve, family="linalg")

@@ -12,7 +12,8 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,10 +26,10 @@ from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import HALF
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.elementwise import apply_pointwise
-from hyperslab.ops.operands import common_partition, operand_block
+from hyperslab.ops.operands import common_partition, operand_block, whole_of
 from hyperslab.ops.overloads import Operator, register_each, run_composed
 from hyperslab.ops.placement import with_whole
-from hyperslab.ops.reductions import mean, sum_of
+from hyperslab.ops.reductions import look_for_metrics, mean, sum_of
 from hyperslab.tensor import Sharded, register
 from hyperslab.util.torch_internals import EnableTorchFunction
 
@@ -123,17 +124,20 @@ _LOSS_TRAITS: Mapping[Operator, LossTraits] = {
 def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> torch.Tensor:
     """Runs elementwise; mean and sum are global, one ordinary number equal on all ranks."""
     traits = _LOSS_TRAITS[function]
-    signature = _signature(function)
-    options: dict[str, Any] = dict(signature.bind(*args, **kwargs).arguments)
+    names = _argument_names(function)
+    options: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     if function is F.l1_loss:
         options.setdefault("weight", _weight_of_l1_loss())
     reduction = options.pop("reduction", "mean")
     size_average = options.pop("size_average", None)
     reduce = options.pop("reduce", None)
     check_reduction(reduction, size_average, reduce, also=traits.reductions)
-    operands = [options.pop(name) for name in list(signature.parameters)[: traits.tensors]]
+    operands = [options.pop(name) for name in names[: traits.tensors]]
     weights = {k: v for k, v in options.items() if isinstance(v, torch.Tensor)}
     _check_loss_shapes(function.__name__, operands, weights, same_shape=traits.same_shape)
+    if reduction != "none" and _is_whole((*operands, *weights.values())):
+        others = {key: value for key, value in options.items() if key not in weights}
+        return _of_whole(function, operands, weights, {**others, "reduction": reduction})
     losses = apply_pointwise(function, operands, {**options, "reduction": "none"})
     weight = options.get("weight")
     if traits.weighted_mean and reduction == "mean" and weight is not None:
@@ -142,7 +146,33 @@ def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> tor
     return reduce_losses(losses, reduction)
 
 
-_signature = functools.cache(inspect.signature)
+@functools.cache
+def _argument_names(function: Operator) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _is_whole(operands: Iterable[torch.Tensor]) -> bool:
+    """Tells whether no operand is cut: torch's own loss of the blocks is the global one.
+
+    Not of half precision, which is summed as float32.
+    """
+    return not any(
+        (isinstance(t, Sharded) and t.partition.axes) or t.dtype in HALF for t in operands
+    )
+
+
+def _of_whole(
+    function: Operator,
+    operands: Sequence[torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
+    options: Mapping[str, Any],
+) -> torch.Tensor:
+    """Runs torch's own loss, for one number, on operands and weights that are not cut."""
+    like = next(t for t in (*operands, *weights.values()) if isinstance(t, Sharded))
+    look_for_metrics(like)
+    blocks = {name: whole_of(weight, name) for name, weight in weights.items()}
+    loss: torch.Tensor = function(*[whole_of(t, "a loss") for t in operands], **options, **blocks)
+    return loss
 
 
 def _weight_of_l1_loss() -> torch.Tensor | None:
@@ -283,7 +313,12 @@ def label_loss(
     options = {"ignore_index": ignore_index, **more}
     if isinstance(weight, Sharded):
         raise LayoutError(f"{function.__name__}: the weight of the classes is an ordinary tensor")
-    like, partition, block, labels = _blocks(function, input, target)
+    classes = _are_classes(function, input, target)
+    if reduction != "none" and _is_whole((input, target)):
+        with suppress(IndexError):  # below it says which labels there are
+            call = {"weight": weight, "reduction": reduction, **options}
+            return _of_whole(function, (input, target), {}, call)
+    like, partition, block, labels = _blocks(function, input, target, classes)
     if reduction == "none":
         losses = function(block, labels, weight, reduction="none", **options)
         return like.like(losses, partition.without_dim(1))
@@ -313,10 +348,12 @@ def label_loss(
     return (whole if reduction == "sum" else whole / count).to(dtype)
 
 
-def _blocks(
-    function: Operator, input: torch.Tensor, target: torch.Tensor
-) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
-    """Returns a cut operand, the partition of the logits, and this rank's logits and labels."""
+def _are_classes(function: Operator, input: torch.Tensor, target: torch.Tensor) -> bool:
+    """Tells whether labels are classes or probabilities.
+
+    Raises:
+        LayoutError: their shape fits neither.
+    """
     shape = tuple(input.shape)
     own = tuple(target.shape)
     classes = len(shape) > 1 and own == (shape[0], *shape[2:])
@@ -327,6 +364,13 @@ def _blocks(
             + (" or probabilities (N, C, ...)" if function is F.cross_entropy else "")
             + "\n    a dim of extent 1 for the channels: target.squeeze(1)"
         )
+    return classes
+
+
+def _blocks(
+    function: Operator, input: torch.Tensor, target: torch.Tensor, classes: bool
+) -> tuple[Sharded, Partition, torch.Tensor, torch.Tensor]:
+    """Returns a cut operand, the partition of the logits, and this rank's logits and labels."""
     with EnableTorchFunction():
         wide = target.unsqueeze(1) if classes else target
     operands = [

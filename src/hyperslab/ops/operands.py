@@ -6,18 +6,22 @@ partition; ordinary tensors that an operator in place would give cut values.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from hyperslab.comm import Grid
+from hyperslab.comm import Grid, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Interval, Partition
 from hyperslab.tensor import Sharded, gather
 from hyperslab.tensor.dispatch import describe, gather_first
 from hyperslab.util.capture import is_capturing
 from hyperslab.util.torch_internals import count_storage_users, count_tensor_users, is_view
+
+LAYOUTS = 4096
+"""Limits the layouts that are cached, of one kind of call each."""
 
 
 def device_constant(
@@ -67,7 +71,13 @@ def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) 
     if isinstance(tensor, Sharded):
         # The block, not the cut tensor: autograd would save that one with its global shape.
         return tensor.redistribute(partition, what).block
-    return tensor[partition.box(grid.coords).slices()]
+    return tensor[own_slices(grid, partition)]
+
+
+@per_grid
+def own_slices(grid: Grid, partition: Partition) -> tuple[slice, ...]:
+    """Returns where this rank's block lies in the whole."""
+    return partition.box(grid.coords).slices()
 
 
 Operand = TypeVar("Operand", torch.Tensor, torch.Tensor | None)
@@ -89,23 +99,35 @@ def without_empty_shards(x: Sharded, dims: Iterable[int]) -> Sharded:
     return gather(x, thin) if thin else x
 
 
+Held = Partition | torch.Size
+"""Types how an operand is cut, or the shape of an ordinary one."""
+
+
 def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., Any]) -> Partition:
-    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
-    cut = [t for t in operands if isinstance(t, Sharded)]
-    first = cut[0].partition
-    if all(t.partition == first if isinstance(t, Sharded) else t.dim() == 0 for t in operands):
-        return first  # nearly always: nothing to find out
-    shapes = [tuple(t.shape) for t in operands]
+    """Broadcast the global shapes; each dim is cut as its first operand that is cut there.
+
+    Raises:
+        LayoutError: they do not broadcast.
+    """
+    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in operands])
+    return _lay_out_broadcast(held, getattr(function, "__name__", "an operator"))
+
+
+@functools.lru_cache(LAYOUTS)
+def _lay_out_broadcast(held: tuple[Held, ...], name: str) -> Partition:
+    cut = [each for each in held if isinstance(each, Partition)]
+    if all(each == cut[0] or each == () for each in held):
+        return cut[0]
+    shapes = [tuple(each.shape if isinstance(each, Partition) else each) for each in held]
     try:
         shape = tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
-        raise LayoutError(
-            f"{function.__name__}: global shapes {shapes} do not broadcast"
-        ) from error
+        raise LayoutError(f"{name}: global shapes {shapes} do not broadcast") from error
     cuts = first_cuts(
-        dim for t in cut for dim in enumerate(t.partition.cuts, start=len(shape) - t.dim())
+        dim for each in cut for dim in enumerate(each.cuts, start=len(shape) - each.ndim)
     )
-    return Partition(shape, tuple(cuts.get(dim) for dim in range(len(shape))))
+    partition = Partition(shape, tuple(cuts.get(dim) for dim in range(len(shape))))
+    return next((each for each in cut if each == partition), partition)
 
 
 def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
@@ -113,19 +135,23 @@ def operand_block(value: Any, *, target: Partition, like: Sharded) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, Sharded):
-        if value.partition == target:
-            return value.block
-    elif value.dim() == 0:
-        return value
-    shift = target.ndim - value.dim()
-    own = tuple(value.shape)
-    cuts = [
+        own = _cut_as(value.partition, target)
+        return value.block if own is None else value.redistribute(own, "aligning operands").block
+    own = _cut_as(value.shape, target)
+    return value if own is None else block_of(value, own, like.grid, "aligning operands")
+
+
+@functools.lru_cache(LAYOUTS)
+def _cut_as(held: Held, target: Partition) -> Partition | None:
+    """Returns how an operand is cut that is broadcast to ``target``; None: it is as it is."""
+    before = held if isinstance(held, Partition) else Partition.whole(held)
+    shift = target.ndim - before.ndim
+    cuts = tuple(
         target.cuts[dim + shift] if extent == target.shape[dim + shift] else None
-        for dim, extent in enumerate(own)
-    ]
-    if not any(cuts) and not isinstance(value, Sharded):
-        return value
-    return block_of(value, Partition(own, tuple(cuts)), like.grid, "aligning operands")
+        for dim, extent in enumerate(before.shape)
+    )
+    partition = Partition(before.shape, cuts)
+    return None if partition == before else partition
 
 
 def aligned_but(

@@ -47,7 +47,7 @@ def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
     The axes that cut them cut others from here on, in one exchange, so that no rank holds more than
     before; where no other dim is free their ranks repeat the work. The log says so once.
     """
-    if all(x.partition.cuts[dim] is None for dim in dims):
+    if not x.partition.axes or all(x.partition.cuts[dim] is None for dim in dims):
         return x
     if x.partition.merged:  # tokens, say: a reshape has left them cut
         x.gather_merged()

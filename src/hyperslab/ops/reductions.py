@@ -17,7 +17,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator
+from hyperslab.comm import Communicator, Grid, per_grid
 from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
 from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
@@ -26,6 +26,7 @@ from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
 from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.fusion import Population, moments_over_ranks
 from hyperslab.ops.operands import (
+    LAYOUTS,
     block_of,
     common_partition,
     operand_block,
@@ -40,8 +41,6 @@ from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, a
 Dims = int | tuple[int, ...] | None
 """Types dims counted from the front, as the dispatcher passes them; None means all of them."""
 
-_LAYOUTS = 4096  # that are remembered, of reductions of one partition each
-
 
 def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
     """Returns the dims that a reduction takes away, in order; none named means all."""
@@ -53,21 +52,21 @@ def reduced_dims(x: Sharded, dim: Dims) -> tuple[int, ...]:
 def wrap_reduced(
     x: Sharded, block: torch.Tensor, dims: Sequence[int], keepdim: bool
 ) -> torch.Tensor:
-    """Wrap a reduction's result; ordinary once the batch dim is gone and nothing is cut."""
+    """Wrap a reduction's result, a new tensor; ordinary without batch where nothing is cut."""
     partition = _reduced_partition(x.partition, tuple(dims), keepdim)
     if 0 in dims and not partition.axes:
-        _look_for_metrics(x)
+        look_for_metrics(x)
         return block
-    return x.like(block, partition)
+    return x.like(block, partition, consumed=True)
 
 
-def _look_for_metrics(x: Sharded) -> None:
+def look_for_metrics(x: Sharded) -> None:
     """Have a metric of torchmetrics say so that would add up what all ranks get of ``x``."""
     if "torchmetrics" in sys.modules and x.grid.size > 1:
         warn_of_updated_metric(x.grid)
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
     shape = []
     cuts = []
@@ -83,7 +82,10 @@ def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: boo
 
 def group_over(x: Sharded, dims: Iterable[int]) -> Communicator | None:
     """Returns the ranks over which ``dims`` are cut; ``None`` where this rank holds all of them."""
-    return x.grid.group([cut.axis for d in dims if (cut := x.partition.cuts[d]) is not None])
+    partition = x.partition
+    if not partition.axes:
+        return None
+    return x.grid.group([cut.axis for d in dims if (cut := partition.cuts[d]) is not None])
 
 
 def sum_over_ranks(
@@ -113,9 +115,9 @@ def sum_of(
 ) -> torch.Tensor:
     """Sums the block over ``dims``, in a type that does not overflow, and then over ranks."""
     dims = reduced_dims(input, dim)
-    inexact = input.dtype.is_floating_point or input.dtype.is_complex
-    whole = dtype or (input.dtype if inexact else torch.int64)
-    block = operator(input.block, dims, keepdim=keepdim, dtype=accumulator(whole))
+    own = input.dtype
+    whole = dtype or (own if own.is_floating_point or own.is_complex else torch.int64)
+    block = operator(input.native, dims, keepdim=keepdim, dtype=accumulator(whole))
     return sum_over_ranks(input, block, dims, keepdim, whole)
 
 
@@ -128,10 +130,17 @@ def mean(
     whole = dtype or input.dtype
     x = without_empty_shards(input, dims)
     # The local mean times the share of elements: sums of half precision would overflow.
-    block = torch.mean(x.block, dims, keepdim=keepdim, dtype=accumulator(whole))
-    count = math.prod(x.shape[d] for d in dims)
-    share = math.prod(x.block.shape[d] for d in dims) / count if count else 1
+    block = torch.mean(x.native, dims, keepdim=keepdim, dtype=accumulator(whole))
+    share = _own_share(x.grid, x.partition, dims)
     return sum_over_ranks(x, block if share == 1 else block * share, dims, keepdim, whole)
+
+
+@per_grid
+def _own_share(grid: Grid, partition: Partition, dims: tuple[int, ...]) -> float:
+    """Returns the share of the elements that this rank has of some dims."""
+    count = math.prod(partition.shape[d] for d in dims)
+    own = partition.box(grid.coords).shape
+    return math.prod(own[d] for d in dims) / count if count else 1
 
 
 @register(torch.nanmean, torch.Tensor.nanmean, family="reductions", dims=["dim"])
@@ -182,9 +191,11 @@ def any_or_all(
     operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
 ) -> torch.Tensor:
     """Tells if any rank has a hit, or negates that: all means no zero anywhere."""
+    dims = () if dim == () else reduced_dims(input, dim)
+    if dims and group_over(input, dims) is None:
+        return wrap_reduced(input, operator(input.native, dims, keepdim), dims, keepdim)
     negate = operator is torch.all
     hits = (input.block == 0) if negate else (input.block != 0)
-    dims = () if dim == () else reduced_dims(input, dim)
     number = hits.sum(dims, keepdim=keepdim) if dims or dim is None else hits
     found = all_reduce_sum(number, group_over(input, dims), "any or all over cut dims") != 0
     result = ~found if negate else found
@@ -404,7 +415,9 @@ def indices_only(
     """Returns global indices over one dim or all, of equal elements the first."""
     dims = reduced_dims(input, dim)
     x = without_empty_shards(input, dims)
-    if dim is not None:
+    if group_over(x, dims) is None:
+        indices = operator(x.native, dim, keepdim)
+    elif dim is not None:
         choose = torch.max if operator is torch.argmax else torch.min
         _, indices = _with_indices(choose, x.like(x.local.detach()), dim, keepdim)
     else:
@@ -432,7 +445,7 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
     Distribution scheme: 1. without limits, find the smallest and the largest element of all ranks,
     2. count the elements of the block, 3. sum the counts.
     """
-    _look_for_metrics(input)
+    look_for_metrics(input)
     with torch.no_grad():
         if min == max and input.numel():
             low, high = aminmax(input)
@@ -462,7 +475,7 @@ def bincount(
         )
     like = input if isinstance(input, Sharded) else weights
     assert isinstance(like, Sharded)
-    _look_for_metrics(like)
+    look_for_metrics(like)
     what = "aligning operands of bincount"
     with torch.no_grad():
         block = block_of(input, like.partition, like.grid, what)
@@ -673,7 +686,7 @@ def softmax(
     x = without_empty_shards(input, [dim])
     group = group_over(x, [dim])
     if group is None:
-        return x.like(operator(x.local, dim, dtype=dtype))
+        return x.like(operator(x.native_local, dim, dtype=dtype), consumed=True)
     whole = operator(x.local.new_zeros(1), 0, dtype=dtype).dtype  # autocast may choose one
     log = operator.__name__ == "log_softmax"
     y = _Softmax.apply(as_float32(as_result(x.local).to(whole)), dim, group, log)

@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import NoneType
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
 
     Distribution scheme: 1. every rank fetches the mirror image of its box, 2. and flips it.
     """
+    if not x.partition.axes:
+        return x.like(x.native_local.flip(dims), consumed=True)
     cover = x.partition.cover
     intervals = list(cover.intervals)
     for dim in dims:
@@ -81,7 +84,7 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     extent = x.shape[dim]
     turn = extent - shift % extent if extent else 0
     if x.partition.cuts[dim] is None:
-        return x.like(x.local.roll(shift, dim))
+        return x.like(x.native_local.roll(shift, dim), consumed=True)
     return join([(x, (turn, extent)), (x, (0, turn))], dim, x.partition, x, "a roll")
 
 
@@ -115,6 +118,8 @@ def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Shar
         return reshape_to(rolled(row, turns[0], 0), input.shape)
     if len(turns) != len(along):
         raise ValueError(f"roll: {len(turns)} shifts for {len(along)} dims")
+    if not input.partition.axes:
+        return input.like(input.native_local.roll(turns, along), consumed=True)
     for shift, dim in zip(turns, along, strict=True):
         input = rolled(input, shift, dim)
     return input
@@ -179,13 +184,13 @@ def pad(
     4. circular: dim by dim, so that corners need no message of their own, the first and the last
        rank fetch the planes that are wrapped around.
     """
-    return _padded(input, [int(p) for p in pad], mode, 0 if value is None else value)
+    return _padded(input, tuple(map(int, pad)), mode, 0 if value is None else value)
 
 
 @register(torch.constant_pad_nd, family="spatial")
 def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
     """Pads as ``F.pad`` with a constant."""
-    return _padded(input, [int(p) for p in pad], "constant", value)
+    return _padded(input, tuple(map(int, pad)), "constant", value)
 
 
 @register(F.unfold, family="spatial")
@@ -245,12 +250,22 @@ def fold_columns(
         return F.conv_transpose2d(x, filters, None, steps, pads, more, channels, gaps)
 
 
-def _padded(x: Sharded, pads: list[int], mode: str, value: float) -> Sharded:
-    # Torch's own checks, on the global shape.
-    F.pad(torch.empty(x.shape, dtype=x.dtype, device="meta"), pads, mode, value)
+def _padded(x: Sharded, pads: tuple[int, ...], mode: str, value: float) -> Sharded:
+    if not x.partition.axes:
+        y = F.pad(x.block, pads, mode, value)
+        return x.like(y, Partition.whole(y.shape), consumed=True)
+    _check_padding(x.shape, x.dtype, pads, mode, value)
     if mode == "constant":
         return _constant(x, pads, value)
     return _circular(x, pads) if mode == "circular" else _at_edge(x, pads, mode)
+
+
+@lru_cache(256, typed=True)
+def _check_padding(
+    shape: torch.Size, dtype: torch.dtype, pads: tuple[int, ...], mode: str, value: float
+) -> None:
+    """Has torch check the arguments, on the global shape."""
+    F.pad(torch.empty(shape, dtype=dtype, device="meta"), pads, mode, value)
 
 
 def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
@@ -262,20 +277,28 @@ def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
 
 def _place(x: Sharded, windows: Sequence[Window]) -> tuple[Sharded, Partition]:
     """Places the output; gathers the input where too little is left to be cut."""
-    extents = tuple(w.outputs(e) for w, e in zip(windows, x.shape, strict=True))
+    thin, output = _placement(x.grid, x.partition, windows)
+    return gather(x, thin) if thin else x, output
+
+
+def _placement(
+    grid: Grid, partition: Partition, windows: Sequence[Window]
+) -> tuple[tuple[str, ...], Partition]:
+    """Returns the axes along which the input is to be gathered, and the output's partition."""
+    extents = tuple(w.outputs(e) for w, e in zip(windows, partition.shape, strict=True))
     cuts = tuple(
         cut and window.cut_outputs(cut, extent)
-        for cut, window, extent in zip(x.partition.cuts, windows, extents, strict=True)
+        for cut, window, extent in zip(partition.cuts, windows, extents, strict=True)
     )
-    thin = [cut.axis for cut in cuts if cut is not None and cut.thin]
+    thin = tuple(cut.axis for cut in cuts if cut is not None and cut.thin)
     if not thin:
-        return x, Partition(extents, cuts)
+        return (), Partition(extents, cuts)
     log_once(
-        x.grid,
+        grid,
         f"pad: {' x '.join(map(str, extents))} is too thin to be cut along {', '.join(thin)} of "
-        f"{x.grid}; gathered there, its ranks repeat the work from here on",
+        f"{grid}; gathered there, its ranks repeat the work from here on",
     )
-    return _place(gather(x, thin), windows)
+    return thin, _placement(grid, partition.without(thin), windows)[1]
 
 
 def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Interval, ...]]:
@@ -287,11 +310,21 @@ def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Inte
 
 
 def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
-    windows = _windows(x.dim(), pads)
-    x, partition = _place(x, windows)
-    cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
-    plan = plan_exchange(x.partition, cover, x.grid)
-    return x.like(_fresh(fetch(x.block, plan, fill=value, what=WHAT), x), partition)
+    thin, partition, plan = _lay_out_constant(x.grid, x.partition, tuple(pads))
+    x = gather(x, thin) if thin else x
+    local = _fresh(fetch(x.block, plan, fill=value, what=WHAT), x)
+    return x.like(local, partition, consumed=True)
+
+
+@per_grid
+def _lay_out_constant(
+    grid: Grid, partition: Partition, pads: tuple[int, ...]
+) -> tuple[tuple[str, ...], Partition, ExchangePlan]:
+    """Returns the axes to gather, the output's partition, and what asks for the sources."""
+    windows = _windows(partition.ndim, pads)
+    thin, output = _placement(grid, partition, windows)
+    cover = Cover(output.cover.axes, tuple(_sources(output, windows)))
+    return thin, output, plan_exchange(partition.without(thin), cover, grid)
 
 
 def _fresh(local: torch.Tensor, x: Sharded) -> torch.Tensor:
@@ -604,11 +637,19 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     4. Along the other dims, run torch's own operator.
     """
     name = f"interpolate(mode={resize.mode!r})"
-    kind = BlockKind.of(x.block)
+    block = x.block
+    kind = BlockKind.of(block)
+    if not x.partition.axes and not kind.at_once:
+        y = resize.run(block, range(len(resize.sizes)), resize.sizes)
+        return x.like(with_gradient_in(y), Partition.whole(y.shape), consumed=True)
     layout = lay_out_interpolate(x.grid, x.partition, resize, kind, name)
-    x = x.redistribute(layout.input, f"the gather before {name}")
-    block = fetch(x.block, layout.plan, what=f"the halo exchange of {name}")
-    dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype  # what autocast makes of it
+    if layout.input != x.partition:
+        x = x.redistribute(layout.input, f"the gather before {name}")
+        block = x.block
+    block = fetch(block, layout.plan, what=f"the halo exchange of {name}")
+    dtype = block.dtype
+    if torch.is_autocast_enabled(block.device.type):
+        dtype = resize.run(block.new_zeros((1,) * x.dim()), (), ()).dtype
     if layout.resampling is not None:
         order = memory_format_of(block)
         there, back = layout.resampling
@@ -626,7 +667,7 @@ def interpolate(x: Sharded, resize: Resize) -> Sharded:
     if layout.rest:
         block = _resize_rest(resize, block, layout)
     y = block.to(dtype)
-    return x.like(with_gradient_in(y) if layout.rest else y, layout.output)
+    return x.like(with_gradient_in(y) if layout.rest else y, layout.output, consumed=True)
 
 
 def _resize_rest(resize: Resize, block: torch.Tensor, layout: InterpolateLayout) -> torch.Tensor:
@@ -715,7 +756,8 @@ def interpolate_rule(
     if input.dtype == torch.uint8 and not mode.startswith("nearest"):  # torch's own fixed point
         input = with_whole(input, range(2, input.dim()), f"interpolate(mode={mode!r}) of uint8")
     options = (mode, align_corners, recompute_scale_factor, antialias)
-    sizes = _sizes_of(input.shape, input.dtype, hashable(size), hashable(scale_factor), *options)
+    resize = _read_resize(input, hashable(size), hashable(scale_factor), *options)
+    sizes, scales = resize.sizes, resize.scales
     if antialias and sizes[-1] == 1:
         raise LayoutError(
             f"interpolate(antialias=True) of {input.partition} on {input.grid} to {sizes}: torch "
@@ -723,34 +765,43 @@ def interpolate_rule(
         )
     if mode == "area":
         return adaptive_avg_pool(input, sizes)
-    scales = None
-    if scale_factor is not None and not recompute_scale_factor:
-        given = [scale_factor] if isinstance(scale_factor, int | float) else scale_factor
-        scales = tuple(float(s) for s in given) * (len(sizes) // len(given))
+    if scales is not None and not mode.startswith("nearest"):
         _check_unmoved(input, mode, sizes, scales, antialias)
-    return interpolate(input, Resize(mode, sizes, scales, align_corners, antialias))
+    return interpolate(input, resize)
 
 
-def _sizes_of(
-    shape: torch.Size, dtype: torch.dtype, size: Any, factor: Any, *options: Any
-) -> tuple[int, ...]:
+def _read_resize(input: Sharded, size: Any, factor: Any, *options: Any) -> Resize:
     """Asks torch for the extents of the result; plain arguments are cached, for that takes ms."""
     numbers = [
         n for given in (size, factor) for n in (given if isinstance(given, tuple) else (given,))
     ]
-    plain = all(type(number) in (int, float, type(None)) for number in numbers)
-    return (_kept_sizes if plain else _find_sizes)(shape, dtype, size, factor, *options)
+    plain = all(type(number) in (int, float, NoneType) for number in numbers)
+    read = _kept_resize if plain else _new_resize
+    return read(input.shape, input.dtype, size, factor, *options)
 
 
-def _find_sizes(
-    shape: torch.Size, dtype: torch.dtype, size: Any, factor: Any, *options: Any
-) -> tuple[int, ...]:
+def _new_resize(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    size: Any,
+    factor: Any,
+    mode: str,
+    align_corners: bool | None,
+    recompute: bool | None,
+    antialias: bool,
+) -> Resize:
     # Without samples torch (2.13) has no form of some modes.
     meta = torch.empty((shape[0] or 1, *shape[1:]), dtype=dtype, device="meta")
-    return tuple(F.interpolate(meta, size, factor, *options).shape[2:])
+    options = (mode, align_corners, recompute, antialias)
+    sizes = tuple(F.interpolate(meta, size, factor, *options).shape[2:])
+    scales = None
+    if factor is not None and not recompute:
+        given = [factor] if isinstance(factor, int | float) else factor
+        scales = tuple(float(s) for s in given) * (len(sizes) // len(given))
+    return Resize(mode, sizes, scales, align_corners, antialias)
 
 
-_kept_sizes = lru_cache(maxsize=256, typed=True)(_find_sizes)
+_kept_resize = lru_cache(maxsize=256, typed=True)(_new_resize)
 
 
 def _check_unmoved(
@@ -763,7 +814,7 @@ def _check_unmoved(
     """
     same = [a == b for a, b in zip(sizes, x.shape[2:], strict=True)]
     odd = any(kept and s != 1 for kept, s in zip(same, scales, strict=True))
-    if odd and (antialias or not all(same)) and not mode.startswith("nearest"):
+    if odd and (antialias or not all(same)):
         raise LayoutError(
             f"interpolate(mode={mode!r}) of {x.partition} on {x.grid}: the factors {scales} leave "
             f"an extent of {tuple(x.shape[2:])} as it is, and torch itself is inconsistent there\n"

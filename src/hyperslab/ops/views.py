@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsInt
@@ -18,12 +19,13 @@ from typing import Any, SupportsInt
 import torch
 
 from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.operands import (
+    LAYOUTS,
     check_uncut,
     check_writable,
     differ_beside,
@@ -36,9 +38,6 @@ from hyperslab.ops.slabs import join_channels
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, read_dim, read_dims
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, meshgrid_of_list
-
-_LAYOUTS = 4096
-"""Limits the layouts that are cached: of reshapes, crops and windows of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +133,18 @@ def reshape_to(x: Sharded, shape: Sequence[int]) -> Sharded:
     """
     plan = _lay_out_reshape(x.partition, tuple(shape))
     whole = x.redistribute(plan.first, "the cut before a reshape")
-    block = whole.local.reshape(plan.partition.box(x.grid.coords).shape)
+    block = whole.native_local.reshape(x.block_shape(plan.partition))
     # A view on some ranks, a copy on others, as `contiguous`.
     unclear = plan.single or (plan.carried and whole.is_crop)
-    y = whole.like(block.clone() if unclear else block, plan.partition)
-    last = y.redistribute(plan.last, "the cut of windows")
+    y = last = whole.like(block.clone() if unclear else block, plan.partition, consumed=True)
+    if plan.last is not plan.partition:
+        last = y.redistribute(plan.last, "the cut of windows")
     if whole is not x or unclear or last is not y:
         last.mark_as_copy(x)
     return last
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     """Lays out a reshape to a global shape, which may have a -1."""
     new = resolve_shape(shape, math.prod(old.shape), old.shape)
@@ -180,7 +180,8 @@ def _lay_out_reshape(old: Partition, shape: tuple[int, ...]) -> _Reshape:
     for group in groups:
         last = _shared_evenly(group, given, last)
         last = _cut_as_before(group, given, last)
-    return _Reshape(old.without(gathered), partition, last, bool(shards), single)
+    first = old.without(gathered) if gathered else old
+    return _Reshape(first, partition, last, bool(shards), single)
 
 
 def _shared_evenly(group: DimGroup, given: Partition, new: Partition) -> Partition:
@@ -337,48 +338,77 @@ def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
 def unsqueeze(input: Sharded, dim: int) -> Sharded:
     """Adds a dim anywhere; each cut goes with its dim."""
     d = read_dim(dim, input.dim() + 1, "unsqueeze")
-    shape = list(input.partition.shape)
-    shape.insert(d, 1)
-    cuts = list(input.partition.cuts)
-    cuts.insert(d, None)
-    return input.like(input.local.unsqueeze(d), Partition(tuple(shape), tuple(cuts)))
+    longer = with_new_dims(input.partition, (d,))
+    return input.like(input.native_local.unsqueeze(d), longer, consumed=True)
+
+
+@functools.lru_cache(LAYOUTS)
+def with_new_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
+    """Adds dims of extent 1; each of ``dims`` is counted as if those after it were not added."""
+    shape, cuts = list(partition.shape), list(partition.cuts)
+    for dim in reversed(dims):
+        shape.insert(dim, 1)
+        cuts.insert(dim, None)
+    return Partition(tuple(shape), tuple(cuts))
 
 
 @register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"], merged=True)
 def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
-    n = input.dim()
     shape = input.partition.shape
-    dims = range(n) if dim is None else integers(dim)
-    drop = [d for d in dims if shape[d] == 1]
-    keep = [d for d in range(n) if d not in drop]
+    dims = range(len(shape)) if dim is None else integers(dim)
+    drop = tuple([d for d in dims if shape[d] == 1])
     held = without_empty_shards(input, drop)  # one sample that one rank has
-    cuts = held.partition.cuts
-    partition = Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
-    y = held.like(held.local.squeeze(drop) if drop else held.local, partition)
+    fewer = without_dims(held.partition, drop)
+    # Where there is none to drop, torch makes a view, too.
+    y = held.like(held.native_local.squeeze(drop), fewer, consumed=True)
     if held is not input:
         y.mark_as_copy(input)
     return y
 
 
+@functools.lru_cache(LAYOUTS)
+def without_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
+    """Drops dims of extent 1."""
+    keep = [d for d in range(partition.ndim) if d not in dims]
+    shape, cuts = partition.shape, partition.cuts
+    return Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
+
+
 def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
     """Permutes the dims: dim ``i`` of the view is dim ``dims[i]`` of ``x``."""
-    n = x.dim()
-    order = [d % n if -n <= d < n else n for d in dims]
+    order, partition = _lay_out_permutation(x.partition, tuple(dims))
+    return x.like(x.native_local.permute(order), partition, consumed=True)
+
+
+@functools.lru_cache(LAYOUTS)
+def _lay_out_permutation(
+    partition: Partition, dims: tuple[int, ...]
+) -> tuple[tuple[int, ...], Partition]:
+    """Counts an order of the dims from the front, and takes every cut with its dim.
+
+    Raises:
+        LayoutError: it is not an order of the dims.
+    """
+    n = partition.ndim
+    order = tuple(d % n if -n <= d < n else n for d in dims)
     if sorted(order) != list(range(n)):
-        raise LayoutError(f"permute: {tuple(dims)} is not an order of the dims of {x.partition}")
-    shape = x.partition.shape
-    cuts = x.partition.cuts
-    partition = Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
-    return x.like(x.local.permute(order), partition)
+        raise LayoutError(f"permute: {dims} is not an order of the dims of {partition}")
+    shape, cuts = partition.shape, partition.cuts
+    return order, Partition(tuple(shape[d] for d in order), tuple(cuts[d] for d in order))
 
 
 def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     """Exchanges two dims, as a view."""
-    order = list(range(x.dim()))
-    a, b = read_dims((a, b), x.dim(), "transpose")
+    return permuted(x, _order_of_exchange(x.dim(), a, b))
+
+
+@functools.lru_cache(LAYOUTS)
+def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
+    order = list(range(ndim))
+    a, b = read_dims((a, b), ndim, "transpose")
     order[a], order[b] = order[b], order[a]
-    return permuted(x, order)
+    return tuple(order)
 
 
 @register(torch.permute, torch.Tensor.permute, family="views", merged=True)
@@ -556,24 +586,75 @@ def crop(x: Sharded, spans: Mapping[int, Span]) -> Sharded:
     a view; 2. if a rank would have none, cut that dim in balanced shards, or not at all if there
     are fewer elements than ranks, and every rank fetches its own.
     """
-    chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(x.shape))
-    stay, target, cover = _lay_out_slices(x.partition, chosen)
-    block = x.local
-    origin = x.box
-    if not stay:
-        block = fetch(block, plan_exchange(x.partition, cover, x.grid), what="a crop")
-        origin = cover.box(x.grid.coords)
-    box = target.box(x.grid.coords)
-    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
-    y = x.like(block[tuple(slices)], target)
-    if not stay:
-        y.mark_as_copy(x)
-    elif any(x.partition.cuts[d] and s.count != x.shape[d] for d, s in enumerate(chosen)):
-        y.mark_as_crop()
+    return take_part(x, lay_out_part(x.grid, x.partition, tuple(spans.items())))
+
+
+Spans = tuple[tuple[int, Span], ...]
+"""Types what is taken of some dims; of the others it is all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Holds how a rank takes its elements of a part of a tensor.
+
+    ``index``: in its block, or in what an exchange brings. ``partition``: of the result.
+    ``exchange``: None where all elements stay on their ranks. ``leaves``: whether elements of a cut
+    dim are left away.
+    """
+
+    index: tuple[slice | int | None, ...]
+    partition: Partition
+    exchange: ExchangePlan | None
+    leaves: bool
+
+
+def take_part(x: Sharded, part: Part) -> Sharded:
+    """Takes a part, as a view where its elements stay on their ranks."""
+    if part.exchange is None:
+        y = x.like(x.native_local[part.index], part.partition, consumed=True)
+        if part.leaves:
+            y.mark_as_crop()
+        return y
+    block = fetch(x.local, part.exchange, what="a crop")
+    y = x.like(block[part.index], part.partition, consumed=True)
+    y.mark_as_copy(x)
     return y
 
 
-@functools.lru_cache(_LAYOUTS)
+@per_grid
+def lay_out_part(
+    grid: Grid,
+    partition: Partition,
+    spans: Spans,
+    single: tuple[int, ...] = (),
+    new: tuple[int, ...] = (),
+) -> Part:
+    """Lays out what this rank takes.
+
+    ``single``: dims of one element that are dropped; ``new``: as `with_new_dims`, before that.
+    """
+    given = dict(spans)
+    chosen = tuple(given.get(d, Span(0, extent)) for d, extent in enumerate(partition.shape))
+    stay, target, cover = _lay_out_slices(partition, chosen)
+    origin = (partition if stay else cover).box(grid.coords)
+    box = target.box(grid.coords)
+    slices = [s.slice(box.interval(d), origin.lo[d]) for d, s in enumerate(chosen)]
+    index = [own.start if d in single else own for d, own in enumerate(slices)]
+    for dim in reversed(new):
+        index.insert(dim, None)
+    dropped = tuple(dim + sum(at <= dim for at in new) for dim in single)
+    leaves = any(
+        cut and span.count != cut.extent for cut, span in zip(partition.cuts, chosen, strict=True)
+    )
+    return Part(
+        tuple(index),
+        without_dims(with_new_dims(target, new), dropped),
+        None if stay else plan_exchange(partition, cover, grid),
+        leaves,
+    )
+
+
+@functools.lru_cache(LAYOUTS)
 def _lay_out_slices(
     partition: Partition, chosen: tuple[Span, ...]
 ) -> tuple[bool, Partition, Cover]:
@@ -604,7 +685,8 @@ def partition_of_crop(partition: Partition, spans: Mapping[int, Span]) -> Partit
 
 def drop_dim(x: Sharded, dim: int) -> Sharded:
     """Drops a dim of extent 1 that is not cut, as a view."""
-    return x.like(x.local.select(dim, 0), x.partition.without_dim(dim))
+    fewer = without_dims(x.partition, (dim,))
+    return x.like(x.native_local.select(dim, 0), fewer, consumed=True)
 
 
 @register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
@@ -624,13 +706,21 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     extent = input.shape[dim]
     if not -extent <= position < extent:
         raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
-    return drop_dim(crop(input, {dim: Span(position % extent, 1)}), dim)
+    spans = ((dim, Span(position % extent, 1)),)
+    return take_part(input, lay_out_part(input.grid, input.partition, spans, (dim,)))
 
 
 @register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Returns every slice of a dim, as select."""
-    return tuple(select(input, dim, index) for index in range(input.shape[dim]))
+    parts = _lay_out_slices_of(input.grid, input.partition, dim)
+    return tuple([take_part(input, part) for part in parts])
+
+
+@per_grid
+def _lay_out_slices_of(grid: Grid, partition: Partition, dim: int) -> tuple[Part, ...]:
+    spans = [((dim, Span(at, 1)),) for at in range(partition.shape[dim])]
+    return tuple(lay_out_part(grid, partition, span, (dim,)) for span in spans)
 
 
 DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
@@ -654,7 +744,8 @@ def split(
         (how,) = named.values()
     if isinstance(how, torch.Tensor):
         how = (how.full() if isinstance(how, Sharded) else how).tolist()
-    how = tuple(how) if isinstance(how, Sequence) else how
+    if not isinstance(how, int) and isinstance(how, Sequence):
+        how = tuple(how)
     name = operator.__name__
     if not isinstance(input, Sharded):  # positions were a cut tensor
         return operator(input, how, dim)
@@ -662,14 +753,14 @@ def split(
     if name in DIM_OF_SPLIT:
         dim = min(DIM_OF_SPLIT[name], max(0, input.dim() - 1))  # hsplit of a row
         arguments = (how,)
-    spans = _spans_of_split(operator, input.partition, dim, *arguments)
-    return tuple(crop(input, {dim: span}) for span in spans)
+    parts = _lay_out_split(input.grid, operator, input.partition, dim, *arguments)
+    return tuple([take_part(input, part) for part in parts])
 
 
-@functools.lru_cache(_LAYOUTS)
-def _spans_of_split(
-    operator: Operator, partition: Partition, dim: int, *arguments: Any
-) -> list[Span]:
+@per_grid
+def _lay_out_split(
+    grid: Grid, operator: Operator, partition: Partition, dim: int, *arguments: Any
+) -> tuple[Part, ...]:
     """Asks torch for the parts of a tensor of the global shape.
 
     Raises:
@@ -681,7 +772,8 @@ def _spans_of_split(
     except (RuntimeError, TypeError) as error:
         raise LayoutError(f"{operator.__name__} of {partition}: {error}") from error
     step = whole.stride(dim)
-    return [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
+    spans = [Span(part.storage_offset() // step, part.shape[dim]) for part in parts]
+    return tuple(lay_out_part(grid, partition, ((dim, span),)) for span in spans)
 
 
 @register(torch.Tensor.unfold, family="views", dims=["dimension"])
@@ -715,7 +807,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     return y
 
 
-@functools.lru_cache(_LAYOUTS)
+@functools.lru_cache(LAYOUTS)
 def _lay_out_windows(
     partition: Partition, dim: int, window: Window
 ) -> tuple[bool, Partition, Cover]:
@@ -751,14 +843,23 @@ def join(
     sources, intervals = zip(*sections, strict=True)
     held = tuple(s.partition if isinstance(s, Sharded) else None for s in sources)
     ways = _lay_out_join(like.grid, held, intervals, dim, target)
-    return like.like(_cat(_bring(sources, ways, what), dim), target, fresh=True)
+    return like.like(_joined(sources, ways, dim, what), target, fresh=True)
 
 
-def _bring(sources: Sequence[torch.Tensor], ways: Sequence[Any], what: str) -> list[torch.Tensor]:
-    return [
-        fetch(source.block, way, what=what) if isinstance(source, Sharded) else source[way]
-        for source, way in zip(sources, ways, strict=True)
-    ]
+def _joined(
+    sources: Sequence[torch.Tensor], ways: Sequence[Any], dim: int, what: str
+) -> torch.Tensor:
+    """Concatenates this rank's part of each source; see `_lay_out_join`."""
+    graph = torch.is_grad_enabled()
+    parts = []
+    for source, way in zip(sources, ways, strict=True):
+        if not isinstance(source, Sharded):
+            parts.append(source[way])
+        elif way is None:
+            parts.append(source.block if graph else source.native)
+        else:
+            parts.append(fetch(source.block, way, what=what))
+    return _cat(parts, dim) if graph else torch.cat(parts, dim)
 
 
 @per_grid
@@ -769,7 +870,7 @@ def _lay_out_join(
     dim: int,
     target: Partition,
 ) -> list[Any]:
-    """Plans the exchange of each section; slices of an ordinary one."""
+    """Plans the exchange of each section, None where a rank has it; slices of an ordinary one."""
     ways: list[Any] = []
     offset = 0
     for partition, interval in zip(held, intervals, strict=True):
@@ -778,7 +879,8 @@ def _lay_out_join(
         if partition is None:
             ways.append(cover.box(grid.coords).slices())
         else:
-            ways.append(plan_exchange(partition, cover, grid))
+            plan = plan_exchange(partition, cover, grid)
+            ways.append(None if plan.in_place and plan.own == plan.wanted else plan)
     return ways
 
 
@@ -823,22 +925,40 @@ def _wanted_boxes(target: Partition, dim: int, offset: int, interval: Interval) 
     return Cover(cover.axes, tuple(intervals))
 
 
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """Holds which tensors are joined, along which dim, on which ways, and how the result is cut."""
+
+    kept: tuple[int, ...]
+    dim: int
+    ways: list[Any]
+    partition: Partition
+
+
 @per_grid
 def _lay_out_cat(
-    grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int
-) -> tuple[Partition, list[Any]] | None:
+    grid: Grid, held: tuple[Partition | torch.Size, ...], dim: int, name: str
+) -> _Joining | None:
     """Cuts what is joined of cut tensors and ordinary ones, and plans the exchange of each.
 
     None where other dims differ.
+
+    Raises:
+        IndexError: there is no such dim.
     """
-    cut = tuple(each for each in held if isinstance(each, Partition))
     whole = [each if isinstance(each, Partition) else Partition.whole(each) for each in held]
-    if len({(each.ndim, other_extents(each.shape, dim)) for each in whole}) > 1:
+    ndim = max(each.ndim for each in whole)
+    dim = read_dim(dim, ndim, name)
+    # Torch skips one-dimensional empty tensors, with which old code begins its lists.
+    kept = tuple(i for i, each in enumerate(whole) if ndim == 1 or each.shape != (0,))
+    joined = [whole[i] for i in kept]
+    if len({(each.ndim, other_extents(each.shape, dim)) for each in joined}) > 1:
         return None
-    target = cut_of_joined(grid, cut, whole, dim)
-    sections = tuple((0, each.shape[dim]) for each in whole)
-    ways = [each if isinstance(each, Partition) else None for each in held]
-    return target, _lay_out_join(grid, tuple(ways), sections, dim, target)
+    cut = tuple(held[i] for i in kept if isinstance(held[i], Partition))
+    target = cut_of_joined(grid, cut or (joined[0],), joined, dim)
+    sections = tuple((0, each.shape[dim]) for each in joined)
+    ways = [each if isinstance(each := held[i], Partition) else None for i in kept]
+    return _Joining(kept, dim, _lay_out_join(grid, tuple(ways), sections, dim, target), target)
 
 
 def cut_of_joined(
@@ -902,24 +1022,18 @@ def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid
 
 def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded:
     """Join whole tensors, cut or ordinary; see `join` for the scheme."""
-    tensors = tuple(tensors)
-    ndim = max([t.dim() for t in tensors])
-    dim = read_dim(dim, ndim, name)
-    # Torch skips one-dimensional empty tensors, with which old code begins its lists.
-    kept = [t for t in tensors if ndim == 1 or t.shape != (0,)]
-    like = next(t for t in (*kept, *tensors) if isinstance(t, Sharded))
-    if like.dim() == 1 < ndim:  # nothing else is cut
-        kept[0] = like.like(kept[0], Partition.whole(kept[0].shape))
-    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in kept])
-    found = _lay_out_cat(like.grid, held, dim)
-    if found is None:
-        raise differ_beside(kept, dim, name, "crop, pad or interpolate")
-    target, ways = found
-    joined = like.like(_cat(_bring(kept, ways, name), dim), target, fresh=True)
+    like = next(t for t in tensors if isinstance(t, Sharded))
+    held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in tensors])
+    plan = _lay_out_cat(like.grid, held, operator.index(dim), name)
+    if plan is None:
+        dim = read_dim(dim, max(t.dim() for t in tensors), name)
+        raise differ_beside(tensors, dim, name, "crop, pad or interpolate")
+    kept = [tensors[i] for i in plan.kept]
+    joined = like.like(_joined(kept, plan.ways, plan.dim, name), plan.partition, fresh=True)
     if len(kept) == len(tensors):
         return joined
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors))
-    return like.like(joined.block.to(dtype), target)
+    return like.like(joined.block.to(dtype), plan.partition)
 
 
 @register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
@@ -929,7 +1043,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     if joined is not None:
         return joined
     for tensor in tensors:
-        if isinstance(tensor, Sharded):
+        if isinstance(tensor, Sharded) and (tensor.pending is not None or tensor.readers):
             tensor.force()
     return concatenate(tensors, dim, "cat")
 
@@ -937,11 +1051,20 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
 @register(torch.stack, family="views")
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
-    n = next(t for t in tensors if isinstance(t, Sharded)).dim()
-    new = read_dim(dim, n + 1, "stack")
-    with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        longer = [t.unsqueeze(new) for t in tensors]
+    like = next(t for t in tensors if isinstance(t, Sharded))
+    new = read_dim(dim, like.dim() + 1, "stack")
+    held = like.partition
+    blocks = [t.native_local for t in tensors if isinstance(t, Sharded) and t.partition is held]
+    if len(blocks) == len(tensors):  # nearly always they are cut alike
+        joined = _lay_out_stack(held, new, len(tensors))
+        return like.like(torch.stack(blocks, new), joined, fresh=True)
+    longer = [unsqueeze(t, new) if isinstance(t, Sharded) else t.unsqueeze(new) for t in tensors]
     return concatenate(longer, new, "stack")
+
+
+@functools.lru_cache(LAYOUTS)
+def _lay_out_stack(partition: Partition, dim: int, count: int) -> Partition:
+    return with_new_dims(partition, (dim,)).with_dim(dim, count, None)
 
 
 DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
@@ -962,19 +1085,30 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Expands dims of extent 1 to a global shape, as a view; -1 keeps a dim."""
     if not isinstance(x, Sharded):
         return x.expand(shape)
-    front = len(shape) - x.dim()
-    own = (*[1] * front, *x.shape)
+    partition = _lay_out_expansion(x.partition, tuple(shape))
+    block = x.native_local.expand(x.block_shape(partition))
+    return x.like(block, partition, consumed=True)
+
+
+@functools.lru_cache(LAYOUTS)
+def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partition:
+    """Returns the partition of an expanded tensor.
+
+    Raises:
+        LayoutError: a dim has another extent than 1.
+    """
+    front = len(shape) - partition.ndim
+    own = (*[1] * front, *partition.shape)
     found = [b if a == -1 else a for a, b in zip(shape, own, strict=front >= 0)]
     fits = all(b in (1, a) for a, b in zip(found, own, strict=front >= 0))
     if front < 0 or -1 in shape[:front] or not fits:
         raise LayoutError(
-            f"expand: {x.partition} cannot be expanded to {tuple(shape)}\n"
+            f"expand: {partition} cannot be expanded to {shape}\n"
             "    shapes of a cut tensor are global"
         )
-    cuts = (*[None] * front, *x.partition.cuts)
+    cuts = (*[None] * front, *partition.cuts)
     kept = tuple(cut if a == b else None for a, b, cut in zip(found, own, cuts, strict=True))
-    partition = Partition(tuple(found), kept)
-    return x.like(x.local.expand(partition.box(x.grid.coords).shape), partition)
+    return Partition(tuple(found), kept)
 
 
 def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
@@ -986,16 +1120,24 @@ def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
     front = len(counts) - x.dim()
     if front < 0:
         raise LayoutError(f"{name}: {len(counts)} numbers for {x.partition}")
-    y = reshape_to(x, (*[1] * front, *x.shape))
-    cut = y.partition.cut_dims
-    local = [1 if dim in cut else count for dim, count in enumerate(counts)]
-    shape = tuple(e * n for e, n in zip(y.shape, local, strict=True))
-    y = y.like(y.local.repeat(local), Partition(shape, y.partition.cuts))
-    for dim in cut:
+    held = with_new_dims(x.partition, (0,) * front)
+    local, partition = _lay_out_repetition(held, tuple(counts))
+    y = x.like(x.native_local.repeat(local), partition, consumed=True)
+    for dim in held.cut_dims:
         if counts[dim] != 1:
             parts = [y] * counts[dim] or [crop(y, {dim: Span(0, 0)})]
             y = concatenate(parts, dim, name)
     return y
+
+
+@functools.lru_cache(LAYOUTS)
+def _lay_out_repetition(
+    held: Partition, counts: tuple[int, ...]
+) -> tuple[tuple[int, ...], Partition]:
+    """Returns how often a block is repeated along dims that are not cut, and its partition then."""
+    local = tuple(1 if cut else count for cut, count in zip(held.cuts, counts, strict=True))
+    shape = tuple(extent * count for extent, count in zip(held.shape, local, strict=True))
+    return local, Partition(shape, held.cuts)
 
 
 @register(torch.Tensor.expand, family="views")

@@ -77,9 +77,11 @@ def lies_as_whole(x: Sharded, memory_format: torch.memory_format) -> bool | None
     if 0 in x.shape:
         return True  # for torch, whatever its strides are
     block = x.local
-    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
     if x.is_crop:
         return None
+    if not x.partition.axes:
+        return block.is_contiguous(memory_format=memory_format)
+    plain = torch.empty(block.shape, device="meta", memory_format=memory_format)
     strides = zip(x.shape, block.stride(), plain.stride(), strict=True)
     alike = all(a == b for extent, a, b in strides if extent > 1)
     # Torch takes any stride of an extent of 1, which a dim may have on some ranks only, and forgets

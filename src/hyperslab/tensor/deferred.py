@@ -531,12 +531,11 @@ class DeferredTensor(torch.Tensor):
         self.bypass = why
 
     def _in_serial_order(self) -> torch.Tensor:
-        """Return the block as serial torch has it in memory, from now on this tensor's own."""
-        if self.reordered:
-            inference = self._block.is_inference()
-            with torch.set_grad_enabled(not inference), DisableTorchFunctionSubclass():
-                self._own = LinearMap.apply(self._block, _contiguous, _as_it_comes)
-            self.reordered = False
+        """Turn what is reordered; this tensor's own block is as in serial torch from now on."""
+        inference = self._block.is_inference()
+        with torch.set_grad_enabled(not inference), DisableTorchFunctionSubclass():
+            self._own = LinearMap.apply(self._block, _contiguous, _as_it_comes)
+        self.reordered = False
         return self._block
 
 

@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -56,6 +56,9 @@ def read_dim(dim: int, ndim: int, name: str) -> int:
 def read_dims(dims: Iterable[int], ndim: int, name: str) -> tuple[int, ...]:
     """Count several dims from the front, in their order; see `read_dim`."""
     return tuple(read_dim(dim, ndim, name) for dim in dims)
+
+
+_kept_dims = lru_cache(4096)(read_dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def _dims_from_front(value: Any, ndim: int, function: Callable[..., Any]) -> Any
     if type(value) is int:
         return read_dim(value, ndim, function.__name__)
     if isinstance(value, list | tuple):
-        return read_dims(map(operator.index, value), ndim, function.__name__)
+        return _kept_dims(tuple(map(operator.index, value)), ndim, function.__name__)
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
     return read_dim(operator.index(value), ndim, function.__name__)

@@ -170,6 +170,7 @@ class Sharded(DeferredTensor):
         partition: Partition | None = None,
         *,
         fresh: bool = False,
+        consumed: bool = False,
         reordered: bool | None = None,
     ) -> Sharded:
         """Wrap a block on the same grid; ``partition`` defaults to this tensor's own.
@@ -177,15 +178,18 @@ class Sharded(DeferredTensor):
         Args:
             fresh: the rule has just made its memory, and nobody else sees it; nor does the rule,
                 for which ``local`` is no block any more.
+            consumed: nobody else has the object ``local``, the view of a block say, and for the
+                rule it is no block any more. It becomes the tensor, without an alias.
             reordered: whether serial torch has it contiguous, if it lies channels last; by default
                 as this tensor.
         """
         turned = self.reordered if reordered is None else reordered
         turned = turned and memory_format_of(local) is not torch.contiguous_format
         if partition is None or partition is self._partition:
-            y = _wrap(local, self._partition, self._block_shape, self._grid, self._policy, fresh)
+            partition, shape = self._partition, self._block_shape
         else:
-            y = _wrap(local, *_known(self._grid, partition), self._grid, self._policy, fresh)
+            partition, shape = _known(self._grid, partition)
+        y = _wrap(local, partition, shape, self._grid, self._policy, fresh or consumed)
         if fresh:
             y.mark_as_private()
         else:
@@ -225,10 +229,12 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: it is a copy where serial torch has a view, whose base was changed since.
         """
-        self.force()
+        if self.pending is not None or self.readers:
+            self.force()
         self.share()
-        self._check_base_of_copy()
-        return self._in_serial_order()
+        if self._base_of_copy is not None:
+            self._check_base_of_copy()
+        return self._in_serial_order() if self.reordered else self._block
 
     @property
     def block(self) -> torch.Tensor:
@@ -237,7 +243,8 @@ class Sharded(DeferredTensor):
         Raises:
             LayoutError: as ``local``.
         """
-        self._check_base_of_copy()
+        if self._base_of_copy is not None:
+            self._check_base_of_copy()
         return self._block
 
     @property
@@ -251,6 +258,20 @@ class Sharded(DeferredTensor):
             LayoutError: as ``local``.
         """
         return self if self.is_its_block and not python_looks() else self.block
+
+    @property
+    def native_local(self) -> torch.Tensor:
+        """Return ``local`` for an operator of torch's that is written in C, as `native` does.
+
+        It may make a view.
+
+        Raises:
+            LayoutError: as ``local``.
+        """
+        if self.readers or self.reordered or not self.is_its_block or python_looks():
+            return self.local
+        self.share()
+        return self
 
     @property
     def native_or_block(self) -> torch.Tensor:
@@ -288,6 +309,10 @@ class Sharded(DeferredTensor):
         if "torchmetrics" in sys.modules and self._grid.size > 1 and self._grid.has_values:
             warn_of_metrics(self._grid)
         return self.redistribute(Partition.whole(self.shape), "full()").local
+
+    def block_shape(self, partition: Partition) -> tuple[int, ...]:
+        """Return the shape of this rank's block of a tensor that is cut so, on the same grid."""
+        return _known(self._grid, partition)[1]
 
     def redistribute(self, partition: Partition, why: str = "a change of the cut") -> Sharded:
         """Return the same global tensor, cut in another way; differentiable.
@@ -483,14 +508,14 @@ def _wrap(
     expected: tuple[int, ...],
     grid: Grid,
     policy: Policy,
-    fresh: bool = False,
+    consumed: bool = False,
 ) -> Sharded:
-    """Make a cut tensor of a block; a ``fresh`` one becomes it itself, without an alias.
+    """Make a cut tensor of a block; one that is ``consumed`` becomes it, without an alias.
 
     ``partition`` and the ``expected`` shape are `_known`.
     """
     x: Any = local
-    if fresh and type(local) is torch.Tensor:
+    if consumed and type(local) is torch.Tensor:
         shape = local.shape
         x.__class__ = Sharded
     else:
