@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -179,13 +179,15 @@ def dispatch(problem: Problem, *operands: Any) -> Any:
 
     Blocks are channels last, and so is the result.
     """
+    if problem.needs_guard:
+        return guarded(_run_variant, problem, *operands)
+    return _run_variant(problem, *operands)
 
-    def run(problem: Problem, *operands: Any) -> Any:
-        variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
-        more = (dispatch,) if variant.nested else ()
-        return variant.run(*operands, problem, *more)
 
-    return guarded(run, problem, *operands)
+def _run_variant(problem: Problem, *operands: Any) -> Any:
+    variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
+    more = (dispatch,) if variant.nested else ()
+    return variant.run(*operands, problem, *more)
 
 
 def conv_forward(
@@ -197,13 +199,13 @@ def conv_forward(
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
     """Convolves a block, plain or transposed, without a graph."""
-    if is_guarded_line(x, weight, kernels):
-        plane = x.unsqueeze(2), weight.unsqueeze(2)
-        y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
-        return no_view(y.squeeze(2).contiguous())
     task: Task = "forward" if options.output_padding is None else "input"
     problem = problem_of(task, x, weight, bias, options, padding, kernels)
     if problem is None:
+        if is_guarded_line(x, weight, kernels):
+            plane = x.unsqueeze(2), weight.unsqueeze(2)
+            y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
+            return no_view(y.squeeze(2).contiguous())
         x, padding = for_aten(x, weight, options, padding, kernels)
         return aten_convolution(x, weight, bias, options, padding)
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
@@ -222,14 +224,15 @@ def conv_backward(
 
     Where a graph is recorded they are torch's own, which can be differentiated again.
     """
-    if is_guarded_line(x, weight, kernels) and not torch.is_grad_enabled():
+    problem = problem_of("weight", x, weight, None, options, padding, kernels)
+    differentiable = torch.is_grad_enabled()
+    if problem is None and not differentiable and is_guarded_line(x, weight, kernels):
         g, plane, filters = (t.unsqueeze(2) for t in (gradient, x, weight))
         how = options_of_plane(options)
         dx, dw, db = conv_backward(g, plane, filters, how, (0, *padding), needs, kernels)
         dx, dw = (None if one is None else one.squeeze(2).contiguous() for one in (dx, dw))
         return dx, dw if dw is None else as_one_channel(dw), db
-    problem = problem_of("weight", x, weight, None, options, padding, kernels)
-    if problem is None or torch.is_grad_enabled():
+    if problem is None or differentiable:
         gradient = in_preferred_format(gradient, weight, kernels)
         x = in_preferred_format(x, weight, kernels)
         dx, dw, db = aten_backward(gradient, x, weight, options, padding, needs)
@@ -272,44 +275,43 @@ def problem_of(
     kernels: Kernels,
 ) -> Problem | None:
     """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
-    known = (
-        computes_last(x, weight, kernels)
-        and x.dim() == weight.dim() == len(padding) + 2
-        and 0 not in x.shape
-        and 0 not in weight.shape
-        and weight.shape[0] % options.groups == 0
-    )
-    if not known:
+    if not computes_last(x, weight, kernels):
         return None
-    channels = weight.shape[0], weight.shape[1] * options.groups
-    made, read = channels if options.output_padding is None else channels[::-1]
-    right_bias = bias is None or (bias.dtype == x.dtype and bias.shape == (made,))
-    if x.shape[1] != read or not right_bias:
-        return None
-    if options.output_padding is None:
-        problem = problem_for(task, x.shape, weight.shape, x.dtype, options, tuple(padding))
-        return problem if min(problem.y[2:]) > 0 else None
-    volume = torch.Size((len(x), made, *_transposed_extents(x, weight, options, padding)))
-    if min(volume[2:]) < 1:
-        return None
-    plain = plain_options(options)
-    problem = problem_for(task, volume, weight.shape, x.dtype, plain, tuple(padding))
-    return problem if problem.y == x.shape else None  # more output padding than stride
+    added = None if bias is None else (bias.dtype, bias.shape)
+    return _known_problem(task, x.shape, weight.shape, x.dtype, added, options, tuple(padding))
 
 
 @functools.lru_cache(PROBLEMS)
-def plain_options(options: ConvOptions) -> ConvOptions:
-    """Returns the options of the convolution whose gradient a transposed one is."""
-    return replace(options, output_padding=None)
-
-
-def _transposed_extents(
-    x: torch.Tensor, weight: torch.Tensor, options: ConvOptions, padding: Sequence[int]
-) -> list[int]:
-    assert options.output_padding is not None
+def _known_problem(
+    task: Task,
+    x: torch.Size,
+    weight: torch.Size,
+    dtype: torch.dtype,
+    bias: tuple[torch.dtype, torch.Size] | None,
+    options: ConvOptions,
+    padding: tuple[int, ...],
+) -> Problem | None:
+    """Describes a pass by the shapes of its operands; None where they do not fit each other."""
+    fit = len(x) == len(weight) == len(padding) + 2 and 0 not in x and 0 not in weight
+    if not fit or weight[0] % options.groups:
+        return None
+    channels = weight[0], weight[1] * options.groups
+    made, read = channels if options.output_padding is None else channels[::-1]
+    if x[1] != read or bias not in (None, (dtype, (made,))):
+        return None
+    if options.output_padding is None:
+        problem = problem_for(task, x, weight, dtype, options, padding)
+        return problem if min(problem.y[2:]) > 0 else None
     given = (options.stride, padding, options.dilation, options.output_padding)
-    steps = zip(x.shape[2:], weight.shape[2:], *given, strict=True)
-    return [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
+    steps = zip(x[2:], weight[2:], *given, strict=True)
+    extents = [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
+    if min(extents) < 1:
+        return None
+    # It is the gradient of a plain convolution.
+    plain = options._replace(output_padding=None)
+    volume = torch.Size((x[0], made, *extents))
+    problem = problem_for(task, volume, weight, dtype, plain, padding)
+    return problem if problem.y == x else None  # more output padding than stride
 
 
 SavedTensors = tuple[torch.Tensor | None, ...]

@@ -810,8 +810,13 @@ def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
 def _format_for(
     kernels: Kernels, kind: str, dtype: torch.dtype, dims: int, alike: bool = True
 ) -> str:
-    facts = ConvFacts(kernels, kind, dtype, dims, alike, onednn_enabled())
-    return (choose if _forced.get() else _choose_by_rule)("conv", facts)
+    facts = (kernels, kind, dtype, dims, alike, onednn_enabled())
+    return choose("conv", ConvFacts(*facts)) if _forced.get() else _format_by_rule(*facts)
+
+
+@lru_cache(PROBLEMS)
+def _format_by_rule(*facts: Any) -> str:
+    return choose("conv", ConvFacts(*facts))
 
 
 def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernels) -> bool:
