@@ -444,7 +444,7 @@ def conv_input(
     """
     dtype = dtype or x.dtype
     if x.requires_grad:
-        return x.to(dtype)
+        return x if x.dtype == dtype else x.to(dtype)
     if not computes_last(x[:0].to(dtype), weight, kernels):
         return in_preferred_format(x.to(dtype), weight, kernels)
     last = CHANNELS_LAST[x.dim()]

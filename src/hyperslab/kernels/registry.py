@@ -137,7 +137,7 @@ class KernelOperator:
             or profiler_runs()
         )
         first = given[0]
-        if idle and type(first) is torch.Tensor:
+        if idle and type(first) in _OF_TORCH:
             if first.is_cpu:
                 return self.on_cpu(*given)
             if first.is_cuda and self.cuda is not None and triton_runs():
@@ -177,6 +177,10 @@ class KernelOperator:
         """Runs the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
         return _triton_version(self.cuda)(self.operands(*arguments))
+
+
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter)
+"""Types whose operators nobody has taken over."""
 
 
 @cache
@@ -308,6 +312,15 @@ def force(implementations: Mapping[str, str]) -> Iterator[None]:
 def device_kind(x: torch.Tensor) -> str:
     """Returns the kind of device to choose for: ``x``'s, but for `choose_as_if_on`."""
     return _as_if.get() or x.device.type
+
+
+def circumstances(x: torch.Tensor) -> tuple[object, ...]:
+    """Returns all that a choice for ``x`` depends on and that may change between two calls.
+
+    Plans that hold a choice are kept by it.
+    """
+    forced = _forced.get()
+    return device_kind(x), onednn_enabled(), frozenset(forced.items()) if forced else None
 
 
 @dataclass(frozen=True, slots=True)

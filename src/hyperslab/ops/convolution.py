@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -32,6 +32,7 @@ from hyperslab.comm.exchange import (
     give_back,
     join_halo,
     new_box,
+    overlap,
     receive_halo,
     send_home,
     start,
@@ -54,7 +55,13 @@ from hyperslab.kernels.conv import (
 )
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
-from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
+from hyperslab.ops.filter_parallel import (
+    autocast_type,
+    filter_share,
+    lowered,
+    operand_type,
+    shard_parameter,
+)
 from hyperslab.ops.fusion import EpilogueOps, conv_operand
 from hyperslab.ops.operands import whole_of
 from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
@@ -85,7 +92,7 @@ from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConvSpec(ConvPasses):
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
@@ -98,10 +105,26 @@ class ConvSpec(ConvPasses):
     plan: ExchangePlan
     box: Box
 
-    @property
+    @cached_property
     def local(self) -> bool:
         """Tell if the rank's outputs are the op on its own block: no message and no buffer."""
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
+
+    @cached_property
+    def part_of_block(self) -> tuple[slice, ...] | None:
+        """Return what the outputs read, where it is a part of the block and nothing travels."""
+        own = self.plan.own
+        return self.box.slices(own) if self.plan.local and own.contains(self.box) else None
+
+    @cached_property
+    def margins(self) -> tuple[tuple[slice, ...], ...]:
+        """Return the parts of the buffer that nobody fills: padding."""
+        return gaps_in(self.box, self.plan.brought)
+
+    @cached_property
+    def halo_places(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...]] | None]:
+        """Return where each received piece goes in the buffer, and which part of it."""
+        return [overlap(self.box, t.box) for t in self.plan.receives]
 
 
 class BufferConv(BlockFunction):
@@ -202,17 +225,16 @@ def _fill_buffer(
     padded: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
     """Return what the outputs read; ``x`` itself, or a part of it, where that is all."""
-    plan = spec.plan
-    box = spec.box
-    if plan.local and plan.own.contains(box):
-        return x[box.slices(plan.own)]
+    if spec.part_of_block is not None:
+        return x[spec.part_of_block]
     if padded is None or padded.buffer is None:
-        return join_halo(x, halo, plan, box)
+        return join_halo(x, halo, spec.plan, spec.box)
     buffer = padded.buffer
-    for gap in gaps_in(box, plan.brought):
-        buffer[gap].zero_()
-    for t, piece in zip(plan.receives, halo, strict=True):
-        copy_overlap(buffer, box, piece, t.box)
+    for margin in spec.margins:
+        buffer[margin].zero_()
+    for places, piece in zip(spec.halo_places, halo, strict=True):
+        if places is not None:
+            buffer[places[0]] = piece[places[1]]
     return buffer
 
 
@@ -500,6 +522,7 @@ class ConvLayout:
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
     halo_planes: tuple[int, int] | None = None  # before and after the block
+    plans: dict[object, ConvPlan] = field(default_factory=dict, compare=False, repr=False)
 
 
 @per_grid
@@ -547,6 +570,68 @@ def lay_out_conv(
     halo_planes = _planes_beside(plan.own, plan.wanted)
     block = (options, shared, margins, largest)
     return ConvLayout(x, output, windows, *block, spec, slabs, halo_planes)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPlan:
+    """Holds what is decided about a kind of call of `convolve`, beside its geometry.
+
+    ``dtype``, ``filters``, ``added``: the types in which input, weight and bias are taken.
+    """
+
+    dtype: torch.dtype
+    filters: torch.dtype
+    added: torch.dtype
+    filters_last: bool  # cast to channels last
+    at_once: bool  # by `_convolve_at_once`
+    may_share: bool  # the filters among ranks, if there are many
+    may_slab: bool  # run over slabs, if the block has several
+    beside: tuple[int, int] | None  # planes of a buffer before and after the block
+
+
+def plan_conv(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, layout: ConvLayout
+) -> ConvPlan:
+    """Return the plan of a call, which is made once for all that it depends on."""
+    policy = x.policy
+    autocast = autocast_type(x.device.type)
+    circumstances = registry.circumstances(x)
+    key = (
+        x.dtype,
+        weight.dtype,
+        weight.device.type,
+        None if bias is None else bias.dtype,
+        autocast,
+        policy.kernels,
+        policy.slab is None,
+        circumstances,
+    )
+    found = layout.plans.get(key)
+    if found is None:
+        found = layout.plans[key] = _new_plan(x, weight, bias, autocast, layout)
+    return found
+
+
+def _new_plan(
+    x: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    autocast: torch.dtype | None,
+    layout: ConvLayout,
+) -> ConvPlan:
+    policy = x.policy
+    filters = lowered(weight.dtype, autocast)
+    in_c = registry.device_kind(x) == "cpu" and policy.kernels != "torch"
+    return ConvPlan(
+        dtype=lowered(x.dtype, autocast),
+        filters=filters,
+        added=filters if bias is None else lowered(bias.dtype, autocast),
+        filters_last=registry.casts_filters_last(weight, filters, policy.kernels),
+        at_once=policy.slab is None and waits_for_host(x, layout.largest),
+        may_share=layout.spec is None and layout.options.groups == 1,
+        may_slab=policy.slab is not None or _parts_for_cudnn(x, layout) > 0,
+        beside=layout.halo_planes if in_c else None,
+    )
 
 
 def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
@@ -601,39 +686,38 @@ def convolve(
     x = input
     if layout.input is not partition:
         x = input.redistribute(layout.input, f"the gather before {name}")
-    policy = x.policy
-    kernels = policy.kernels
-    if policy.slab is None and waits_for_host(x, layout.largest):
+    plan = plan_conv(x, weight, bias, layout)
+    if plan.at_once:
         return _convolve_at_once(x, weight, bias, layout)
     share = None
-    if layout.spec is None and groups == 1:
+    if plan.may_share:
         share = filter_share(x, weight, layout.output, 1)
     geometry = None
-    if share is None:
+    if plan.may_slab and share is None:
         geometry = _slab_geometry(x, weight, layout)
     if geometry is not None and isinstance(geometry.input, JoinedInput):
         return _convolve_joined(x, weight, bias, layout, geometry)
-    padded = None
-    beside = layout.halo_planes if geometry is None and kernels != "torch" else None
-    if beside is not None and registry.device_kind(x) == "cpu":
-        padded = HaloPaddedBuffer(*beside)
-    dtype = operand_type(x)
+    beside = plan.beside
+    padded = HaloPaddedBuffer(*beside) if beside is not None and geometry is None else None
+    policy = x.policy
+    homes = policy.homes
+    dtype = plan.dtype
     block, source = conv_operand(x, dtype, padded)
-    homes = x.policy.homes
     rows = () if share is None else (share.rows, share.index)
-    last = serial_is_last(x, block, weight, layout.options)
-    filters = operand_type(weight)
-    turned = registry.casts_filters_last(weight, filters, kernels)
-    weight = shard_parameter(weight, filters, homes, *rows, last=turned)
+    last = serial_is_last(x, block, weight, layout.options, dtype)
+    weight = shard_parameter(weight, plan.filters, homes, *rows, last=plan.filters_last)
     if bias is not None:
-        kind = operand_type(bias)
-        bias = shard_parameter(bias, kind, homes, *rows) if rows else bias.to(kind)
+        kind = plan.added
+        if rows:
+            bias = shard_parameter(bias, kind, homes, *rows)
+        elif bias.dtype != kind:
+            bias = bias.to(kind)
     if geometry is not None:
         conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
-    y = _convolve_block(block, weight, bias, layout, dtype, kernels, padded, source=source)
+    y = _convolve_block(block, weight, bias, layout, dtype, policy.kernels, padded, source=source)
     if share is not None:
         y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
@@ -680,7 +764,7 @@ def _convolve_at_once(
     weight = shard_parameter(weight, kept, policy.homes)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype if bias.dtype == given else operand_type(bias))
-    last = serial_is_last(x, block, weight, layout.options)
+    last = serial_is_last(x, block, weight, layout.options, dtype)
     if block.dtype != dtype:
         block = block.to(dtype)
     padding = layout.padding
@@ -709,7 +793,8 @@ def _convolve_joined(
     bias = bias if bias is None else bias.to(operand_type(bias))
     conv = DeferredConv(geometry, join.tensors, weight, bias, None)
     pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
-    last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)
+    first, *_ = join.first_of(join.tensors)
+    last = serial_is_last(x, first, weight, layout.options, operand_type(x))
     return x.will_be(pending, layout.output, reordered=not last)
 
 
@@ -814,20 +899,24 @@ def _parts_for_cudnn(x: Sharded, layout: ConvLayout) -> int:
 
 
 def serial_is_last(
-    x: Sharded, block: torch.Tensor, weight: torch.Tensor, options: ConvOptions
+    x: Sharded,
+    block: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    dtype: torch.dtype,
 ) -> bool:
-    """Tell if serial torch's convolution returns channels last.
+    """Tell if serial torch's convolution in ``dtype`` returns channels last.
 
     It does where an operand is that, but for small volumes, of which it makes columns.
     """
-    if weight.is_contiguous() and block.is_contiguous():
+    if weight.is_contiguous() and (x.reordered or block.is_contiguous()):
         return False
     formats = {memory_format_of(weight)}
     if not x.reordered:
         formats.add(memory_format_of(block))
     if formats == {torch.contiguous_format}:
         return False
-    on_cpu = block.device.type == "cpu" and operand_type(x) == torch.float32
+    on_cpu = block.device.type == "cpu" and dtype == torch.float32
     return not (on_cpu and torch_uses_im2col(x.shape, weight.shape, options))
 
 
@@ -931,11 +1020,14 @@ def convolve_transposed(
     )
     x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
-    weight = weight.to(operand_type(weight))
-    bias = bias if bias is None else bias.to(operand_type(bias))
+    autocast = autocast_type(x.device.type)
+    weight = weight.to(lowered(weight.dtype, autocast))
+    bias = bias if bias is None else bias.to(lowered(bias.dtype, autocast))
     spec = layout.spec
-    last = serial_is_last(x, x.block, weight, spec.options)
-    block = conv_input(x.block.to(operand_type(x)), weight, kernels)
+    block = x.block
+    dtype = lowered(block.dtype, autocast)
+    last = serial_is_last(x, block, weight, spec.options, dtype)
+    block = conv_input(block if block.dtype == dtype else block.to(dtype), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

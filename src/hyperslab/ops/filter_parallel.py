@@ -122,12 +122,21 @@ def shard_parameter(
 
 def operand_type(x: torch.Tensor) -> torch.dtype:
     """Returns the type in which a layer with filters takes ``x``: autocast may lower it."""
+    return lowered(x.dtype, autocast_type(x.device.type))
+
+
+def autocast_type(kind: str) -> torch.dtype | None:
+    """Returns the type to which autocast lowers operands on a kind of device; None: it is off."""
     if not autocast_anywhere():  # nearly always; of a device it takes several times as long to ask
-        return x.dtype
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x.dtype
-    return torch.get_autocast_dtype(kind) if x.is_floating_point() else x.dtype
+        return None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def lowered(dtype: torch.dtype, autocast: torch.dtype | None) -> torch.dtype:
+    """Returns the type in which a layer with filters takes operands of a ``dtype``."""
+    if autocast is None or dtype == torch.float64 or not dtype.is_floating_point:
+        return dtype
+    return autocast
 
 
 PRODUCTS_PER_WEIGHT = 64
