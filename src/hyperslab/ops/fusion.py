@@ -26,6 +26,7 @@ from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
     as_float32,
     dense,
+    dense_as_it_lies,
     memory_format_of,
     parameter_as_float32,
     pooled_shape,
@@ -33,7 +34,7 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.kernels.registry import OPERATORS, device_kind
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.deferred import recording
-from hyperslab.util.torch_internals import BlockFunction, version_of
+from hyperslab.util.torch_internals import BlockFunction, record_graph, version_of
 
 
 @dataclass(slots=True, eq=False)
@@ -384,7 +385,7 @@ EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def has_kernels(x: Sharded) -> bool:
     """Returns whether there are fused kernels for tensors of this type and so many dims."""
-    return x.dtype in EPILOGUE_DTYPES and 3 <= x.dim() <= 5
+    return x.dtype in EPILOGUE_DTYPES and 3 <= len(x.partition.shape) <= 5
 
 
 KEPT_UP_TO = 1 << 16
@@ -497,7 +498,7 @@ class FusedEpilogue:
             for parent, done in reversed(self._alive() if self.parents else ()):
                 # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
                 rest = links.after(done)
-                block = dense(parent.block, memory_format_of(parent.block))
+                block = dense_as_it_lies(parent.block)
                 return EpilogueFunction.apply(block, *rest.parameters, rest, self.padded)
             return self.computed(links)
 
@@ -567,8 +568,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     partition = x.partition
     if partition.thin or 0 in partition.shape or not has_kernels(x):
         return None
-    block = x.block
-    block = dense(block, memory_format_of(block))
+    block = dense_as_it_lies(x.block)
     version = 0 if block.is_inference() else version_of(block)
     return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
 
@@ -625,7 +625,9 @@ def statistics_of(
                 f"a normalisation of {channels} channels has a parameter {tuple(parameter.shape)}"
             )
     pool = over.pool or 1
-    with recording(graph=False):
+    graph = torch.is_grad_enabled()
+    record_graph(False)
+    try:
         groups = 0 if over.pool is None else channels // pool
         sums = channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:
@@ -633,4 +635,6 @@ def statistics_of(
         norm, moments = normalisation(sums, weight, bias, over.count, eps, channels, pool)
         if note is not None:
             note(moments)
+    finally:
+        record_graph(graph)
     return Statistics(norm, moments, affine, over, eps)
