@@ -170,8 +170,9 @@ class HaloPaddedBuffer:
             return None
         samples, channels, extent, *rest = shape
         extents = (samples, channels, self.before + extent + self.after, *rest)
-        self.buffer = torch.empty(extents, dtype=dtype, memory_format=last)
-        return dense(self.buffer.narrow(2, self.before, extent), last).data
+        self.buffer = buffer = torch.empty(extents, dtype=dtype, memory_format=last)
+        first = self.before * buffer.stride(2)
+        return buffer.as_strided(shape, strides_in(tuple(shape), last), first).data
 
 
 MOST_TAPS = 256

@@ -122,9 +122,11 @@ class ConvSpec(ConvPasses):
         return gaps_in(self.box, self.plan.brought)
 
     @cached_property
-    def halo_places(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...]] | None]:
-        """Return where each received piece goes in the buffer, and which part of it."""
-        return [overlap(self.box, t.box) for t in self.plan.receives]
+    def halo_places(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...] | None] | None]:
+        """Return where each received piece goes in the buffer, and what part of it, if not all."""
+        boxes = [t.box for t in self.plan.receives]
+        found = [(box, overlap(self.box, box)) for box in boxes]
+        return [at and (at[0], None if self.box.contains(box) else at[1]) for box, at in found]
 
 
 class BufferConv(BlockFunction):
@@ -234,7 +236,8 @@ def _fill_buffer(
         buffer[margin].zero_()
     for places, piece in zip(spec.halo_places, halo, strict=True):
         if places is not None:
-            buffer[places[0]] = piece[places[1]]
+            into, part = places
+            buffer[into] = piece if part is None else piece[part]
     return buffer
 
 
@@ -1006,19 +1009,17 @@ def convolve_transposed(
         return _convolve_parts(operator, input, weight, bias, *options)
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
-    weight = whole_of(weight, f"the filters of {name}")
-    bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv_transpose(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(output_padding),
-        hashable(dilation),
-        groups,
-    )
-    x = input.redistribute(layout.input, f"the gather before {name}")
+    if Sharded in (type(weight), type(bias)):
+        weight = whole_of(weight, f"the filters of {name}")
+        bias = whole_of(bias, f"the bias of {name}")
+    given = (stride, padding, output_padding, dilation)
+    if list in map(type, given):
+        given = (*map(hashable, given),)
+    partition = input.partition
+    layout = lay_out_conv_transpose(input.grid, partition, weight.shape, *given, groups)
+    x = input
+    if layout.input is not partition:
+        x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
     autocast = autocast_type(x.device.type)
     weight = weight.to(lowered(weight.dtype, autocast))

@@ -299,16 +299,21 @@ class EpilogueOps:
         )
 
     def forward(
-        self, x: torch.Tensor, *, mark: bool, padded: HaloPaddedBuffer | None = None
+        self,
+        x: torch.Tensor,
+        memory_format: torch.memory_format,
+        *,
+        mark: bool,
+        padded: HaloPaddedBuffer | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the result and, with ``mark``, what its gradient needs in place of ``x``.
 
-        With ``padded`` it is made there, if it may be.
+        ``memory_format`` is that of ``x``. With ``padded`` it is made there, if it may be.
         """
         norm = None if self.statistics is None else self.statistics.norm
         y = None
         if padded is not None:
-            y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
+            y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format)
         if y is None:
             return chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
         return y, chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
@@ -337,9 +342,9 @@ class EpilogueFunction(BlockFunction):
         padded: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
         marked = links.leaves_marks
-        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), padded=padded)
+        ctx.format = kept = memory_format_of(x)
+        y, marks = links.forward(x, kept, mark=marked and any(ctx.needs_input_grad), padded=padded)
         ctx.links = links
-        ctx.format = memory_format_of(x)
         ctx.shape = x.shape
         ctx.dtype = x.dtype
         ctx.unmarked = None if marked else marks  # nothing
@@ -537,7 +542,8 @@ class RecomputedEpilogue:
         assert block is not None
         if torch.is_grad_enabled():
             return EpilogueFunction.apply(block, *self.links.parameters, self.links)
-        return self.links.forward(block, mark=False, padded=padded)[0]
+        y, _ = self.links.forward(block, memory_format_of(block), mark=False, padded=padded)
+        return y
 
 
 LAUNCH_BOUND = 1 << 17

@@ -229,7 +229,7 @@ def _placed(
     name = f"{kind}_pool{n}d"
     x = batched_input(x, n, name)
     given = (kernel, stride, padding, dilation)
-    numbers = (n if type(n) is int or n is None else _as_numbers(n) for n in given)
+    numbers = [n if type(n) is int or n is None else _as_numbers(n) for n in given]
     layout = lay_out_pool(x.grid, x.partition, name, *numbers, bool(ceil), bool(include_padding))
     if layout.input is not x.partition:
         x = x.redistribute(layout.input, f"the gather before {name}")
@@ -258,7 +258,8 @@ def pooled_epilogue(x: Sharded, layout: PoolLayout, *, maximum: bool) -> FusedEp
     return chain.linked(pool=layout.kernel, maximum=maximum, dtype=dtype)
 
 
-_kernels = torch.ops.hyperslab
+_window_maximum = registry.OPERATORS["window_maximum"]
+_window_maximum_backward = registry.OPERATORS["window_maximum_backward"]
 
 
 class WindowMaximum(BlockFunction):
@@ -273,7 +274,7 @@ class WindowMaximum(BlockFunction):
         ctx.dtype = x.dtype
         ctx.channels_last = memory_format_of(x) is not torch.contiguous_format
         mark = ctx.needs_input_grad[0]
-        y, winners = _kernels.window_maximum(x, *ctx.windows, outputs, mark, dtype)
+        y, winners = _window_maximum(x, *ctx.windows, outputs, mark, dtype)
         ctx.save_for_backward(winners if mark else None)
         return y
 
@@ -281,7 +282,7 @@ class WindowMaximum(BlockFunction):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
         differentiable = torch.is_grad_enabled()
-        run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
+        run = window_maximum_backward if differentiable else _window_maximum_backward
         kernel, stride, padding = ctx.windows
         form = (ctx.shape, ctx.channels_last, ctx.dtype)
         return run(gradient, winners, kernel, stride, padding, *form), None, None
