@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import Node
 
 from hyperslab.kernels.conv_problem import (
     PROBLEMS,
@@ -219,10 +220,12 @@ def conv_backward(
     padding: Sequence[int],
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
+    taken: bool = False,
 ) -> Gradients:
     """Returns gradients of `conv_forward`: input, weight, bias; None where ``needs`` is false.
 
-    Where a graph is recorded they are torch's own, which can be differentiated again.
+    Where a graph is recorded they are torch's own, which can be differentiated again. The gradient
+    of a weight that was ``taken`` of a parameter, and is copied anyway, has any memory format.
     """
     problem = problem_of("weight", x, weight, None, options, padding, kernels)
     differentiable = torch.is_grad_enabled()
@@ -249,7 +252,7 @@ def conv_backward(
         # A transposed convolution reads what the plain one writes; its bias is another sum.
         volumes = (last, g) if plain else (g, last)
         dw, db = dispatch(problem, *volumes, weight, plain and needs[2])
-        if weight.is_leaf and weight.is_contiguous():
+        if weight.is_leaf and weight.is_contiguous() and not taken:
             dw = as_one_channel(in_contiguous(dw))  # or autograd would copy it so
     if needs[2] and db is None:
         db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)  # added up in float64
@@ -349,6 +352,54 @@ def _only_tensor(tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) 
     return x
 
 
+class TakenWeight(Protocol):
+    """Makes the weight of a convolution from a parameter, in the convolution's node of the graph.
+
+    Autograd takes some 50 µs longer for a node of its own, whose memory is in no cache by then.
+    """
+
+    def take(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns the weight, without a graph."""
+
+    def take_with_graph(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns the weight out of operators that can be differentiated."""
+
+    def gradient(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, accumulating: Node
+    ) -> torch.Tensor:
+        """Returns the parameter's gradient from the weight's.
+
+        ``accumulating`` is the node that accumulates it.
+        """
+
+    def gradient_with_graph(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns the same out of operators that can be differentiated."""
+
+
+def take_weight(ctx: Any, weight: torch.Tensor, taken: TakenWeight | None) -> torch.Tensor:
+    """Returns the weight of a convolution that is given one, or a parameter; for a forward pass."""
+    ctx.taken = taken
+    if taken is None:
+        return weight
+    ctx.parameter = weight  # a leaf: it keeps no graph
+    return taken.take(weight)
+
+
+def weight_with_graph(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the saved weight of a convolution with its graph, for a backward pass."""
+    return weight if ctx.taken is None else ctx.taken.take_with_graph(ctx.parameter)
+
+
+def gradient_of_taken(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns the gradient of what `take_weight` was given; the second operand of its node."""
+    if ctx.taken is None or gradient is None:
+        return gradient
+    if torch.is_grad_enabled():
+        return ctx.taken.gradient_with_graph(ctx.parameter, gradient)
+    _, (accumulating, _), *_ = ctx.next_functions
+    return ctx.taken.gradient(ctx.parameter, gradient, accumulating)
+
+
 @dataclass(frozen=True, slots=True)
 class ConvPasses:
     """Holds the options of a convolution, plain or transposed, and its padding."""
@@ -369,7 +420,9 @@ class LocalConv(BlockFunction):
         passes: ConvPasses,
         kernels: Kernels,
         source: RecomputedInput | None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.passes = passes
@@ -383,9 +436,12 @@ class LocalConv(BlockFunction):
         weight, *kept = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         x = ctx.value(tuple(kept))
+        if torch.is_grad_enabled():
+            weight = weight_with_graph(ctx, weight)
         options, padding = ctx.passes.options, ctx.passes.padding
-        found = conv_backward(gradient, x, weight, options, padding, needs, ctx.kernels)
-        return *found, None, None, None
+        how = (options, padding, needs, ctx.kernels, ctx.taken is not None)
+        dx, dw, db = conv_backward(gradient, x, weight, *how)
+        return dx, gradient_of_taken(ctx, dw), db, *[None] * 4
 
 
 def convolve_by_torch(
@@ -415,18 +471,21 @@ def differentiable_conv(
     margins: Sequence[int] = (),
     kernels: Kernels = "fixed",
     source: RecomputedInput | None = None,
+    taken: TakenWeight | None = None,
 ) -> torch.Tensor:
     """Convolves a block with its graph.
 
     ``margins``: more padding, as ``F.pad`` takes it; ``source``: what ``x`` can be computed from
-    again.
+    again; ``taken``: what makes the weight of a parameter, without margins and in channels last.
     """
     if margins:
         x = conv_input(F.pad(x, margins), weight, kernels)
         source = None
-    if not computes_last(x, weight, kernels) and not is_guarded_line(x, weight, kernels):
+    by_torch = taken is None and not computes_last(x, weight, kernels)
+    if by_torch and not is_guarded_line(x, weight, kernels):
         return convolve_by_torch(x, weight, bias, options, padding, kernels)
-    return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
+    passes = ConvPasses(options, tuple(padding))
+    return LocalConv.apply(x, weight, bias, passes, kernels, source, taken)
 
 
 def conv_input(
@@ -447,6 +506,15 @@ def conv_input(
         return x if x.dtype == dtype else x.to(dtype)
     if not computes_last(x[:0].to(dtype), weight, kernels):
         return in_preferred_format(x.to(dtype), weight, kernels)
+    return input_in_channels_last(x, dtype, padded)
+
+
+def input_in_channels_last(
+    x: torch.Tensor, dtype: torch.dtype, padded: HaloPaddedBuffer | None = None
+) -> torch.Tensor:
+    """Converts a block as `conv_input` does where a convolution computes in channels last."""
+    if x.requires_grad:
+        return x if x.dtype == dtype else x.to(dtype)
     last = CHANNELS_LAST[x.dim()]
     if x.dtype == dtype and x.is_contiguous(memory_format=last):
         return dense(x, last)

@@ -817,12 +817,13 @@ _choose_by_rule = lru_cache(PROBLEMS)(choose)
 def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
     """Returns how the operands of a convolution lie in memory: a case of the rule, by name."""
     alike = x.dtype == weight.dtype and x.device == weight.device
-    return _format_for(kernels, device_kind(x), x.dtype, x.dim(), alike)
+    return format_for(kernels, device_kind(x), x.dtype, x.dim(), alike)
 
 
-def _format_for(
+def format_for(
     kernels: Kernels, kind: str, dtype: torch.dtype, dims: int, alike: bool = True
 ) -> str:
+    """Returns what `conv_format` does, by what it depends on."""
     facts = (kernels, kind, dtype, dims, alike, onednn_enabled())
     return choose("conv", ConvFacts(*facts)) if _forced.get() else _format_by_rule(*facts)
 
@@ -842,7 +843,7 @@ def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernel
         return False
     windows = weight.shape[1] > 1 < math.prod(weight.shape[2:])
     kind = device_kind(weight)
-    return windows and _format_for(kernels, kind, dtype, weight.dim()) == "channels last"
+    return windows and format_for(kernels, kind, dtype, weight.dim()) == "channels last"
 
 
 def conv_variant(problem: Problem) -> str:

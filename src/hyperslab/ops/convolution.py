@@ -47,11 +47,16 @@ from hyperslab.kernels.conv import (
     LocalConv,
     RecomputedInput,
     SavedInput,
+    TakenWeight,
     conv_backward,
     conv_forward,
     conv_input,
     convolve_by_torch,
     differentiable_conv,
+    gradient_of_taken,
+    input_in_channels_last,
+    take_weight,
+    weight_with_graph,
 )
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
@@ -61,6 +66,7 @@ from hyperslab.ops.filter_parallel import (
     lowered,
     operand_type,
     shard_parameter,
+    take_parameter,
 )
 from hyperslab.ops.fusion import EpilogueOps, conv_operand
 from hyperslab.ops.operands import whole_of
@@ -151,7 +157,9 @@ class BufferConv(BlockFunction):
         kernels: Kernels,
         source: RecomputedInput | None,
         padded: HaloPaddedBuffer | None = None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         plan = spec.plan
         if padded is None:
             halos = receive_halo(x, plan, spec.box, spec.name)
@@ -179,19 +187,21 @@ class BufferConv(BlockFunction):
         needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
             x = ctx.value(kept)
-            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
+            weight = weight_with_graph(ctx, weight)
+            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
+            return dx, gradient_of_taken(ctx, dw), db, *[None] * 5
         if ctx.has_buffer:
             (buffer,) = halos
         else:
             buffer = _fill_buffer(ctx.value(kept, ctx.padded), halos, spec, ctx.padded)
-        whole, dw, db = conv_backward(
-            gradient, buffer, weight, spec.options, spec.padding, needs, ctx.kernels
-        )
+        how = (spec.options, spec.padding, needs, ctx.kernels, ctx.taken is not None)
+        whole, dw, db = conv_backward(gradient, buffer, weight, *how)
         del buffer
+        dw = gradient_of_taken(ctx, dw)
         if whole is None:
-            return None, dw, db, *[None] * 4
+            return None, dw, db, *[None] * 5
         dx = send_home(whole, spec.plan, spec.box, spec.name, private=True)
-        return dx, dw, db, *[None] * 4
+        return dx, dw, db, *[None] * 5
 
 
 def backward_with_graph(
@@ -354,7 +364,9 @@ class SlabConv(BlockFunction):
         slabs: tuple[Slab, ...],
         kernels: Kernels,
         source: RecomputedInput | None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         with completing(start(x, spec.plan, spec.name)) as pending:
             y = conv_forward(x, weight, bias, spec.options, padding, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
@@ -388,7 +400,9 @@ class SlabConv(BlockFunction):
         x = ctx.value(tuple(saved[len(slabs) :]))
         needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 5
+            weight = weight_with_graph(ctx, weight)
+            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
+            return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
         grads = [
             _slab_backward(gradient, halo, weight, spec, slab, needs, kernels)
             for slab, halo in zip(slabs, halos, strict=True)
@@ -399,16 +413,15 @@ class SlabConv(BlockFunction):
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
         with nullcontext() if pending is None else completing(pending):
-            dx, dw, db = conv_backward(
-                gradient, x, weight, spec.options, ctx.padding, needs, kernels
-            )
+            how = (spec.options, ctx.padding, needs, kernels, ctx.taken is not None)
+            dx, dw, db = conv_backward(gradient, x, weight, *how)
         if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):
                     _taps(dw, slab, plane).add_(dtaps)
         if pending is not None and dx is not None:
             add_returned(dx, pending.wait(), spec.plan)
-        return dx, dw, db, *[None] * 5
+        return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
 
 
 def _planes(halo: torch.Tensor, slab: Slab, plane: Plane, spec: ConvSpec) -> torch.Tensor:
@@ -589,6 +602,7 @@ class ConvPlan:
     at_once: bool  # by `_convolve_at_once`
     may_share: bool  # the filters among ranks, if there are many
     may_slab: bool  # run over slabs, if the block has several
+    takes_filters: bool  # in the convolution's own node of the graph
     beside: tuple[int, int] | None  # planes of a buffer before and after the block
 
 
@@ -624,15 +638,20 @@ def _new_plan(
 ) -> ConvPlan:
     policy = x.policy
     filters = lowered(weight.dtype, autocast)
-    in_c = registry.device_kind(x) == "cpu" and policy.kernels != "torch"
+    dtype = lowered(x.dtype, autocast)
+    kind = registry.device_kind(x)
+    in_c = kind == "cpu" and policy.kernels != "torch"
+    alike = dtype == filters and weight.device.type == x.device.type
+    given = registry.format_for(policy.kernels, kind, dtype, weight.dim(), alike)
     return ConvPlan(
-        dtype=lowered(x.dtype, autocast),
+        dtype=dtype,
         filters=filters,
         added=filters if bias is None else lowered(bias.dtype, autocast),
         filters_last=registry.casts_filters_last(weight, filters, policy.kernels),
         at_once=policy.slab is None and waits_for_host(x, layout.largest),
         may_share=layout.spec is None and layout.options.groups == 1,
         may_slab=policy.slab is not None or _parts_for_cudnn(x, layout) > 0,
+        takes_filters=given == "channels last" and not layout.margins,
         beside=layout.halo_planes if in_c else None,
     )
 
@@ -708,7 +727,11 @@ def convolve(
     block, source = conv_operand(x, dtype, padded)
     rows = () if share is None else (share.rows, share.index)
     last = serial_is_last(x, block, weight, layout.options, dtype)
-    weight = shard_parameter(weight, plan.filters, homes, *rows, last=plan.filters_last)
+    taken = None
+    if plan.takes_filters and not rows and geometry is None:
+        weight, taken = take_parameter(weight, plan.filters, homes, last=plan.filters_last)
+    else:
+        weight = shard_parameter(weight, plan.filters, homes, *rows, last=plan.filters_last)
     if bias is not None:
         kind = plan.added
         if rows:
@@ -720,7 +743,8 @@ def convolve(
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
-    y = _convolve_block(block, weight, bias, layout, dtype, policy.kernels, padded, source=source)
+    how = (layout, dtype, policy.kernels, padded)
+    y = _convolve_block(block, weight, bias, *how, source=source, taken=taken)
     if share is not None:
         y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
@@ -810,22 +834,29 @@ def _convolve_block(
     kernels: Kernels,
     padded: HaloPaddedBuffer | None = None,
     source: RecomputedInput | None = None,
+    taken: TakenWeight | None = None,
 ) -> torch.Tensor:
-    """Computes this rank's block at once, by the steps 2 to 4 of `convolve`."""
-    block = conv_input(x, weight, kernels, dtype, padded)
+    """Computes this rank's block at once, by the steps 2 to 4 of `convolve`.
+
+    ``taken`` makes the weight of a parameter, where the convolution computes in channels last.
+    """
+    if taken is None:
+        block = conv_input(x, weight, kernels, dtype, padded)
+    else:
+        block = input_in_channels_last(x, dtype, padded)
     spec = layout.spec
     if spec is None:
-        return differentiable_conv(
-            block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
-        )
+        given = (layout.options, layout.padding, layout.margins, kernels, source, taken)
+        return differentiable_conv(block, weight, bias, *given)
     if padded is not None and padded.buffer is not None:
-        return BufferConv.apply(block, weight, bias, spec, kernels, source, padded)
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, padded, taken)
     if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
         block = fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
-        return LocalConv.apply(block, weight, bias, spec, kernels, None)
+        return LocalConv.apply(block, weight, bias, spec, kernels, None, taken)
     if layout.slabs is None:
-        return BufferConv.apply(block, weight, bias, spec, kernels, source)
-    return SlabConv.apply(block, weight, bias, spec, layout.padding, layout.slabs, kernels, source)
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, None, taken)
+    slabs = (layout.padding, layout.slabs)
+    return SlabConv.apply(block, weight, bias, spec, *slabs, kernels, source, taken)
 
 
 @per_grid
