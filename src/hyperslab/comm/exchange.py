@@ -360,13 +360,13 @@ def gaps_in(box: Box, parts: tuple[Box, ...]) -> tuple[tuple[slice, ...], ...]:
 
 def copy_overlap(out: torch.Tensor, box: Box, part: torch.Tensor, at: Box) -> None:
     """Copy what ``part``, which holds the box ``at``, has of ``box`` into ``out``."""
-    places = _overlap(box, at)
+    places = overlap(box, at)
     if places is not None:
         out[places[0]] = part[places[1]]
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+def overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
     """Return where the common part of two boxes lies in each."""
     common = box.intersect(at)
     return None if common.empty else (common.slices(box), common.slices(at))

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import Node
 
 from hyperslab.kernels.conv_problem import (
     PROBLEMS,
@@ -179,13 +180,15 @@ def dispatch(problem: Problem, *operands: Any) -> Any:
 
     Blocks are channels last, and so is the result.
     """
+    if problem.needs_guard:
+        return guarded(_run_variant, problem, *operands)
+    return _run_variant(problem, *operands)
 
-    def run(problem: Problem, *operands: Any) -> Any:
-        variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
-        more = (dispatch,) if variant.nested else ()
-        return variant.run(*operands, problem, *more)
 
-    return guarded(run, problem, *operands)
+def _run_variant(problem: Problem, *operands: Any) -> Any:
+    variant = CONV_VARIANTS[problem.task][conv_variant(problem)]
+    more = (dispatch,) if variant.nested else ()
+    return variant.run(*operands, problem, *more)
 
 
 def conv_forward(
@@ -197,13 +200,13 @@ def conv_forward(
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
     """Convolves a block, plain or transposed, without a graph."""
-    if is_guarded_line(x, weight, kernels):
-        plane = x.unsqueeze(2), weight.unsqueeze(2)
-        y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
-        return no_view(y.squeeze(2).contiguous())
     task: Task = "forward" if options.output_padding is None else "input"
     problem = problem_of(task, x, weight, bias, options, padding, kernels)
     if problem is None:
+        if is_guarded_line(x, weight, kernels):
+            plane = x.unsqueeze(2), weight.unsqueeze(2)
+            y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
+            return no_view(y.squeeze(2).contiguous())
         x, padding = for_aten(x, weight, options, padding, kernels)
         return aten_convolution(x, weight, bias, options, padding)
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
@@ -217,19 +220,22 @@ def conv_backward(
     padding: Sequence[int],
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
+    taken: bool = False,
 ) -> Gradients:
     """Returns gradients of `conv_forward`: input, weight, bias; None where ``needs`` is false.
 
-    Where a graph is recorded they are torch's own, which can be differentiated again.
+    Where a graph is recorded they are torch's own, which can be differentiated again. The gradient
+    of a weight that was ``taken`` of a parameter, and is copied anyway, has any memory format.
     """
-    if is_guarded_line(x, weight, kernels) and not torch.is_grad_enabled():
+    problem = problem_of("weight", x, weight, None, options, padding, kernels)
+    differentiable = torch.is_grad_enabled()
+    if problem is None and not differentiable and is_guarded_line(x, weight, kernels):
         g, plane, filters = (t.unsqueeze(2) for t in (gradient, x, weight))
         how = options_of_plane(options)
         dx, dw, db = conv_backward(g, plane, filters, how, (0, *padding), needs, kernels)
         dx, dw = (None if one is None else one.squeeze(2).contiguous() for one in (dx, dw))
         return dx, dw if dw is None else as_one_channel(dw), db
-    problem = problem_of("weight", x, weight, None, options, padding, kernels)
-    if problem is None or torch.is_grad_enabled():
+    if problem is None or differentiable:
         gradient = in_preferred_format(gradient, weight, kernels)
         x = in_preferred_format(x, weight, kernels)
         dx, dw, db = aten_backward(gradient, x, weight, options, padding, needs)
@@ -246,7 +252,7 @@ def conv_backward(
         # A transposed convolution reads what the plain one writes; its bias is another sum.
         volumes = (last, g) if plain else (g, last)
         dw, db = dispatch(problem, *volumes, weight, plain and needs[2])
-        if weight.is_leaf and weight.is_contiguous():
+        if weight.is_leaf and weight.is_contiguous() and not taken:
             dw = as_one_channel(in_contiguous(dw))  # or autograd would copy it so
     if needs[2] and db is None:
         db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype)  # added up in float64
@@ -272,44 +278,43 @@ def problem_of(
     kernels: Kernels,
 ) -> Problem | None:
     """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
-    known = (
-        computes_last(x, weight, kernels)
-        and x.dim() == weight.dim() == len(padding) + 2
-        and 0 not in x.shape
-        and 0 not in weight.shape
-        and weight.shape[0] % options.groups == 0
-    )
-    if not known:
+    if not computes_last(x, weight, kernels):
         return None
-    channels = weight.shape[0], weight.shape[1] * options.groups
-    made, read = channels if options.output_padding is None else channels[::-1]
-    right_bias = bias is None or (bias.dtype == x.dtype and bias.shape == (made,))
-    if x.shape[1] != read or not right_bias:
-        return None
-    if options.output_padding is None:
-        problem = problem_for(task, x.shape, weight.shape, x.dtype, options, tuple(padding))
-        return problem if min(problem.y[2:]) > 0 else None
-    volume = torch.Size((len(x), made, *_transposed_extents(x, weight, options, padding)))
-    if min(volume[2:]) < 1:
-        return None
-    plain = plain_options(options)
-    problem = problem_for(task, volume, weight.shape, x.dtype, plain, tuple(padding))
-    return problem if problem.y == x.shape else None  # more output padding than stride
+    added = None if bias is None else (bias.dtype, bias.shape)
+    return _known_problem(task, x.shape, weight.shape, x.dtype, added, options, tuple(padding))
 
 
 @functools.lru_cache(PROBLEMS)
-def plain_options(options: ConvOptions) -> ConvOptions:
-    """Returns the options of the convolution whose gradient a transposed one is."""
-    return replace(options, output_padding=None)
-
-
-def _transposed_extents(
-    x: torch.Tensor, weight: torch.Tensor, options: ConvOptions, padding: Sequence[int]
-) -> list[int]:
-    assert options.output_padding is not None
+def _known_problem(
+    task: Task,
+    x: torch.Size,
+    weight: torch.Size,
+    dtype: torch.dtype,
+    bias: tuple[torch.dtype, torch.Size] | None,
+    options: ConvOptions,
+    padding: tuple[int, ...],
+) -> Problem | None:
+    """Describes a pass by the shapes of its operands; None where they do not fit each other."""
+    fit = len(x) == len(weight) == len(padding) + 2 and 0 not in x and 0 not in weight
+    if not fit or weight[0] % options.groups:
+        return None
+    channels = weight[0], weight[1] * options.groups
+    made, read = channels if options.output_padding is None else channels[::-1]
+    if x[1] != read or bias not in (None, (dtype, (made,))):
+        return None
+    if options.output_padding is None:
+        problem = problem_for(task, x, weight, dtype, options, padding)
+        return problem if min(problem.y[2:]) > 0 else None
     given = (options.stride, padding, options.dilation, options.output_padding)
-    steps = zip(x.shape[2:], weight.shape[2:], *given, strict=True)
-    return [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
+    steps = zip(x[2:], weight[2:], *given, strict=True)
+    extents = [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
+    if min(extents) < 1:
+        return None
+    # It is the gradient of a plain convolution.
+    plain = options._replace(output_padding=None)
+    volume = torch.Size((x[0], made, *extents))
+    problem = problem_for(task, volume, weight, dtype, plain, padding)
+    return problem if problem.y == x else None  # more output padding than stride
 
 
 SavedTensors = tuple[torch.Tensor | None, ...]
@@ -347,6 +352,54 @@ def _only_tensor(tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) 
     return x
 
 
+class TakenWeight(Protocol):
+    """Makes the weight of a convolution from a parameter, in the convolution's node of the graph.
+
+    Autograd takes some 50 µs longer for a node of its own, whose memory is in no cache by then.
+    """
+
+    def take(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns the weight, without a graph."""
+
+    def take_with_graph(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns the weight out of operators that can be differentiated."""
+
+    def gradient(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, accumulating: Node
+    ) -> torch.Tensor:
+        """Returns the parameter's gradient from the weight's.
+
+        ``accumulating`` is the node that accumulates it.
+        """
+
+    def gradient_with_graph(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Returns the same out of operators that can be differentiated."""
+
+
+def take_weight(ctx: Any, weight: torch.Tensor, taken: TakenWeight | None) -> torch.Tensor:
+    """Returns the weight of a convolution that is given one, or a parameter; for a forward pass."""
+    ctx.taken = taken
+    if taken is None:
+        return weight
+    ctx.parameter = weight  # a leaf: it keeps no graph
+    return taken.take(weight)
+
+
+def weight_with_graph(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Returns the saved weight of a convolution with its graph, for a backward pass."""
+    return weight if ctx.taken is None else ctx.taken.take_with_graph(ctx.parameter)
+
+
+def gradient_of_taken(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns the gradient of what `take_weight` was given; the second operand of its node."""
+    if ctx.taken is None or gradient is None:
+        return gradient
+    if torch.is_grad_enabled():
+        return ctx.taken.gradient_with_graph(ctx.parameter, gradient)
+    _, (accumulating, _), *_ = ctx.next_functions
+    return ctx.taken.gradient(ctx.parameter, gradient, accumulating)
+
+
 @dataclass(frozen=True, slots=True)
 class ConvPasses:
     """Holds the options of a convolution, plain or transposed, and its padding."""
@@ -367,7 +420,9 @@ class LocalConv(BlockFunction):
         passes: ConvPasses,
         kernels: Kernels,
         source: RecomputedInput | None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         kept = SavedInput(x, source)
         ctx.value = kept.value
         ctx.passes = passes
@@ -381,9 +436,12 @@ class LocalConv(BlockFunction):
         weight, *kept = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
         x = ctx.value(tuple(kept))
+        if torch.is_grad_enabled():
+            weight = weight_with_graph(ctx, weight)
         options, padding = ctx.passes.options, ctx.passes.padding
-        found = conv_backward(gradient, x, weight, options, padding, needs, ctx.kernels)
-        return *found, None, None, None
+        how = (options, padding, needs, ctx.kernels, ctx.taken is not None)
+        dx, dw, db = conv_backward(gradient, x, weight, *how)
+        return dx, gradient_of_taken(ctx, dw), db, *[None] * 4
 
 
 def convolve_by_torch(
@@ -413,18 +471,21 @@ def differentiable_conv(
     margins: Sequence[int] = (),
     kernels: Kernels = "fixed",
     source: RecomputedInput | None = None,
+    taken: TakenWeight | None = None,
 ) -> torch.Tensor:
     """Convolves a block with its graph.
 
     ``margins``: more padding, as ``F.pad`` takes it; ``source``: what ``x`` can be computed from
-    again.
+    again; ``taken``: what makes the weight of a parameter, without margins and in channels last.
     """
     if margins:
         x = conv_input(F.pad(x, margins), weight, kernels)
         source = None
-    if not computes_last(x, weight, kernels) and not is_guarded_line(x, weight, kernels):
+    by_torch = taken is None and not computes_last(x, weight, kernels)
+    if by_torch and not is_guarded_line(x, weight, kernels):
         return convolve_by_torch(x, weight, bias, options, padding, kernels)
-    return LocalConv.apply(x, weight, bias, ConvPasses(options, tuple(padding)), kernels, source)
+    passes = ConvPasses(options, tuple(padding))
+    return LocalConv.apply(x, weight, bias, passes, kernels, source, taken)
 
 
 def conv_input(
@@ -442,9 +503,18 @@ def conv_input(
     """
     dtype = dtype or x.dtype
     if x.requires_grad:
-        return x.to(dtype)
+        return x if x.dtype == dtype else x.to(dtype)
     if not computes_last(x[:0].to(dtype), weight, kernels):
         return in_preferred_format(x.to(dtype), weight, kernels)
+    return input_in_channels_last(x, dtype, padded)
+
+
+def input_in_channels_last(
+    x: torch.Tensor, dtype: torch.dtype, padded: HaloPaddedBuffer | None = None
+) -> torch.Tensor:
+    """Converts a block as `conv_input` does where a convolution computes in channels last."""
+    if x.requires_grad:
+        return x if x.dtype == dtype else x.to(dtype)
     last = CHANNELS_LAST[x.dim()]
     if x.dtype == dtype and x.is_contiguous(memory_format=last):
         return dense(x, last)

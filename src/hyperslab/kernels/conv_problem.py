@@ -10,14 +10,14 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from hyperslab.kernels.memory_format import CHANNELS_LAST, dense
+from hyperslab.kernels.memory_format import CHANNELS_LAST, dense, strides_in
 from hyperslab.util.torch_internals import is_view
 
 Kernels = Literal["measure", "fixed", "torch"]
@@ -46,8 +46,7 @@ WINOGRAD_KERNEL = (3, 3, 3)
 WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvOptions:
+class ConvOptions(NamedTuple):
     """Holds what a convolution takes besides its tensors and its padding.
 
     ``output_padding``: of a transposed convolution; None for a plain one.
@@ -337,6 +336,13 @@ class Problem:
         fits = (planes - some_planes + 1) * some_rows >= rows
         return fits and (depth - in_planes + 1) * in_rows >= height
 
+    @cached_property
+    def needs_guard(self) -> bool:
+        """Says if oneDNN gets this pass wrong, see `guarded`."""
+        voxels = self.has_lone_column or self.skips_lines or self.skips_voxels
+        beyond = self.outreaches or self.planes_beyond > 0
+        return voxels or beyond or self.fills_tiles or bool(self.gaps)
+
     def of(self, task: Task) -> Problem:
         return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
 
@@ -344,7 +350,7 @@ class Problem:
         """Returns the pass with other fields, of its options too."""
         options = {name: changes.pop(name) for name in ("stride", "dilation") if name in changes}
         if options:
-            changes["options"] = replace(self.options, **options)
+            changes["options"] = self.options._replace(**options)
         return problem_for(*(changes.get(each.name, getattr(self, each.name)) for each in FIELDS))
 
     @cached_property
@@ -432,6 +438,8 @@ def torch_uses_im2col(x: Sequence[int], weight: Sequence[int], options: ConvOpti
 def in_channels_last(x: torch.Tensor) -> torch.Tensor:
     """Returns ``x`` channels last, with the strides that say so also where an extent is one."""
     last = CHANNELS_LAST[x.dim()]
+    if x.stride() == strides_in(x.shape, last):  # nearly always
+        return x
     if x.is_contiguous(memory_format=last):
         return dense(x, last)
     return torch.ops.hyperslab.reorder(x, True, x.dtype)

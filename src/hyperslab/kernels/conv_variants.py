@@ -484,7 +484,7 @@ def input_by_torch(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
     """Leaves the choice to torch: im2col for small blocks in float32."""
-    options = replace(problem.options, output_padding=problem.left_over)
+    options = problem.options._replace(output_padding=problem.left_over)
     return in_channels_last(aten_convolution(g, weight, bias, options, problem.padding))
 
 

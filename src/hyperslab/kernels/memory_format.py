@@ -70,6 +70,17 @@ def dense(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
     )
 
 
+def dense_as_it_lies(x: torch.Tensor) -> torch.Tensor:
+    """Returns ``x`` as `dense` does, in the memory format that it has."""
+    strides = x.stride()
+    if strides == strides_in(x.shape):  # nearly always this, or what follows
+        return x
+    last = CHANNELS_LAST.get(len(strides))
+    if last is not None and strides == strides_in(x.shape, last) and not x.is_contiguous():
+        return x
+    return dense(x, memory_format_of(x))
+
+
 def with_gradient_in(
     y: torch.Tensor, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
@@ -126,7 +137,9 @@ def as_float32(block: torch.Tensor) -> torch.Tensor:
 
 def parameter_as_float32(parameter: torch.Tensor | None) -> torch.Tensor | None:
     """Returns parameters of half precision in float32, which their statistics have."""
-    return None if parameter is None else as_float32(parameter)
+    if parameter is None or parameter.dtype not in HALF:
+        return parameter
+    return parameter.float()
 
 
 @dataclass(slots=True)
@@ -157,8 +170,9 @@ class HaloPaddedBuffer:
             return None
         samples, channels, extent, *rest = shape
         extents = (samples, channels, self.before + extent + self.after, *rest)
-        self.buffer = torch.empty(extents, dtype=dtype, memory_format=last)
-        return dense(self.buffer.narrow(2, self.before, extent), last).data
+        self.buffer = buffer = torch.empty(extents, dtype=dtype, memory_format=last)
+        first = self.before * buffer.stride(2)
+        return buffer.as_strided(shape, strides_in(tuple(shape), last), first).data
 
 
 MOST_TAPS = 256

@@ -19,16 +19,18 @@ import struct
 
 import torch
 
-from hyperslab.kernels.compile import Library, address, as_dense_float32, integers
+from hyperslab.kernels.compile import Library, as_dense_float32
 from hyperslab.kernels.memory_format import new_contiguous
 from hyperslab.kernels.registry import Operands, declare
 
 LEFT_BY_ROUNDING = 2.0**-48
 """Times E[m²]: numbers of single precision differ by that in the last bit."""
 
-REAL = struct.Struct("@d")
-REAL_NUMBERS = struct.Struct("@2d")
-"""The last ones of the structures in ``statistics.c``."""
+NORMALISATION = struct.Struct("@8q2d")
+RUNNING_STATISTICS = struct.Struct("@4q2d")
+PARAMETER_GRADIENTS = struct.Struct("@9q")
+THROUGH_STATISTICS = struct.Struct("@7qd")
+"""The structures in ``statistics.c``."""
 
 
 def normalisation(
@@ -111,9 +113,20 @@ def compiled_normalisation(
     bias = as_dense_float32(bias)
     norm = new_contiguous((3, rows, channels), torch.float32)
     moments = new_contiguous((4, rows, channels), torch.float64)
-    read = integers(sums.data_ptr(), address(weight), address(bias))
-    written = integers(norm.data_ptr(), moments.data_ptr(), rows, channels, pool)
-    functions.normalisation(read + written + REAL_NUMBERS.pack(count, eps))
+    functions.normalisation(
+        NORMALISATION.pack(
+            sums.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            norm.data_ptr(),
+            moments.data_ptr(),
+            rows,
+            channels,
+            pool,
+            count,
+            eps,
+        )
+    )
     return norm, moments
 
 
@@ -133,9 +146,9 @@ def compiled_running_statistics(functions: Library, given: Operands) -> None:
     moments, running_mean, running_var, momentum, unbiased = given
     if not kernels_take(moments, running_mean, running_var):
         return NotImplemented
-    running = running_mean.data_ptr(), running_var.data_ptr()
-    told = integers(moments.data_ptr(), *running, moments.shape[2])
-    functions.running_statistics(told + REAL_NUMBERS.pack(momentum, unbiased))
+    addresses = moments.data_ptr(), running_mean.data_ptr(), running_var.data_ptr()
+    numbers = RUNNING_STATISTICS.pack(*addresses, moments.shape[2], momentum, unbiased)
+    functions.running_statistics(numbers)
     return None
 
 
@@ -148,9 +161,19 @@ def compiled_parameter_gradients(
     weight = new_contiguous((channels,), torch.float32)
     bias = new_contiguous((channels,), torch.float32)
     shared = new_contiguous((2, rows * channels // pool), torch.float64)
-    read = integers(sums.data_ptr(), norm.data_ptr(), moments.data_ptr())
-    written = integers(weight.data_ptr(), bias.data_ptr(), shared.data_ptr())
-    functions.parameter_gradients(read + written + integers(rows, channels, pool))
+    functions.parameter_gradients(
+        PARAMETER_GRADIENTS.pack(
+            sums.data_ptr(),
+            norm.data_ptr(),
+            moments.data_ptr(),
+            weight.data_ptr(),
+            bias.data_ptr(),
+            shared.data_ptr(),
+            rows,
+            channels,
+            pool,
+        )
+    )
     return weight, bias, shared
 
 
@@ -159,9 +182,9 @@ def compiled_through_statistics(functions: Library, given: Operands) -> torch.Te
     _, rows, channels = norm.shape
     shared = shared.contiguous()
     through = new_contiguous((2, rows, channels), torch.float32)
-    read = integers(shared.data_ptr(), norm.data_ptr(), moments.data_ptr())
-    written = integers(through.data_ptr(), rows, channels, pool)
-    functions.through_statistics(read + written + REAL.pack(count))
+    read = shared.data_ptr(), norm.data_ptr(), moments.data_ptr()
+    written = through.data_ptr(), rows, channels, pool
+    functions.through_statistics(THROUGH_STATISTICS.pack(*read, *written, count))
     return through
 
 

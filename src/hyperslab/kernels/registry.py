@@ -137,7 +137,7 @@ class KernelOperator:
             or profiler_runs()
         )
         first = given[0]
-        if idle and type(first) is torch.Tensor:
+        if idle and type(first) in _OF_TORCH:
             if first.is_cpu:
                 return self.on_cpu(*given)
             if first.is_cuda and self.cuda is not None and triton_runs():
@@ -177,6 +177,10 @@ class KernelOperator:
         """Runs the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
         return _triton_version(self.cuda)(self.operands(*arguments))
+
+
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter)
+"""Types whose operators nobody has taken over."""
 
 
 @cache
@@ -308,6 +312,15 @@ def force(implementations: Mapping[str, str]) -> Iterator[None]:
 def device_kind(x: torch.Tensor) -> str:
     """Returns the kind of device to choose for: ``x``'s, but for `choose_as_if_on`."""
     return _as_if.get() or x.device.type
+
+
+def circumstances(x: torch.Tensor) -> tuple[object, ...]:
+    """Returns all that a choice for ``x`` depends on and that may change between two calls.
+
+    Plans that hold a choice are kept by it.
+    """
+    forced = _forced.get()
+    return device_kind(x), onednn_enabled(), frozenset(forced.items()) if forced else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -804,14 +817,20 @@ _choose_by_rule = lru_cache(PROBLEMS)(choose)
 def conv_format(x: torch.Tensor, weight: torch.Tensor, kernels: Kernels) -> str:
     """Returns how the operands of a convolution lie in memory: a case of the rule, by name."""
     alike = x.dtype == weight.dtype and x.device == weight.device
-    return _format_for(kernels, device_kind(x), x.dtype, x.dim(), alike)
+    return format_for(kernels, device_kind(x), x.dtype, x.dim(), alike)
 
 
-def _format_for(
+def format_for(
     kernels: Kernels, kind: str, dtype: torch.dtype, dims: int, alike: bool = True
 ) -> str:
-    facts = ConvFacts(kernels, kind, dtype, dims, alike, onednn_enabled())
-    return (choose if _forced.get() else _choose_by_rule)("conv", facts)
+    """Returns what `conv_format` does, by what it depends on."""
+    facts = (kernels, kind, dtype, dims, alike, onednn_enabled())
+    return choose("conv", ConvFacts(*facts)) if _forced.get() else _format_by_rule(*facts)
+
+
+@lru_cache(PROBLEMS)
+def _format_by_rule(*facts: Any) -> str:
+    return choose("conv", ConvFacts(*facts))
 
 
 def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernels) -> bool:
@@ -824,7 +843,7 @@ def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernel
         return False
     windows = weight.shape[1] > 1 < math.prod(weight.shape[2:])
     kind = device_kind(weight)
-    return windows and _format_for(kernels, kind, dtype, weight.dim()) == "channels last"
+    return windows and format_for(kernels, kind, dtype, weight.dim()) == "channels last"
 
 
 def conv_variant(problem: Problem) -> str:

@@ -5,16 +5,24 @@ The operators ``reorder`` and ``reorder_into``: plain references, then compiled 
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hyperslab.kernels.compile import STREAMED, TYPE_CODES, Library, addresses, call, integers
+from hyperslab.kernels.compile import (
+    PLANS_KEPT,
+    STREAMED,
+    TYPE_CODES,
+    Library,
+    Sizes,
+    call,
+    integers,
+)
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_by_strides, strides_in
 from hyperslab.kernels.registry import Operands, declare
-
-Steps = tuple[int, ...]
 
 
 def reorder(x: torch.Tensor, channels_last: bool, dtype: torch.dtype) -> torch.Tensor:
@@ -45,49 +53,63 @@ def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
 
 def compiled_reorder(functions: Library, given: Operands) -> torch.Tensor:
     x, channels_last, dtype = given
-    wanted = wanted_format(x, channels_last)
-    steps = _steps(x, wanted, dtype)
-    if steps is None:
+    plan = _plan(x.shape, x.stride(), x.dtype, dtype, channels_last)
+    if plan is None:
         return NotImplemented
-    y = torch.empty_strided(x.shape, strides_in(x.shape, wanted), dtype=dtype)
-    _run_reorder(functions, x, y, steps, channels_last)
+    y = torch.empty_strided(x.shape, plan.strides, dtype=dtype)
+    call(functions.reorder, integers(x.data_ptr(), y.data_ptr()) + plan.numbers, plan.size)
     return y
 
 
 def compiled_reorder_into(functions: Library, given: Operands) -> Any:
     x, y = given
     wanted = memory_format_by_strides(y)
-    steps = _steps(x, wanted, y.dtype)
-    if steps is None or x.shape != y.shape or not y.is_contiguous(memory_format=wanted):
+    if x.shape != y.shape or not y.is_contiguous(memory_format=wanted):
         return NotImplemented
-    _run_reorder(functions, x, y, steps, wanted is not torch.contiguous_format)
+    last = wanted is not torch.contiguous_format
+    plan = _plan(x.shape, x.stride(), x.dtype, y.dtype, last)
+    if plan is None:
+        return NotImplemented
+    call(functions.reorder, integers(x.data_ptr(), y.data_ptr()) + plan.numbers, plan.size)
     return None
 
 
-def _steps(x: torch.Tensor, wanted: torch.memory_format, dtype: torch.dtype) -> Steps | None:
-    """Returns how far the next sample and the next channel of ``x`` are.
+@dataclass(frozen=True, slots=True)
+class _ReorderPlan:
+    """Keeps what C is told of copies of one shape and memory format to the other."""
+
+    strides: Sizes  # of the result
+    size: int
+    numbers: bytes
+
+
+@functools.lru_cache(PLANS_KEPT)
+def _plan(
+    shape: Sizes, strides: Sizes, given: torch.dtype, made: torch.dtype, channels_last: bool
+) -> _ReorderPlan | None:
+    """Plans a copy of a tensor of this shape and these strides, from one dtype to another.
 
     None where it has the format already, or a type or gaps that the kernel does not know. A window
     of a contiguous block along its first spatial dim has gaps between channels, which it knows.
     """
-    given = memory_format_by_strides(x)
-    known = x.dtype in TYPE_CODES and dtype in TYPE_CODES
-    if given == wanted or not known or x.numel() == 0:
+    x = torch.empty_strided(shape, strides, device="meta")
+    wanted = wanted_format(x, channels_last)
+    before = memory_format_by_strides(x)
+    known = given in TYPE_CODES and made in TYPE_CODES
+    if before == wanted or not known or x.numel() == 0:
         return None
-    strides = strides_in(x.shape, given)
-    if x.is_contiguous(memory_format=given):
-        return strides[:2]
-    return x.stride()[:2] if x.stride()[2:] == strides[2:] else None
-
-
-def _run_reorder(
-    functions: Library, x: torch.Tensor, y: torch.Tensor, steps: Steps, channels_last: bool
-) -> None:
-    samples, channels, *extents = x.shape
-    types = (TYPE_CODES[x.dtype], TYPE_CODES[y.dtype])
+    dense = strides_in(shape, before)
+    if x.is_contiguous(memory_format=before):
+        steps = dense[:2]
+    elif strides[2:] == dense[2:]:
+        steps = strides[:2]
+    else:
+        return None
+    samples, channels, *extents = shape
     sizes = (samples, channels, math.prod(extents), *steps)
-    numbers = integers(*types, *sizes, channels_last, y.nbytes >= STREAMED)
-    call(functions.reorder, addresses(x, y) + numbers, x.numel())
+    streamed = x.numel() * made.itemsize >= STREAMED
+    numbers = integers(TYPE_CODES[given], TYPE_CODES[made], *sizes, channels_last, streamed)
+    return _ReorderPlan(strides_in(shape, wanted), x.numel(), numbers)
 
 
 declare(reorder, compiled_reorder, "reorder.c", "tiles:triton_reorder")

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -32,6 +32,7 @@ from hyperslab.comm.exchange import (
     give_back,
     join_halo,
     new_box,
+    overlap,
     receive_halo,
     send_home,
     start,
@@ -46,15 +47,27 @@ from hyperslab.kernels.conv import (
     LocalConv,
     RecomputedInput,
     SavedInput,
+    TakenWeight,
     conv_backward,
     conv_forward,
     conv_input,
     convolve_by_torch,
     differentiable_conv,
+    gradient_of_taken,
+    input_in_channels_last,
+    take_weight,
+    weight_with_graph,
 )
 from hyperslab.kernels.conv_problem import ConvOptions, Kernels, torch_uses_im2col
 from hyperslab.kernels.memory_format import HaloPaddedBuffer, memory_format_of
-from hyperslab.ops.filter_parallel import filter_share, operand_type, shard_parameter
+from hyperslab.ops.filter_parallel import (
+    autocast_type,
+    filter_share,
+    lowered,
+    operand_type,
+    shard_parameter,
+    take_parameter,
+)
 from hyperslab.ops.fusion import EpilogueOps, conv_operand
 from hyperslab.ops.operands import whole_of
 from hyperslab.ops.overloads import Operator, PerDim, hashable, per_dim, register_each, spatial_dims
@@ -85,7 +98,7 @@ from hyperslab.tensor import Sharded
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConvSpec(ConvPasses):
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
@@ -98,10 +111,28 @@ class ConvSpec(ConvPasses):
     plan: ExchangePlan
     box: Box
 
-    @property
+    @cached_property
     def local(self) -> bool:
         """Tell if the rank's outputs are the op on its own block: no message and no buffer."""
         return not self.plan.sends and not self.plan.receives and self.box == self.plan.own
+
+    @cached_property
+    def part_of_block(self) -> tuple[slice, ...] | None:
+        """Return what the outputs read, where it is a part of the block and nothing travels."""
+        own = self.plan.own
+        return self.box.slices(own) if self.plan.local and own.contains(self.box) else None
+
+    @cached_property
+    def margins(self) -> tuple[tuple[slice, ...], ...]:
+        """Return the parts of the buffer that nobody fills: padding."""
+        return gaps_in(self.box, self.plan.brought)
+
+    @cached_property
+    def halo_places(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...] | None] | None]:
+        """Return where each received piece goes in the buffer, and what part of it, if not all."""
+        boxes = [t.box for t in self.plan.receives]
+        found = [(box, overlap(self.box, box)) for box in boxes]
+        return [at and (at[0], None if self.box.contains(box) else at[1]) for box, at in found]
 
 
 class BufferConv(BlockFunction):
@@ -126,7 +157,9 @@ class BufferConv(BlockFunction):
         kernels: Kernels,
         source: RecomputedInput | None,
         padded: HaloPaddedBuffer | None = None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         plan = spec.plan
         if padded is None:
             halos = receive_halo(x, plan, spec.box, spec.name)
@@ -154,19 +187,21 @@ class BufferConv(BlockFunction):
         needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
             x = ctx.value(kept)
-            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 4
+            weight = weight_with_graph(ctx, weight)
+            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
+            return dx, gradient_of_taken(ctx, dw), db, *[None] * 5
         if ctx.has_buffer:
             (buffer,) = halos
         else:
             buffer = _fill_buffer(ctx.value(kept, ctx.padded), halos, spec, ctx.padded)
-        whole, dw, db = conv_backward(
-            gradient, buffer, weight, spec.options, spec.padding, needs, ctx.kernels
-        )
+        how = (spec.options, spec.padding, needs, ctx.kernels, ctx.taken is not None)
+        whole, dw, db = conv_backward(gradient, buffer, weight, *how)
         del buffer
+        dw = gradient_of_taken(ctx, dw)
         if whole is None:
-            return None, dw, db, *[None] * 4
+            return None, dw, db, *[None] * 5
         dx = send_home(whole, spec.plan, spec.box, spec.name, private=True)
-        return dx, dw, db, *[None] * 4
+        return dx, dw, db, *[None] * 5
 
 
 def backward_with_graph(
@@ -202,17 +237,17 @@ def _fill_buffer(
     padded: HaloPaddedBuffer | None,
 ) -> torch.Tensor:
     """Return what the outputs read; ``x`` itself, or a part of it, where that is all."""
-    plan = spec.plan
-    box = spec.box
-    if plan.local and plan.own.contains(box):
-        return x[box.slices(plan.own)]
+    if spec.part_of_block is not None:
+        return x[spec.part_of_block]
     if padded is None or padded.buffer is None:
-        return join_halo(x, halo, plan, box)
+        return join_halo(x, halo, spec.plan, spec.box)
     buffer = padded.buffer
-    for gap in gaps_in(box, plan.brought):
-        buffer[gap].zero_()
-    for t, piece in zip(plan.receives, halo, strict=True):
-        copy_overlap(buffer, box, piece, t.box)
+    for margin in spec.margins:
+        buffer[margin].zero_()
+    for places, piece in zip(spec.halo_places, halo, strict=True):
+        if places is not None:
+            into, part = places
+            buffer[into] = piece if part is None else piece[part]
     return buffer
 
 
@@ -329,7 +364,9 @@ class SlabConv(BlockFunction):
         slabs: tuple[Slab, ...],
         kernels: Kernels,
         source: RecomputedInput | None,
+        taken: TakenWeight | None = None,
     ) -> torch.Tensor:
+        weight = take_weight(ctx, weight, taken)
         with completing(start(x, spec.plan, spec.name)) as pending:
             y = conv_forward(x, weight, bias, spec.options, padding, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
@@ -363,7 +400,9 @@ class SlabConv(BlockFunction):
         x = ctx.value(tuple(saved[len(slabs) :]))
         needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            return *backward_with_graph(gradient, x, weight, spec, needs), *[None] * 5
+            weight = weight_with_graph(ctx, weight)
+            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
+            return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
         grads = [
             _slab_backward(gradient, halo, weight, spec, slab, needs, kernels)
             for slab, halo in zip(slabs, halos, strict=True)
@@ -374,16 +413,15 @@ class SlabConv(BlockFunction):
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
         with nullcontext() if pending is None else completing(pending):
-            dx, dw, db = conv_backward(
-                gradient, x, weight, spec.options, ctx.padding, needs, kernels
-            )
+            how = (spec.options, ctx.padding, needs, kernels, ctx.taken is not None)
+            dx, dw, db = conv_backward(gradient, x, weight, *how)
         if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):
                     _taps(dw, slab, plane).add_(dtaps)
         if pending is not None and dx is not None:
             add_returned(dx, pending.wait(), spec.plan)
-        return dx, dw, db, *[None] * 5
+        return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
 
 
 def _planes(halo: torch.Tensor, slab: Slab, plane: Plane, spec: ConvSpec) -> torch.Tensor:
@@ -500,6 +538,7 @@ class ConvLayout:
     spec: ConvSpec | None  # None: nothing is cut in space
     slabs: tuple[Slab, ...] | None  # None: through a halo buffer
     halo_planes: tuple[int, int] | None = None  # before and after the block
+    plans: dict[object, ConvPlan] = field(default_factory=dict, compare=False, repr=False)
 
 
 @per_grid
@@ -547,6 +586,74 @@ def lay_out_conv(
     halo_planes = _planes_beside(plan.own, plan.wanted)
     block = (options, shared, margins, largest)
     return ConvLayout(x, output, windows, *block, spec, slabs, halo_planes)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvPlan:
+    """Holds what is decided about a kind of call of `convolve`, beside its geometry.
+
+    ``dtype``, ``filters``, ``added``: the types in which input, weight and bias are taken.
+    """
+
+    dtype: torch.dtype
+    filters: torch.dtype
+    added: torch.dtype
+    filters_last: bool  # cast to channels last
+    at_once: bool  # by `_convolve_at_once`
+    may_share: bool  # the filters among ranks, if there are many
+    may_slab: bool  # run over slabs, if the block has several
+    takes_filters: bool  # in the convolution's own node of the graph
+    beside: tuple[int, int] | None  # planes of a buffer before and after the block
+
+
+def plan_conv(
+    x: Sharded, weight: torch.Tensor, bias: torch.Tensor | None, layout: ConvLayout
+) -> ConvPlan:
+    """Return the plan of a call, which is made once for all that it depends on."""
+    policy = x.policy
+    autocast = autocast_type(x.device.type)
+    circumstances = registry.circumstances(x)
+    key = (
+        x.dtype,
+        weight.dtype,
+        weight.device.type,
+        None if bias is None else bias.dtype,
+        autocast,
+        policy.kernels,
+        policy.slab is None,
+        circumstances,
+    )
+    found = layout.plans.get(key)
+    if found is None:
+        found = layout.plans[key] = _new_plan(x, weight, bias, autocast, layout)
+    return found
+
+
+def _new_plan(
+    x: Sharded,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    autocast: torch.dtype | None,
+    layout: ConvLayout,
+) -> ConvPlan:
+    policy = x.policy
+    filters = lowered(weight.dtype, autocast)
+    dtype = lowered(x.dtype, autocast)
+    kind = registry.device_kind(x)
+    in_c = kind == "cpu" and policy.kernels != "torch"
+    alike = dtype == filters and weight.device.type == x.device.type
+    given = registry.format_for(policy.kernels, kind, dtype, weight.dim(), alike)
+    return ConvPlan(
+        dtype=dtype,
+        filters=filters,
+        added=filters if bias is None else lowered(bias.dtype, autocast),
+        filters_last=registry.casts_filters_last(weight, filters, policy.kernels),
+        at_once=policy.slab is None and waits_for_host(x, layout.largest),
+        may_share=layout.spec is None and layout.options.groups == 1,
+        may_slab=policy.slab is not None or _parts_for_cudnn(x, layout) > 0,
+        takes_filters=given == "channels last" and not layout.margins,
+        beside=layout.halo_planes if in_c else None,
+    )
 
 
 def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
@@ -601,39 +708,43 @@ def convolve(
     x = input
     if layout.input is not partition:
         x = input.redistribute(layout.input, f"the gather before {name}")
-    policy = x.policy
-    kernels = policy.kernels
-    if policy.slab is None and waits_for_host(x, layout.largest):
+    plan = plan_conv(x, weight, bias, layout)
+    if plan.at_once:
         return _convolve_at_once(x, weight, bias, layout)
     share = None
-    if layout.spec is None and groups == 1:
+    if plan.may_share:
         share = filter_share(x, weight, layout.output, 1)
     geometry = None
-    if share is None:
+    if plan.may_slab and share is None:
         geometry = _slab_geometry(x, weight, layout)
     if geometry is not None and isinstance(geometry.input, JoinedInput):
         return _convolve_joined(x, weight, bias, layout, geometry)
-    padded = None
-    beside = layout.halo_planes if geometry is None and kernels != "torch" else None
-    if beside is not None and registry.device_kind(x) == "cpu":
-        padded = HaloPaddedBuffer(*beside)
-    dtype = operand_type(x)
+    beside = plan.beside
+    padded = HaloPaddedBuffer(*beside) if beside is not None and geometry is None else None
+    policy = x.policy
+    homes = policy.homes
+    dtype = plan.dtype
     block, source = conv_operand(x, dtype, padded)
-    homes = x.policy.homes
     rows = () if share is None else (share.rows, share.index)
-    last = serial_is_last(x, block, weight, layout.options)
-    filters = operand_type(weight)
-    turned = registry.casts_filters_last(weight, filters, kernels)
-    weight = shard_parameter(weight, filters, homes, *rows, last=turned)
+    last = serial_is_last(x, block, weight, layout.options, dtype)
+    taken = None
+    if plan.takes_filters and not rows and geometry is None:
+        weight, taken = take_parameter(weight, plan.filters, homes, last=plan.filters_last)
+    else:
+        weight = shard_parameter(weight, plan.filters, homes, *rows, last=plan.filters_last)
     if bias is not None:
-        kind = operand_type(bias)
-        bias = shard_parameter(bias, kind, homes, *rows) if rows else bias.to(kind)
+        kind = plan.added
+        if rows:
+            bias = shard_parameter(bias, kind, homes, *rows)
+        elif bias.dtype != kind:
+            bias = bias.to(kind)
     if geometry is not None:
         conv = DeferredConv(geometry, (block,), weight, bias, source)
         pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
         if pending.can_wait:
             return x.will_be(pending, layout.output, reordered=not last)
-    y = _convolve_block(block, weight, bias, layout, dtype, kernels, padded, source=source)
+    how = (layout, dtype, policy.kernels, padded)
+    y = _convolve_block(block, weight, bias, *how, source=source, taken=taken)
     if share is not None:
         y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
@@ -680,7 +791,7 @@ def _convolve_at_once(
     weight = shard_parameter(weight, kept, policy.homes)
     if bias is not None and bias.dtype != dtype:
         bias = bias.to(dtype if bias.dtype == given else operand_type(bias))
-    last = serial_is_last(x, block, weight, layout.options)
+    last = serial_is_last(x, block, weight, layout.options, dtype)
     if block.dtype != dtype:
         block = block.to(dtype)
     padding = layout.padding
@@ -709,7 +820,8 @@ def _convolve_joined(
     bias = bias if bias is None else bias.to(operand_type(bias))
     conv = DeferredConv(geometry, join.tensors, weight, bias, None)
     pending = SlabEpilogue(x, conv, 0, EpilogueOps(conv.dtype), torch.is_grad_enabled())
-    last = serial_is_last(x, join.first_of(join.tensors)[0], weight, layout.options)
+    first, *_ = join.first_of(join.tensors)
+    last = serial_is_last(x, first, weight, layout.options, operand_type(x))
     return x.will_be(pending, layout.output, reordered=not last)
 
 
@@ -722,22 +834,29 @@ def _convolve_block(
     kernels: Kernels,
     padded: HaloPaddedBuffer | None = None,
     source: RecomputedInput | None = None,
+    taken: TakenWeight | None = None,
 ) -> torch.Tensor:
-    """Computes this rank's block at once, by the steps 2 to 4 of `convolve`."""
-    block = conv_input(x, weight, kernels, dtype, padded)
+    """Computes this rank's block at once, by the steps 2 to 4 of `convolve`.
+
+    ``taken`` makes the weight of a parameter, where the convolution computes in channels last.
+    """
+    if taken is None:
+        block = conv_input(x, weight, kernels, dtype, padded)
+    else:
+        block = input_in_channels_last(x, dtype, padded)
     spec = layout.spec
     if spec is None:
-        return differentiable_conv(
-            block, weight, bias, layout.options, layout.padding, layout.margins, kernels, source
-        )
+        given = (layout.options, layout.padding, layout.margins, kernels, source, taken)
+        return differentiable_conv(block, weight, bias, *given)
     if padded is not None and padded.buffer is not None:
-        return BufferConv.apply(block, weight, bias, spec, kernels, source, padded)
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, padded, taken)
     if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
         block = fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
-        return LocalConv.apply(block, weight, bias, spec, kernels, None)
+        return LocalConv.apply(block, weight, bias, spec, kernels, None, taken)
     if layout.slabs is None:
-        return BufferConv.apply(block, weight, bias, spec, kernels, source)
-    return SlabConv.apply(block, weight, bias, spec, layout.padding, layout.slabs, kernels, source)
+        return BufferConv.apply(block, weight, bias, spec, kernels, source, None, taken)
+    slabs = (layout.padding, layout.slabs)
+    return SlabConv.apply(block, weight, bias, spec, *slabs, kernels, source, taken)
 
 
 @per_grid
@@ -814,20 +933,24 @@ def _parts_for_cudnn(x: Sharded, layout: ConvLayout) -> int:
 
 
 def serial_is_last(
-    x: Sharded, block: torch.Tensor, weight: torch.Tensor, options: ConvOptions
+    x: Sharded,
+    block: torch.Tensor,
+    weight: torch.Tensor,
+    options: ConvOptions,
+    dtype: torch.dtype,
 ) -> bool:
-    """Tell if serial torch's convolution returns channels last.
+    """Tell if serial torch's convolution in ``dtype`` returns channels last.
 
     It does where an operand is that, but for small volumes, of which it makes columns.
     """
-    if weight.is_contiguous() and block.is_contiguous():
+    if weight.is_contiguous() and (x.reordered or block.is_contiguous()):
         return False
     formats = {memory_format_of(weight)}
     if not x.reordered:
         formats.add(memory_format_of(block))
     if formats == {torch.contiguous_format}:
         return False
-    on_cpu = block.device.type == "cpu" and operand_type(x) == torch.float32
+    on_cpu = block.device.type == "cpu" and dtype == torch.float32
     return not (on_cpu and torch_uses_im2col(x.shape, weight.shape, options))
 
 
@@ -917,25 +1040,26 @@ def convolve_transposed(
         return _convolve_parts(operator, input, weight, bias, *options)
     name = operator.__name__
     input = batched_input(input, spatial_dims(operator), name)
-    weight = whole_of(weight, f"the filters of {name}")
-    bias = whole_of(bias, f"the bias of {name}")
-    layout = lay_out_conv_transpose(
-        input.grid,
-        input.partition,
-        weight.shape,
-        hashable(stride),
-        hashable(padding),
-        hashable(output_padding),
-        hashable(dilation),
-        groups,
-    )
-    x = input.redistribute(layout.input, f"the gather before {name}")
+    if Sharded in (type(weight), type(bias)):
+        weight = whole_of(weight, f"the filters of {name}")
+        bias = whole_of(bias, f"the bias of {name}")
+    given = (stride, padding, output_padding, dilation)
+    if list in map(type, given):
+        given = (*map(hashable, given),)
+    partition = input.partition
+    layout = lay_out_conv_transpose(input.grid, partition, weight.shape, *given, groups)
+    x = input
+    if layout.input is not partition:
+        x = input.redistribute(layout.input, f"the gather before {name}")
     kernels = x.policy.kernels
-    weight = weight.to(operand_type(weight))
-    bias = bias if bias is None else bias.to(operand_type(bias))
+    autocast = autocast_type(x.device.type)
+    weight = weight.to(lowered(weight.dtype, autocast))
+    bias = bias if bias is None else bias.to(lowered(bias.dtype, autocast))
     spec = layout.spec
-    last = serial_is_last(x, x.block, weight, spec.options)
-    block = conv_input(x.block.to(operand_type(x)), weight, kernels)
+    block = x.block
+    dtype = lowered(block.dtype, autocast)
+    last = serial_is_last(x, block, weight, spec.options, dtype)
+    block = conv_input(block if block.dtype == dtype else block.to(dtype), weight, kernels)
     apply = LocalConv.apply if spec.local else BufferConv.apply
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import Node
 
 from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
 from hyperslab.geometry import Cut, Partition
@@ -36,50 +37,70 @@ MADE_AT_HOME = 1 << 17
 """Limits from how many elements on an uncast parameter's gradient is made in its buffer."""
 
 
-class _ShardParameter(BlockFunction):
-    """Casts rows of a parameter; makes the gradient where it is averaged, if that is possible."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TakenRows:
+    """Casts rows of a parameter; makes the gradient where it is averaged, if that is possible.
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        parameter: torch.Tensor,
-        begin: int,
-        end: int,
-        dtype: torch.dtype,
-        rows: Cut | None,
-        homes: GradientBuffers | None,
-        last: bool,
+    A `hyperslab.kernels.conv.TakenWeight`. ``rows`` is a cut of the parameter's first dim, of which
+    this rank takes the interval from ``begin`` to ``end``; without one it takes all of them.
+    """
+
+    begin: int
+    end: int
+    dtype: torch.dtype
+    rows: Cut | None
+    homes: GradientBuffers | None
+    last: bool
+
+    def take(self, parameter: torch.Tensor) -> torch.Tensor:
+        rows = parameter if self.rows is None else parameter[self.begin : self.end]
+        return _cast(rows, self.dtype, self.last)
+
+    def take_with_graph(self, parameter: torch.Tensor) -> torch.Tensor:
+        rows = parameter if self.rows is None else parameter[self.begin : self.end]
+        return rows.to(self.dtype)
+
+    def gradient_with_graph(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        beside = [0] * (2 * parameter.dim() - 2) + [self.begin, parameter.shape[0] - self.end]
+        gradient = gradient.to(parameter.dtype)
+        return gradient if self.rows is None else F.pad(gradient, beside)
+
+    def gradient(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, accumulating: Node
     ) -> torch.Tensor:
-        ctx.parameter = parameter  # a leaf: it keeps no graph
-        ctx.begin = begin
-        ctx.end = end
-        ctx.rows = rows
-        ctx.homes = homes
-        return _cast(parameter if rows is None else parameter[begin:end], dtype, last)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        parameter = ctx.parameter
-        rest = parameter.shape[0] - ctx.end
-        if torch.is_grad_enabled():
-            beside = [0] * (2 * parameter.dim() - 2) + [ctx.begin, rest]
-            return F.pad(gradient.to(parameter.dtype), beside), *[None] * 6
-        ((accumulating, _), *_) = ctx.next_functions
-        home = None if ctx.homes is None else ctx.homes.lend(parameter, accumulating)
+        home = None if self.homes is None else self.homes.lend(parameter, accumulating)
         whole = torch.empty_like(parameter) if home is None else home
         rows = whole
-        if ctx.rows is not None:
-            rows = whole[ctx.begin : ctx.end]
-            _set_to_zero(whole[: ctx.begin])
-            _set_to_zero(whole[ctx.end :])
+        if self.rows is not None:
+            rows = whole[self.begin : self.end]
+            _set_to_zero(whole[: self.begin])
+            _set_to_zero(whole[self.end :])
         if gradient.dim() in CHANNELS_LAST and not gradient.is_contiguous():
             # Into another type, and from channels last, as convolutions make it, in one pass.
             reorder_into(gradient, rows)
         else:
             rows.copy_(gradient)
         if home is not None:
-            ctx.homes.made(parameter, whole, ctx.rows)
-        return whole, *[None] * 6
+            assert self.homes is not None
+            self.homes.made(parameter, whole, self.rows)
+        return whole
+
+
+class _ShardParameter(BlockFunction):
+    """Takes rows of a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, taken: TakenRows) -> torch.Tensor:
+        ctx.parameter = parameter  # a leaf: it keeps no graph
+        ctx.taken = taken
+        return taken.take(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return ctx.taken.gradient_with_graph(ctx.parameter, gradient), None
+        ((accumulating, _), *_) = ctx.next_functions
+        return ctx.taken.gradient(ctx.parameter, gradient, accumulating), None
 
 
 def _cast(parameter: torch.Tensor, dtype: torch.dtype, last: bool) -> torch.Tensor:
@@ -108,26 +129,52 @@ def shard_parameter(
 
     ``last``: to channels last. Differentiable. The gradient is zero in the rows of other ranks.
     """
+    found, taken = take_parameter(parameter, dtype, homes, rows, index, last=last)
+    return found if taken is None else _ShardParameter.apply(found, taken)
+
+
+def take_parameter(
+    parameter: torch.Tensor,
+    dtype: torch.dtype,
+    homes: GradientBuffers | None,
+    rows: Cut | None = None,
+    index: int = 0,
+    *,
+    last: bool = False,
+) -> tuple[torch.Tensor, TakenRows | None]:
+    """Returns what `shard_parameter` does; or the parameter itself, and what is to be taken of it.
+
+    That is left to the layer, whose one node of the graph then does both.
+    """
     plain = rows is None and dtype == parameter.dtype
     if plain and (homes is None or parameter.numel() < MADE_AT_HOME):
-        return parameter
+        return parameter, None
     begin, end = (0, parameter.shape[0]) if rows is None else rows.interval(index)
     plain = homes is None and parameter.device.type != "cpu"
     if not parameter.requires_grad:
-        return _cast(parameter if rows is None else parameter[begin:end], dtype, last)
+        return _cast(parameter if rows is None else parameter[begin:end], dtype, last), None
     if plain or not parameter.is_leaf:
-        return (parameter if rows is None else parameter[begin:end]).to(dtype)
-    return _ShardParameter.apply(parameter, begin, end, dtype, rows, homes, last)
+        return (parameter if rows is None else parameter[begin:end]).to(dtype), None
+    return parameter, TakenRows(begin, end, dtype, rows, homes, last)
 
 
 def operand_type(x: torch.Tensor) -> torch.dtype:
     """Returns the type in which a layer with filters takes ``x``: autocast may lower it."""
+    return lowered(x.dtype, autocast_type(x.device.type))
+
+
+def autocast_type(kind: str) -> torch.dtype | None:
+    """Returns the type to which autocast lowers operands on a kind of device; None: it is off."""
     if not autocast_anywhere():  # nearly always; of a device it takes several times as long to ask
-        return x.dtype
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or x.dtype == torch.float64:
-        return x.dtype
-    return torch.get_autocast_dtype(kind) if x.is_floating_point() else x.dtype
+        return None
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def lowered(dtype: torch.dtype, autocast: torch.dtype | None) -> torch.dtype:
+    """Returns the type in which a layer with filters takes operands of a ``dtype``."""
+    if autocast is None or dtype == torch.float64 or not dtype.is_floating_point:
+        return dtype
+    return autocast
 
 
 PRODUCTS_PER_WEIGHT = 64

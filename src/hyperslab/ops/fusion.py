@@ -26,6 +26,7 @@ from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
     as_float32,
     dense,
+    dense_as_it_lies,
     memory_format_of,
     parameter_as_float32,
     pooled_shape,
@@ -33,7 +34,7 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.kernels.registry import OPERATORS, device_kind
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.deferred import recording
-from hyperslab.util.torch_internals import BlockFunction, version_of
+from hyperslab.util.torch_internals import BlockFunction, record_graph, version_of
 
 
 @dataclass(slots=True, eq=False)
@@ -298,16 +299,21 @@ class EpilogueOps:
         )
 
     def forward(
-        self, x: torch.Tensor, *, mark: bool, padded: HaloPaddedBuffer | None = None
+        self,
+        x: torch.Tensor,
+        memory_format: torch.memory_format,
+        *,
+        mark: bool,
+        padded: HaloPaddedBuffer | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the result and, with ``mark``, what its gradient needs in place of ``x``.
 
-        With ``padded`` it is made there, if it may be.
+        ``memory_format`` is that of ``x``. With ``padded`` it is made there, if it may be.
         """
         norm = None if self.statistics is None else self.statistics.norm
         y = None
         if padded is not None:
-            y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format_of(x))
+            y = padded.block(pooled_shape(x.shape, self.pool), self.dtype, memory_format)
         if y is None:
             return chain_forward(x, norm, self.slope, self.pool, self.maximum, mark, self.dtype)
         return y, chain_forward_into(x, norm, self.slope, self.pool, self.maximum, mark, y)
@@ -336,9 +342,9 @@ class EpilogueFunction(BlockFunction):
         padded: HaloPaddedBuffer | None = None,
     ) -> torch.Tensor:
         marked = links.leaves_marks
-        y, marks = links.forward(x, mark=marked and any(ctx.needs_input_grad), padded=padded)
+        ctx.format = kept = memory_format_of(x)
+        y, marks = links.forward(x, kept, mark=marked and any(ctx.needs_input_grad), padded=padded)
         ctx.links = links
-        ctx.format = memory_format_of(x)
         ctx.shape = x.shape
         ctx.dtype = x.dtype
         ctx.unmarked = None if marked else marks  # nothing
@@ -384,7 +390,7 @@ EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def has_kernels(x: Sharded) -> bool:
     """Returns whether there are fused kernels for tensors of this type and so many dims."""
-    return x.dtype in EPILOGUE_DTYPES and 3 <= x.dim() <= 5
+    return x.dtype in EPILOGUE_DTYPES and 3 <= len(x.partition.shape) <= 5
 
 
 KEPT_UP_TO = 1 << 16
@@ -497,7 +503,7 @@ class FusedEpilogue:
             for parent, done in reversed(self._alive() if self.parents else ()):
                 # Who holds it may watch its gradient, or ask for it: it has to be in the graph.
                 rest = links.after(done)
-                block = dense(parent.block, memory_format_of(parent.block))
+                block = dense_as_it_lies(parent.block)
                 return EpilogueFunction.apply(block, *rest.parameters, rest, self.padded)
             return self.computed(links)
 
@@ -536,7 +542,8 @@ class RecomputedEpilogue:
         assert block is not None
         if torch.is_grad_enabled():
             return EpilogueFunction.apply(block, *self.links.parameters, self.links)
-        return self.links.forward(block, mark=False, padded=padded)[0]
+        y, _ = self.links.forward(block, memory_format_of(block), mark=False, padded=padded)
+        return y
 
 
 LAUNCH_BOUND = 1 << 17
@@ -567,8 +574,7 @@ def begin_epilogue(x: Sharded) -> FusedEpilogue | None:
     partition = x.partition
     if partition.thin or 0 in partition.shape or not has_kernels(x):
         return None
-    block = x.block
-    block = dense(block, memory_format_of(block))
+    block = dense_as_it_lies(x.block)
     version = 0 if block.is_inference() else version_of(block)
     return FusedEpilogue(x, block, version, EpilogueOps(block.dtype), torch.is_grad_enabled())
 
@@ -625,7 +631,9 @@ def statistics_of(
                 f"a normalisation of {channels} channels has a parameter {tuple(parameter.shape)}"
             )
     pool = over.pool or 1
-    with recording(graph=False):
+    graph = torch.is_grad_enabled()
+    record_graph(False)
+    try:
         groups = 0 if over.pool is None else channels // pool
         sums = channel_sums(x, groups) if isinstance(x, torch.Tensor) else x.channel_sums(groups)
         if over.group is not None:
@@ -633,4 +641,6 @@ def statistics_of(
         norm, moments = normalisation(sums, weight, bias, over.count, eps, channels, pool)
         if note is not None:
             note(moments)
+    finally:
+        record_graph(graph)
     return Statistics(norm, moments, affine, over, eps)

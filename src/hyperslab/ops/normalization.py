@@ -78,12 +78,15 @@ def batch_norm(
         chain = begin_epilogue(x)
         assert chain is not None
         return epilogue_result(chain.linked(statistics=running), x, x.partition)
+    partition = x.partition
     over = None
     if training:
-        x = without_empty_shards(x, range(x.dim()))
+        if partition.thin:
+            x = without_empty_shards(x, range(x.dim()))
+            partition = x.partition
         replica = x.policy.batch_norm == "replica"
-        over = _lay_out_batch_norm(x.grid, x.partition, replica)
-    if over is None or (not x.partition.axes and (is_launch_bound(x) or not has_kernels(x))):
+        over = _lay_out_batch_norm(x.grid, partition, replica)
+    if over is None or (not partition.axes and (is_launch_bound(x) or not has_kernels(x))):
         # By torch: the block has all that its statistics are made of.
         block = x.native_or_block
         kept = memory_format_of(block)
@@ -149,20 +152,21 @@ def instance_norm(
     the data axis where there are running statistics.
     """
     x = normalised_input(input, "instance_norm", running_mean, running_var, weight, bias)
-    x = without_empty_shards(x, range(x.dim()))
+    if x.partition.thin:
+        x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
         return x.like(
             F.instance_norm(x.block, running_mean, running_var, weight, bias, False, momentum, eps)
         )
-    count = math.prod(x.shape[2:])
+    over = _lay_out_group_norm(x.grid, x.partition, 1)
+    count = over.count
     if count == 1:
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {tuple(x.shape)}"
         )
-    if running_mean is None and _left_to_torch(x, count):
+    if running_mean is None and _left_to_torch(x, over):
         return x.like(with_gradient_in(F.instance_norm(x.local, weight=weight, bias=bias, eps=eps)))
     dtype = result_type("instance_norm", x.dtype, x.device)
-    over = Population(count, group_over(x, range(2, x.dim())), 1)
 
     def note(moments: torch.Tensor) -> None:
         if running_mean is None or running_var is None:
@@ -191,30 +195,38 @@ def group_norm(
     Distribution scheme: as `batch_norm`, over the axes that cut space.
     """
     x = normalised_input(input, "group_norm", weight, bias)
-    x = without_empty_shards(x, range(x.dim()))
-    if x.shape[1] % num_groups:
-        raise LayoutError(f"group_norm: {x.shape[1]} channels do not make {num_groups} groups")
-    if x.shape[0] * x.shape[1] // num_groups * math.prod(x.shape[2:]) == 1:
+    if x.partition.thin:
+        x = without_empty_shards(x, range(x.dim()))
+    samples, channels = x.partition.shape[:2]
+    if channels % num_groups:
+        raise LayoutError(f"group_norm: {channels} channels do not make {num_groups} groups")
+    over = _lay_out_group_norm(x.grid, x.partition, channels // num_groups)
+    if samples * over.count == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
-    pool = x.shape[1] // num_groups
-    count = pool * math.prod(x.shape[2:])
-    if _left_to_torch(x, count):
+    if _left_to_torch(x, over):
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
         return x.like(with_gradient_in(torch.group_norm(x.local, num_groups, weight, bias, eps)))
     dtype = result_type("group_norm", x.dtype, x.device)
-    over = Population(count, group_over(x, range(2, x.dim())), pool)
     return _normalised(x, over, Affine.of(weight, bias), eps, dtype)
 
 
-def _left_to_torch(x: Sharded, count: int) -> bool:
+@per_grid
+def _lay_out_group_norm(grid: Grid, x: Partition, pool: int) -> Population:
+    """Counts the values of a sample's groups of ``pool`` channels over the ranks that cut space."""
+    axes = [cut.axis for cut in x.cuts[2:] if cut is not None]
+    return Population(pool * math.prod(x.shape[2:]), grid.group(axes), pool)
+
+
+def _left_to_torch(x: Sharded, over: Population) -> bool:
     """Returns whether torch's own operator runs: nothing is cut, and no kernel would be faster.
 
     Of few values there is no gradient but what rounding and eps leave; torch's is torch's.
     """
-    whole = group_over(x, range(2, x.dim())) is None
-    return whole and (count <= FEW or x.dtype not in EPILOGUE_DTYPES or is_launch_bound(x))
+    if over.group is not None:
+        return False
+    return over.count <= FEW or x.dtype not in EPILOGUE_DTYPES or is_launch_bound(x)
 
 
 def normalised_input(x: object, name: str, *parameters: object) -> Sharded:

@@ -1,7 +1,7 @@
 """Distributes average, maximum and power-average pooling, adaptive pooling and unpooling.
 
-In reading order: flat positions of maxima in a sample's whole volume; the input with its halo
-and the place of the output; windows that tile the block, which join a fused epilogue; windows
+In reading order: flat positions of maxima in a sample's whole volume; the place of the output and
+what it reads, `PoolLayout`; windows that tile the block, which join a fused epilogue; windows
 that overlap, by the kernel of `hyperslab.kernels.max_pool` with its graph; the rules. Then
 adaptive pooling, whose windows follow from the two extents (``interpolate`` calls the average
 *area*), and maximum unpooling, where values go back to where their maxima were.
@@ -32,9 +32,10 @@ Legend: a *spatial dim* is counted from 0 after batch and channel.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
+from operator import index
 from typing import Any, cast
 
 import torch
@@ -74,7 +75,6 @@ from hyperslab.ops.placement import (
     check_unbatched,
     only_sample,
     output_partition,
-    place_outputs,
     placement,
     read_cover,
     with_batch,
@@ -104,81 +104,162 @@ def move_indices(
     return moved
 
 
-Windows = Sequence[Window]
+@dataclass(frozen=True, slots=True)
+class PoolLayout:
+    """One rank's geometry of a pooling; made once per (partition, arguments).
 
-
-class PoolingInput:
-    """A pooling's input with its halo, and where its output lies.
-
-    Distribution scheme: 1. place every output on the rank that owns the centre of its window, 2.
-    fetch the halo, with ``fill`` beyond the volume's edge, 3. pool without padding along the cut
-    dims, and with the op's own padding along the others.
+    ``padding`` is what is left to the operator, along dims that are not cut. ``divisors``: of an
+    average, by spatial dim, what the elements of each output's window are divided by; None where
+    that is the window's extent everywhere. ``tiles``: windows cover the block of every rank.
     """
 
-    def __init__(self, x: Sharded, windows: Windows, ceil: bool, fill: float, name: str) -> None:
-        x = batched_input(x, len(windows), name)
-        self.windows = windows
-        self.inputs = tuple(x.shape[2:])
-        extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, self.inputs, strict=True)]
-        x, self.cuts = place_outputs(x, windows, extents, name)
-        self.partition = output_partition(x.partition, x.shape[1], extents, self.cuts)
-        covered = [cut is not None for cut in self.cuts]
-        cover = read_cover(x.partition, windows, self.cuts, extents, covered)
-        plan = plan_exchange(x.partition, cover, x.grid)
-        self.plan = plan
-        self.fill = fill
-        self.name = name
-        self.first = plan.wanted.lo[2:]
-        self.kernel = [w.kernel for w in windows]
-        self.stride = [w.stride for w in windows]
-        self.padding = [0 if c else w.before for c, w in zip(covered, windows, strict=True)]
-        self.out = self.partition.box(x.grid.coords)
-        self.x = x
+    name: str
+    input: Partition  # the input's, after gathering axes for which the output is too thin
+    output: Partition
+    plan: ExchangePlan
+    windows: tuple[Window, ...]
+    ceil: bool
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    lines: tuple[Line, ...]  # the windows of the block, as kernels take them
+    divisors: tuple[tuple[int, ...], ...] | None
+    tiles: bool
 
-    @cached_property
-    def block(self) -> torch.Tensor:
-        """Return the rank's input with its halo."""
-        what = f"the halo exchange of {self.name}"
-        return fetch(self.x.block, self.plan, fill=self.fill, what=what)
+    def fetch(self, x: Sharded, fill: float) -> torch.Tensor:
+        """Return this rank's input with its halo; ``fill`` beyond the volume's edge."""
+        return fetch(x.block, self.plan, fill=fill, what=f"the halo exchange of {self.name}")
 
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """Return the windows of the block, dim by dim, as the kernels take them."""
-        return tuple(map(Line, self.kernel, self.stride, self.padding, self.out.shape[2:]))
 
-    def wrap(self, block: torch.Tensor) -> Sharded:
-        return self.x.like(block, self.partition, fresh=True)
+@per_grid
+def lay_out_pool(
+    grid: Grid,
+    x: Partition,
+    name: str,
+    kernel: PerDim,
+    stride: PerDim | None,
+    padding: PerDim,
+    dilation: PerDim,
+    ceil: bool,
+    include_padding: bool,
+) -> PoolLayout:
+    """Place every output on the rank that owns the centre of its window; plan what it reads.
+
+    Raises:
+        LayoutError: a window of a maximum reads nothing but padding.
+    """
+    windows = pool_windows(len(x.shape) - 2, kernel, stride, padding, dilation)
+    inputs = x.shape[2:]
+    extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, inputs, strict=True)]
+    given = x
+    x, cuts = placement(x, grid, windows, extents, name)
+    output = output_partition(x, x.shape[1], extents, cuts)
+    covered = [cut is not None for cut in cuts]
+    plan = plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid)
+    out = output.box(grid.coords)
+    divisors = None
+    if name.startswith("avg"):
+        divisors = tuple(
+            _divisors(w, e, out.interval(dim), include_padding)
+            for dim, (w, e) in enumerate(zip(windows, inputs, strict=True), start=2)
+        )
+        if all(set(per) <= {w.kernel} for w, per in zip(windows, divisors, strict=True)):
+            divisors = None
+    left = tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True))
+    kernels = tuple(w.kernel for w in windows)
+    strides = tuple(w.stride for w in windows)
+    if name.startswith("max"):
+        for window, extent in zip(windows, inputs, strict=True):
+            _check_reads(window, extent, ceil, f"{given} on {grid}")
+    return PoolLayout(
+        name=name,
+        input=x,
+        output=output,
+        plan=plan,
+        windows=windows,
+        ceil=ceil,
+        kernel=kernels,
+        stride=strides,
+        padding=left,
+        dilation=tuple(w.dilation for w in windows),
+        lines=tuple(map(Line, kernels, strides, left, out.shape[2:])),
+        divisors=divisors,
+        tiles=_tiles_every_block(x, windows),
+    )
+
+
+def _check_reads(window: Window, extent: int, ceil: bool, where: str) -> None:
+    """Refuse a window that steps over the volume.
+
+    Torch's backward pass would write elsewhere.
+    """
+    outputs = range(window.outputs(extent, ceil=ceil) if extent < window.dilation else 0)
+    taps = (window.taps(o, (0, extent)) for o in outputs)
+    if any(first == end for first, end in taps):
+        raise LayoutError(
+            f"max_pool of {where}: {window} reads nothing of the extent {extent} but its padding\n"
+            "    use a smaller dilation or less padding"
+        )
+
+
+def _tiles_every_block(x: Partition, windows: Sequence[Window]) -> bool:
+    """Tell if tiles cover the block of every rank; all decide alike, see `begin_epilogue`."""
+    for cut, extent, w in zip(x.cuts[2:], x.shape[2:], windows, strict=True):
+        if w.kernel != w.stride or w.before or w.after or w.dilation != 1:
+            return False
+        ends = [extent] if cut is None else [hi for _, hi in cut.intervals]
+        if any(end % w.kernel for end in ends):
+            return False
+    return True
+
+
+def _placed(
+    x: Sharded,
+    kind: str,
+    n: int,
+    kernel: PerDim,
+    stride: PerDim | None,
+    padding: PerDim,
+    dilation: PerDim = 1,
+    ceil: bool = False,
+    include_padding: bool = True,
+) -> tuple[Sharded, PoolLayout]:
+    """Return a pooling's input, gathered where its output is too thin, and its layout."""
+    name = f"{kind}_pool{n}d"
+    x = batched_input(x, n, name)
+    given = (kernel, stride, padding, dilation)
+    numbers = [n if type(n) is int or n is None else _as_numbers(n) for n in given]
+    layout = lay_out_pool(x.grid, x.partition, name, *numbers, bool(ceil), bool(include_padding))
+    if layout.input is not x.partition:
+        x = x.redistribute(layout.input, f"the gather before {name}")
+    return x, layout
+
+
+def _as_numbers(given: Any) -> Any:
+    """Return a number or several as numbers of Python, by which a layout is found."""
+    return tuple(map(index, given)) if isinstance(given, Iterable) else index(given)
 
 
 MOST_WINNERS = 256
 """Elements of a tile of which one byte can say which is the largest."""
 
 
-def pooled_epilogue(p: PoolingInput, *, maximum: bool) -> FusedEpilogue | None:
+def pooled_epilogue(x: Sharded, layout: PoolLayout, *, maximum: bool) -> FusedEpilogue | None:
     """Return the input's chain with this pooling as the last link; None if it cannot be."""
-    if not _tiles_every_block(p):
+    if not layout.tiles:
         return None
-    if isinstance(p.x.pending, FusedEpilogue) and p.x.pending.links.pool:
-        p.x.force()
-    chain = begin_epilogue(p.x)
-    if chain is None or (maximum and math.prod(p.kernel) > MOST_WINNERS):
+    if isinstance(x.pending, FusedEpilogue) and x.pending.links.pool:
+        x.force()
+    chain = begin_epilogue(x)
+    if chain is None or (maximum and math.prod(layout.kernel) > MOST_WINNERS):
         return None
-    dtype = result_type(p.name, chain.dtype, chain.block.device)
-    return chain.linked(pool=tuple(p.kernel), maximum=maximum, dtype=dtype)
+    dtype = result_type(layout.name, chain.dtype, chain.block.device)
+    return chain.linked(pool=layout.kernel, maximum=maximum, dtype=dtype)
 
 
-def _tiles_every_block(p: PoolingInput) -> bool:
-    """Tell if tiles cover the block of every rank; all decide alike, see `begin_epilogue`."""
-    if p.kernel != p.stride or any(w.before or w.after or w.dilation != 1 for w in p.windows):
-        return False
-    for cut, extent, k in zip(p.x.partition.cuts[2:], p.inputs, p.kernel, strict=True):
-        ends = [extent] if cut is None else [hi for _, hi in cut.intervals]
-        if any(end % k for end in ends):
-            return False
-    return True
-
-
-_kernels = torch.ops.hyperslab
+_window_maximum = registry.OPERATORS["window_maximum"]
+_window_maximum_backward = registry.OPERATORS["window_maximum_backward"]
 
 
 class WindowMaximum(BlockFunction):
@@ -193,7 +274,7 @@ class WindowMaximum(BlockFunction):
         ctx.dtype = x.dtype
         ctx.channels_last = memory_format_of(x) is not torch.contiguous_format
         mark = ctx.needs_input_grad[0]
-        y, winners = _kernels.window_maximum(x, *ctx.windows, outputs, mark, dtype)
+        y, winners = _window_maximum(x, *ctx.windows, outputs, mark, dtype)
         ctx.save_for_backward(winners if mark else None)
         return y
 
@@ -201,7 +282,7 @@ class WindowMaximum(BlockFunction):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (winners,) = ctx.saved_tensors
         differentiable = torch.is_grad_enabled()
-        run = window_maximum_backward if differentiable else _kernels.window_maximum_backward
+        run = window_maximum_backward if differentiable else _window_maximum_backward
         kernel, stride, padding = ctx.windows
         form = (ctx.shape, ctx.channels_last, ctx.dtype)
         return run(gradient, winners, kernel, stride, padding, *form), None, None
@@ -237,30 +318,41 @@ def pool_windows(
     )
 
 
-def max_pool(p: PoolingInput, ceil: bool) -> Sharded:
-    chain = pooled_epilogue(p, maximum=True)
+def max_pool(x: Sharded, layout: PoolLayout) -> Sharded:
+    chain = pooled_epilogue(x, layout, maximum=True)
     if chain is not None:
-        return epilogue_result(chain, p.x, p.partition)
-    dilation = [w.dilation for w in p.windows]
-    if registry.choose("max_pool", p.block, p.kernel, max(dilation)) == "windows":
-        dtype = result_type(p.name, p.block.dtype, p.block.device)
-        return p.wrap(WindowMaximum.apply(p.block, p.lines, dtype))
-    run = MAX[len(p.windows)]
-    return p.wrap(run(p.block, p.kernel, p.stride, p.padding, dilation, ceil))
+        return epilogue_result(chain, x, layout.output)
+    block = layout.fetch(x, _lowest(x.dtype))
+    if registry.choose("max_pool", block, layout.kernel, max(layout.dilation)) == "windows":
+        dtype = result_type(layout.name, block.dtype, block.device)
+        y = WindowMaximum.apply(block, layout.lines, dtype)
+    else:
+        run = MAX[len(layout.windows)]
+        how = (layout.kernel, layout.stride, layout.padding, layout.dilation, layout.ceil)
+        y = run(block, *how)
+    return x.like(y, layout.output, fresh=True)
 
 
-def max_pool_with_indices(p: PoolingInput, ceil: bool) -> tuple[Sharded, Sharded]:
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def max_pool_with_indices(x: Sharded, layout: PoolLayout) -> tuple[Sharded, Sharded]:
     """Return the maxima and their flat positions in the whole volume."""
-    dilation = [w.dilation for w in p.windows]
-    run = MAX_WITH_INDICES[len(p.windows)]
-    y, index = run(p.block, p.kernel, p.stride, p.padding, dilation, ceil)
+    block = layout.fetch(x, _lowest(x.dtype))
+    run = MAX_WITH_INDICES[len(layout.windows)]
+    how = (layout.kernel, layout.stride, layout.padding, layout.dilation, layout.ceil)
+    y, index = run(block, *how)
+    first = layout.plan.wanted.lo[2:]
 
     def move(dim: int, at: torch.Tensor) -> torch.Tensor:
-        at = at + p.first[dim]
+        at = at + first[dim]
         # Padding wins where all is -inf: torch names the window's first element that is not.
-        return torch.where(at < 0, at % p.windows[dim].dilation, at)
+        return torch.where(at < 0, at % layout.dilation[dim], at)
 
-    return p.wrap(y), p.wrap(move_indices(index, p.block.shape[2:], move, p.inputs))
+    index = move_indices(index, block.shape[2:], move, layout.input.shape[2:])
+    values = x.like(y, layout.output, fresh=True)
+    return values, x.like(index, layout.output, fresh=True)
 
 
 def average_windows(x: torch.Tensor, lines: Sequence[Line], divisor: int) -> torch.Tensor:
@@ -285,25 +377,26 @@ def _window_maps(
         return maps, [one.adjoint() for one in maps]
 
 
-def _average(p: PoolingInput, ceil: bool, divisor: int | None) -> torch.Tensor:
-    if registry.choose("avg_pool", p.block) == "sparse":
-        count = math.prod(p.kernel) if divisor is None else divisor
-        return average_windows(p.block, p.lines, count)
-    if len(p.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
-        row = ([1, *p.kernel], [1, *p.stride], [0, *p.padding], ceil)
-        return F.avg_pool2d(p.block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
-    run = AVG[len(p.windows)]
-    return run(p.block, p.kernel, p.stride, p.padding, ceil, divisor_override=divisor)
+def _average(block: torch.Tensor, layout: PoolLayout, divisor: int | None) -> torch.Tensor:
+    if registry.choose("avg_pool", block) == "sparse":
+        count = math.prod(layout.kernel) if divisor is None else divisor
+        return average_windows(block, layout.lines, count)
+    if len(layout.windows) == 1:  # avg_pool1d knows no divisor: run it as an image of one row
+        row = ([1, *layout.kernel], [1, *layout.stride], [0, *layout.padding], layout.ceil)
+        return F.avg_pool2d(block.unsqueeze(2), *row, divisor_override=divisor).squeeze(2)
+    run = AVG[len(layout.windows)]
+    how = (layout.kernel, layout.stride, layout.padding, layout.ceil)
+    return run(block, *how, divisor_override=divisor)
 
 
-def _divisors(window: Window, extent: int, out: Interval, include: bool) -> list[int]:
+def _divisors(window: Window, extent: int, out: Interval, include: bool) -> tuple[int, ...]:
     """Counts the elements that torch divides by in each output's window, along one dim."""
     counts = []
     for o in range(*out):
         start = o * window.stride - window.before
         end = min(start + window.kernel, extent + window.after)
         counts.append(end - start if include else min(end, extent) - max(start, 0))
-    return counts
+    return tuple(counts)
 
 
 @register_each(
@@ -334,20 +427,9 @@ def maximum(
 ) -> Sharded | tuple[Sharded, Sharded]:
     """Takes any window, with overlap, padding, dilation and ceil_mode."""
     n = spatial_dims(operator)
-    windows = pool_windows(n, kernel_size, stride, padding, dilation)
-    lowest = -math.inf if input.dtype.is_floating_point else torch.iinfo(input.dtype).min
-    p = PoolingInput(input, windows, ceil_mode, lowest, f"max_pool{n}d")
-    for window, extent in zip(windows, p.inputs, strict=True):
-        # Of a window that steps over the volume torch's backward pass would write elsewhere.
-        outputs = range(window.outputs(extent, ceil=ceil_mode) if extent < window.dilation else 0)
-        taps = (window.taps(o, (0, extent)) for o in outputs)
-        if any(first == end for first, end in taps):
-            raise LayoutError(
-                f"max_pool of {input.partition} on {input.grid}: {window} reads nothing of the "
-                f"extent {extent} but its padding\n    use a smaller dilation or less padding"
-            )
+    x, layout = _placed(input, "max", n, kernel_size, stride, padding, dilation, ceil_mode)
     run = max_pool_with_indices if operator is MAX_WITH_INDICES[n] else max_pool
-    return run(p, ceil_mode)
+    return run(x, layout)
 
 
 @register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
@@ -363,32 +445,32 @@ def average(
     divisor_override: int | None = None,
 ) -> Sharded:
     """Takes any window, overlap, padding, ceil_mode, count_include_pad and divisor_override."""
-    n = spatial_dims(operator)
-    windows = pool_windows(n, kernel_size, stride, padding)
     if divisor_override == 0:
         raise ValueError("avg_pool: divisor_override must not be zero")
-    p = PoolingInput(input, windows, ceil_mode, 0.0, f"avg_pool{n}d")
-    counts = [
-        _divisors(w, e, p.out.interval(dim + 2), count_include_pad)
-        for dim, (w, e) in enumerate(zip(windows, p.inputs, strict=True))
-    ]
-    full = all(c == w.kernel for w, per in zip(windows, counts, strict=True) for c in per)
-    chain = pooled_epilogue(p, maximum=False) if full and divisor_override is None else None
+    n = spatial_dims(operator)
+    given = (kernel_size, stride, padding, 1, ceil_mode, count_include_pad)
+    x, layout = _placed(input, "avg", n, *given)
+    full = layout.divisors is None
+    chain = None
+    if full and divisor_override is None:
+        chain = pooled_epilogue(x, layout, maximum=False)
     if chain is not None:
-        y = epilogue_result(chain, p.x, p.partition)
+        y = epilogue_result(chain, x, layout.output)
         if n == 3:  # torch's is contiguous
             y.mark_as_reordered()
         return y
-    if full or divisor_override is not None:
-        y = p.wrap(_average(p, ceil_mode, divisor_override))
+    block = layout.fetch(x, 0.0)
+    if layout.divisors is None or divisor_override is not None:
+        mean = _average(block, layout, divisor_override)
     else:
-        total = _average(p, ceil_mode, 1)
+        total = _average(block, layout, 1)
         rounded = None if total.is_floating_point() else "trunc"  # as torch's own of integers
         divisors = total.new_ones(())
-        for dim, per in enumerate(counts):
+        for dim, per in enumerate(layout.divisors):
             shape = [-1 if d == dim else 1 for d in range(n)]
             divisors = divisors * device_constant(per, total.device, total.dtype).view(shape)
-        y = p.wrap(torch.div(total, divisors, rounding_mode=rounded))
+        mean = torch.div(total, divisors, rounding_mode=rounded)
+    y = x.like(mean, layout.output, fresh=True)
     if n == 3 and memory_format_of(y.block) is not torch.contiguous_format:
         y.mark_as_reordered()  # as above
     return y

@@ -208,7 +208,7 @@ class UpsampledInput:
         ]
         channels = self.block.plan.own.interval(1)
         inputs = Box.of([window.interval(0), channels, *(crop.inputs for crop in crops)])
-        options = replace(self.options, output_padding=tuple(crop.extra for crop in crops))
+        options = self.options._replace(output_padding=tuple(crop.extra for crop in crops))
         return inner, inputs, options, tuple(crop.padding for crop in crops)
 
 
