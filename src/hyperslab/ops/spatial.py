@@ -183,9 +183,12 @@ def pad(
 
 
 @register(torch.constant_pad_nd, family="spatial")
-def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
-    """Pads as ``F.pad`` with a constant."""
-    return _padded(input, [int(p) for p in pad], "constant", value)
+def constant_pad_nd(input: Sharded, pad: Sequence[int], value: complex = 0) -> Sharded:
+    """Pads as ``F.pad`` with a constant, which may be complex."""
+    pads = [int(p) for p in pad]
+    # Torch's own checks, on the global shape.
+    torch.constant_pad_nd(torch.empty(input.shape, dtype=input.dtype, device="meta"), pads, value)
+    return _constant(input, pads, value)
 
 
 @register(F.unfold, family="spatial")
@@ -286,7 +289,7 @@ def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Inte
     ]
 
 
-def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
+def _constant(x: Sharded, pads: Sequence[int], value: complex) -> Sharded:
     windows = _windows(x.dim(), pads)
     x, partition = _place(x, windows)
     cover = Cover(partition.cover.axes, tuple(_sources(partition, windows)))
