@@ -45,6 +45,10 @@ def exported() -> None:
     for trace in (torch.export.export, torch.jit.trace):
         with pytest.raises(hs.LayoutError, match="is traced"):
             trace(net, (volume(),))
+    for scripted in (net, nn.Sequential(net)):
+        with pytest.raises(hs.LayoutError, match=r"^torch\.jit\.script cannot compile the"):
+            torch.jit.script(scripted)
+    assert not hasattr(net.forward, "__globals__")  # an error of ours only where it is read
     plain = network().eval()
     plain.load_state_dict(net.state_dict())
     program = torch.export.export(plain, (volume(),)).module()
@@ -88,6 +92,17 @@ def stepped_in_hooks() -> None:
         parameter.register_post_accumulate_grad_hook(step)
     loss = net(hs.shard(volume(), grid)).square().mean()
     with pytest.raises(hs.LayoutError, match=r"changed while the backward pass ran"):
+        loss.backward()
+
+    def step_and_free(parameter: torch.Tensor) -> None:
+        step(parameter)
+        parameter.grad = None
+
+    early = network()
+    for parameter in early.parameters():
+        parameter.register_post_accumulate_grad_hook(step_and_free)
+    loss = hs.parallelize(early, grid)(hs.shard(volume(), grid)).square().mean()
+    with pytest.raises(hs.LayoutError, match=r"used and freed while the backward pass ran"):
         loss.backward()
 
 

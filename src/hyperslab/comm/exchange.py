@@ -332,7 +332,9 @@ def _in_one_buffer(pieces: Sequence[torch.Tensor]) -> bool:
     return len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
 
 
-def new_box(box: Box, parts: Sequence[Box], like: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+def new_box(
+    box: Box, parts: Sequence[Box], like: torch.Tensor, fill: complex = 0.0
+) -> torch.Tensor:
     """Allocate a tensor for ``box`` that ``parts`` cover: ``fill`` where they leave a gap."""
     out = torch.empty(
         box.shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
@@ -373,7 +375,7 @@ def overlap(box: Box, at: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | 
 
 
 def bring(
-    x: torch.Tensor, plan: ExchangePlan, box: Box, what: str, fill: float = 0.0
+    x: torch.Tensor, plan: ExchangePlan, box: Box, what: str, fill: complex = 0.0
 ) -> torch.Tensor:
     """Return ``box`` of a cut tensor, of which ``x`` is the own box, in new memory.
 
@@ -413,7 +415,7 @@ def join_halo(
     halo: Sequence[torch.Tensor],
     plan: ExchangePlan,
     box: Box,
-    fill: float = 0.0,
+    fill: complex = 0.0,
 ) -> torch.Tensor:
     """Put the own box ``x`` and what was received together, as `bring` does both."""
     if are_packed(halo, plan):
@@ -487,11 +489,11 @@ class Meeting:
             place, self.arrived, self._filling = self.all.split(sizes)
             self.own = place.view(own.shape)
             self.leaving = own.new_empty(sum(sends.sizes))
-        self._fill = 0.0
+        self._fill: complex = 0.0
         self._sends = sends.pieces(self.leaving)
         self._receives = receives.pieces(self.arrived)
 
-    def fill_with(self, fill: float) -> None:
+    def fill_with(self, fill: complex) -> None:
         """Write the filling, unless it is there."""
         if fill != self._fill:  # as not a number always is
             self._filling.fill_(fill)
@@ -586,7 +588,7 @@ class Gathers:
                 receives,
             )
 
-    def bring(self, x: torch.Tensor, plan: ExchangePlan, what: str, fill: float) -> torch.Tensor:
+    def bring(self, x: torch.Tensor, plan: ExchangePlan, what: str, fill: complex) -> torch.Tensor:
         own = _in_memory(x, self.last)
         meeting = self._meeting(own, self.sends, self.receives, fill)
         return self._shaped(meeting.joined_with(own, self.sent, plan, what, self.brought))
@@ -597,7 +599,7 @@ class Gathers:
         meeting.exchange(own, self.sent, plan, what)
         return meeting.arrived.clone()
 
-    def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: float) -> torch.Tensor:
+    def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: complex) -> torch.Tensor:
         own = _in_memory(x, self.last).flatten()
         joined = torch.cat((own, arrived, filling(fill, own.dtype, own.device)))
         return self._shaped(joined.take(self.brought))
@@ -610,7 +612,7 @@ class Gathers:
         return self._shaped(found if found.dim() == whole.dim() else found.sum(0))
 
     def _meeting(
-        self, own: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: float
+        self, own: torch.Tensor, sends: PackedMessages, receives: PackedMessages, fill: complex
     ) -> Meeting:
         if is_capturing():  # a graph's memory is its own, and is not filled before it is replayed
             found = Meeting(own, sends, receives)
@@ -654,7 +656,7 @@ def _numbered(messages: PackedMessages, first: int) -> list[torch.Tensor]:
 
 
 def fetch(
-    x: torch.Tensor, plan: ExchangePlan, *, fill: float = 0.0, box: Box | None = None, what: str
+    x: torch.Tensor, plan: ExchangePlan, *, fill: complex = 0.0, box: Box | None = None, what: str
 ) -> torch.Tensor:
     """Return the wanted box of a cut tensor, differentiable; ``x`` is the own box.
 
@@ -680,7 +682,7 @@ def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch
 def _maps(plan: ExchangePlan, box: Box, what: str) -> tuple[Callable[..., torch.Tensor], ...]:
     """Return the map from the own box to another one, and its adjoint."""
 
-    def there(x: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
+    def there(x: torch.Tensor, fill: complex = 0.0) -> torch.Tensor:
         return no_view(bring(x, plan, box, what, fill))
 
     def back(gradient: torch.Tensor) -> torch.Tensor:

@@ -209,6 +209,8 @@ def conv_forward(
             return no_view(y.squeeze(2).contiguous())
         x, padding = for_aten(x, weight, options, padding, kernels)
         return aten_convolution(x, weight, bias, options, padding)
+    if bias is not None:
+        bias = bias.contiguous()  # oneDNN by name reads it as if it were, a column too
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
 
 

@@ -50,6 +50,7 @@ from hyperslab.ops.operands import (
     check_uncut,
     device_constant,
     first_cuts,
+    whole_of,
 )
 from hyperslab.ops.placement import with_whole
 from hyperslab.tensor import Sharded, gather, register
@@ -513,6 +514,11 @@ _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 _EXTRA_KEYS = ("bias_k", "bias_v", "static_k", "static_v")
 
+_PARAMETERS = tuple(name for name in _MULTI_HEAD.parameters if "proj_" in name) + _EXTRA_KEYS[:2]
+"""Names the arguments that every rank needs whole."""
+
+_TOKENS = ("query", "key", "value", "key_padding_mask", "attn_mask")
+
 
 @register(F.multi_head_attention_forward, family="attention", merged=True)
 def multi_head_attention_forward(
@@ -527,6 +533,10 @@ def multi_head_attention_forward(
     call = _MULTI_HEAD.bind(*args, **kwargs)
     call.apply_defaults()
     given: dict[str, Any] = call.arguments
+    for parameter in _PARAMETERS:
+        given[parameter] = whole_of(given[parameter], f"the {parameter} of {name}")
+    if not any(isinstance(given[key], Sharded) for key in _TOKENS):
+        return F.multi_head_attention_forward(**given)
     sequences = [given[key] for key in ("query", "key", "value")]
     dropout = given["dropout_p"] if given["training"] else 0.0
     cut = any(isinstance(x, Sharded) and x.partition.cuts[0] is not None for x in sequences)

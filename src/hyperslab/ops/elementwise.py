@@ -40,6 +40,7 @@ from hyperslab.ops.operands import (
     common_partition,
     operand_block,
     turn_into_cut,
+    whole_of,
     without_empty_shards,
 )
 from hyperslab.ops.overloads import Integers, Operator, integers, overloads_of, register_each
@@ -143,7 +144,8 @@ def apply_pointwise(
         hint = "\n    a part of zeros needs torch.no_grad() in place of torch.inference_mode()"
         raise LayoutError(
             f"{function.__name__} in place would change the cut of its first operand; "
-            f"use the operator that returns a new tensor{hint if part else ''}"
+            f"use the operator that returns a new tensor{hint if part else ''}\n"
+            f"{describe(operands)}"
         )
     if in_place:
         written_back = like.knows_its_place
@@ -610,6 +612,41 @@ def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
     if not isinstance(elements, Sharded) or any(isinstance(value, Sharded) for value in sought):
         raise LayoutError("isin: the elements are cut, what is looked for is an ordinary tensor")
     return elements.like(torch.isin(elements.block, *values, **options), fresh=True)
+
+
+@register(torch.fake_quantize_per_tensor_affine, family="elementwise")
+def fake_quantize(input: Sharded, *how: Any, **named: Any) -> Sharded:
+    """Runs block by block; scale and zero point are numbers or ordinary tensors."""
+    if not isinstance(input, Sharded) or any(
+        isinstance(value, Sharded) for value in (*how, *named.values())
+    ):
+        raise LayoutError(
+            "fake_quantize_per_tensor_affine: the input is cut, the scale and the zero point are "
+            f"ordinary tensors\n{describe([input, *how, *named.values()])}    use .full() of them"
+        )
+    return input.like(torch.fake_quantize_per_tensor_affine(input.block, *how, **named), fresh=True)
+
+
+@register(torch.fake_quantize_per_channel_affine, family="elementwise", dims=["axis"])
+def fake_quantize_channels(
+    input: Sharded,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+) -> Sharded:
+    """Runs block by block; the dim that has a scale for each element becomes whole."""
+    name = "fake_quantize_per_channel_affine"
+    if not isinstance(input, Sharded):
+        raise LayoutError(
+            f"{name}: the scales are cut and the input is not\n"
+            f"{describe([input, scale, zero_point])}    use .full() of them"
+        )
+    scale, zero_point = (whole_of(t, f"the scales of {name}") for t in (scale, zero_point))
+    input = with_whole(input, (axis,), name)
+    how = (scale, zero_point, axis, quant_min, quant_max)
+    return input.like(torch.fake_quantize_per_channel_affine(input.block, *how), fresh=True)
 
 
 @register(torch.trapezoid, torch.trapz, family="elementwise", dims=["dim"])

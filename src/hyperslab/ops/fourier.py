@@ -253,8 +253,16 @@ def view_as_real(input: Sharded) -> Sharded:
 def view_as_complex(input: Sharded) -> Sharded:
     """Is a view, with a last dim of 2 that is not cut."""
     check_uncut(input, (input.dim() - 1,), "view_as_complex needs all of")
-    block = torch.view_as_complex(input.local)
-    return input.like(block, Partition(input.partition.shape[:-1], input.partition.cuts[:-1]))
+    block = input.local
+    # Torch looks at strides, which a rank with one element of a dim has in any order.
+    copied = any(cut is not None and cut.single for cut in input.partition.cuts)
+    if copied:
+        block = block.clone(memory_format=torch.contiguous_format)
+    partition = input.partition.without_dim(input.dim() - 1)
+    y = input.like(torch.view_as_complex(block), partition)
+    if copied:
+        y.mark_as_copy(input)
+    return y
 
 
 def _complex_overloads(name: str) -> tuple[Operator, Operator]:

@@ -333,10 +333,11 @@ def add_product(
     if exact and not all(isinstance(n, int) for n in (alpha, beta)):
         raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        y = traits.product(a, b)
-        y = y if alpha == 1 else y * alpha
+        product = traits.product(a, b)
+        y = product if alpha == 1 else product * alpha
         added = input if beta == 1 else input * beta
-        return y if beta == 0 else (y + added).to(y.dtype)  # autocast may have lowered it
+        y = y if beta == 0 else y + added
+        return y.to(product.dtype)  # autocast may have lowered it; numbers raise bool
 
 
 @register(torch.einsum, family="linalg", merged=True)
@@ -350,7 +351,8 @@ def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> t
         raise LayoutError(f"einsum: {equation!r} does not fit\n{describe(tensors)}")
     inputs, output = found
     for tensor, labels in zip(tensors, inputs, strict=True):
-        if isinstance(tensor, Sharded) and len(set(labels)) < len(labels):  # a diagonal
+        diagonal = len(set(labels)) < len(labels)
+        if diagonal and isinstance(tensor, Sharded) and tensor.partition.merged:
             tensor.gather_merged()
     return contract("einsum", tensors, inputs, output, partial(torch.einsum, equation))
 
@@ -437,6 +439,8 @@ def bilinear(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Runs over the last dims of both inputs; weight and bias are ordinary."""
+    if not any(isinstance(t, Sharded) for t in (input1, input2, weight)):
+        return F.bilinear(input1, input2, weight, whole_of(bias, "the bias of bilinear"))
     batch = batch_labels(input1.dim() - 1)
     y = contract(
         "bilinear",

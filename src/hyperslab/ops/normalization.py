@@ -91,8 +91,13 @@ def batch_norm(
         block = x.native_or_block
         kept = memory_format_of(block)
         how = (training, momentum, eps, torch.backends.cudnn.enabled)
+        # In channels last torch's backward pass reads them as if they were dense.
+        weight = weight if weight is None else weight.contiguous()
+        both = (running_mean, running_var)
+        if not training:
+            both = tuple(one if one is None else one.contiguous() for one in both)
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        y = torch.batch_norm(dense(block, kept), weight, bias, running_mean, running_var, *how)
+        y = torch.batch_norm(dense(block, kept), weight, bias, *both, *how)
         return x.like(with_gradient_in(y, kept), fresh=training)
 
     def note(moments: torch.Tensor) -> None:

@@ -796,6 +796,8 @@ def max_unpool(
     at = move_indices(at, sizes, lambda d, index: index - reach.lo[d + 2], reach.shape[2:])
     # Of all kernels with stride 1, those whose unpooling has just the extents wanted.
     pairs = zip(reach.shape[2:], values.shape[2:], strict=True)
+    # Torch refuses strides that a rank with one row of them may not have.
+    values, at = values.contiguous(), at.contiguous()
     y = UNPOOLINGS[n](values, at, [to - have + 1 for to, have in pairs], [1] * n)
     return x.like(y if reach == out else y[out.slices(reach)], layout.output)
 

@@ -188,8 +188,8 @@ def pad(
 
 
 @register(torch.constant_pad_nd, family="spatial")
-def constant_pad_nd(input: Sharded, pad: Sequence[int], value: float = 0) -> Sharded:
-    """Pads as ``F.pad`` with a constant."""
+def constant_pad_nd(input: Sharded, pad: Sequence[int], value: complex = 0) -> Sharded:
+    """Pads as ``F.pad`` with a constant, which may be complex."""
     return _padded(input, tuple(map(int, pad)), "constant", value)
 
 
@@ -250,9 +250,9 @@ def fold_columns(
         return F.conv_transpose2d(x, filters, None, steps, pads, more, channels, gaps)
 
 
-def _padded(x: Sharded, pads: tuple[int, ...], mode: str, value: float) -> Sharded:
+def _padded(x: Sharded, pads: tuple[int, ...], mode: str, value: complex) -> Sharded:
     if not x.partition.axes:
-        y = F.pad(x.block, pads, mode, value)
+        y = _pad_whole(x.block, pads, mode, value)
         return x.like(y, Partition.whole(y.shape), consumed=True)
     _check_padding(x.shape, x.dtype, pads, mode, value)
     if mode == "constant":
@@ -262,10 +262,16 @@ def _padded(x: Sharded, pads: tuple[int, ...], mode: str, value: float) -> Shard
 
 @lru_cache(256, typed=True)
 def _check_padding(
-    shape: torch.Size, dtype: torch.dtype, pads: tuple[int, ...], mode: str, value: float
+    shape: torch.Size, dtype: torch.dtype, pads: tuple[int, ...], mode: str, value: complex
 ) -> None:
     """Has torch check the arguments, on the global shape."""
-    F.pad(torch.empty(shape, dtype=dtype, device="meta"), pads, mode, value)
+    _pad_whole(torch.empty(shape, dtype=dtype, device="meta"), pads, mode, value)
+
+
+def _pad_whole(x: torch.Tensor, pads: tuple[int, ...], mode: str, value: Any) -> torch.Tensor:
+    if mode == "constant":
+        return torch.constant_pad_nd(x, pads, value)  # F.pad takes no complex number
+    return F.pad(x, pads, mode, value)
 
 
 def _windows(ndim: int, pads: Sequence[int]) -> list[Window]:
@@ -309,7 +315,7 @@ def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Inte
     ]
 
 
-def _constant(x: Sharded, pads: Sequence[int], value: float) -> Sharded:
+def _constant(x: Sharded, pads: Sequence[int], value: complex) -> Sharded:
     thin, partition, plan = _lay_out_constant(x.grid, x.partition, tuple(pads))
     x = gather(x, thin) if thin else x
     local = _fresh(fetch(x.block, plan, fill=value, what=WHAT), x)

@@ -264,6 +264,9 @@ class Guard:
                 if p.requires_grad
             ]
             at_end_of_backward(self._finished)
+        if parameter.grad is None:  # a hook that was set before ours has used it up
+            names = {id(p): name for name, p in self.module.named_parameters()}
+            raise self._used_in_backward(names.get(id(parameter), "?"), "used and freed")
         self.seen.add(id(parameter))
         averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
 
@@ -290,11 +293,14 @@ class Guard:
         began, self._versions = self._versions, []
         for name, parameter, before in began:
             if version_of(parameter) != before:
-                raise LayoutError(
-                    f"the parameter {name} of {type(self.module).__name__} was changed while the "
-                    "backward pass ran (an optimizer's step in a hook?), by a gradient that was "
-                    "not averaged over the ranks yet\n    call optimizer.step() after backward()"
-                )
+                raise self._used_in_backward(name, "changed")
+
+    def _used_in_backward(self, name: str, what: str) -> LayoutError:
+        return LayoutError(
+            f"the parameter {name} of {type(self.module).__name__} was {what} while the backward "
+            "pass ran (an optimizer's step in a hook?), by a gradient that was not averaged over "
+            "the ranks yet\n    call optimizer.step() after backward()"
+        )
 
 
 def _function_under_way() -> Any:
@@ -308,6 +314,10 @@ def _function_under_way() -> Any:
     while frame is not None and frame.f_code is not BackwardCFunction.apply.__code__:
         frame = frame.f_back
     return None if frame is None else frame.f_locals["self"]
+
+
+class _NotScripted(LayoutError, AttributeError):
+    """A parallelised module was scripted; who only looks for an attribute finds none."""
 
 
 class GuardedForward(functools.partial[Any]):
@@ -345,6 +355,14 @@ class GuardedForward(functools.partial[Any]):
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise _no_copy()
+
+    @property
+    def __globals__(self) -> Any:  # what torch.jit.script asks of a forward first
+        name = type(self.guard.module).__name__ if self.guard is not None else "module"
+        raise _NotScripted(
+            f"torch.jit.script cannot compile the parallelised {name}, whose messages between "
+            f"ranks it knows nothing of\n{_EXPORT_A_SERIAL_ONE}"
+        )
 
 
 RUNS_EAGERLY = EagerReason(
@@ -388,6 +406,12 @@ def _no_copy() -> LayoutError:
     )
 
 
+_EXPORT_A_SERIAL_ONE = (
+    "    export a network of the same class that is not parallelised, after "
+    "load_state_dict(net.state_dict()): the keys and the weights are those of the serial network"
+)
+
+
 def _refuse_tracing(module: object) -> None:
     """
     Raises:
@@ -397,9 +421,7 @@ def _refuse_tracing(module: object) -> None:
     if torch.compiler.is_exporting() or jit_is_tracing():
         raise LayoutError(
             f"the parallelised {type(module).__name__} is traced (torch.export, torch.jit.trace, "
-            "torch.onnx), which cannot record messages between ranks\n    export a network of the "
-            "same class that is not parallelised, after load_state_dict(net.state_dict()): the "
-            "keys and the weights are those of the serial network"
+            f"torch.onnx), which cannot record messages between ranks\n{_EXPORT_A_SERIAL_ONE}"
         )
 
 
