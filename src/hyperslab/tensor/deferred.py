@@ -334,7 +334,8 @@ class DeferredTensor(torch.Tensor):
         assert self.pending is not None
         pending = self.pending
         recomputable = pending.recomputable
-        value = pending.value()
+        with DisableTorchFunctionSubclass():  # as in a rule, where the tensor may be asked first
+            value = pending.value()
         version = version_of(value) if recomputable else 0
         self.pending = None
         self.replace_storage(value)
