@@ -178,6 +178,16 @@ def test_a_refusal_is_not_kept_and_keeps_nothing() -> None:
             torch.cat([x, x[:, :, :2]], 1)
         with pytest.raises(IndexError):
             torch.cat([x, x], 5)
+        torch.testing.assert_close(x.transpose(1, 2).full(), serial.transpose(1, 2))
+        torch.testing.assert_close(x.unbind(1)[0].full(), serial[:, 0])
+        torch.testing.assert_close(torch.cat([x, x], 1).full(), serial.repeat(1, 2, 1, 1, 1))
+        for no_dim in (
+            lambda: x.transpose(1, 2.0),
+            lambda: x.unbind(1.0),
+            lambda: torch.cat([x, x], 1.0),
+        ):
+            with pytest.raises(TypeError):
+                no_dim()
         torch.testing.assert_close((x @ MATRIX).full(), serial @ MATRIX)
 
 
