@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import hyperslab as hs
 from hyperslab.comm import grid as grid_module
 from hyperslab.errors import LayoutError
+from hyperslab.ops.views import Span, crop
 from tests.ranks import run_ranks
 
 SHAPE = (2, 4, 6, 4, 4)
@@ -178,6 +179,16 @@ def test_a_refusal_is_not_kept_and_keeps_nothing() -> None:
             torch.cat([x, x[:, :, :2]], 1)
         with pytest.raises(IndexError):
             torch.cat([x, x], 5)
+        torch.testing.assert_close(x.transpose(1, 2).full(), serial.transpose(1, 2))
+        torch.testing.assert_close(x.unbind(1)[0].full(), serial[:, 0])
+        torch.testing.assert_close(torch.cat([x, x], 1).full(), serial.repeat(1, 2, 1, 1, 1))
+        for no_dim in (
+            lambda: x.transpose(1, 2.0),
+            lambda: x.unbind(1.0),
+            lambda: torch.cat([x, x], 1.0),
+        ):
+            with pytest.raises(TypeError):
+                no_dim()
         torch.testing.assert_close((x @ MATRIX).full(), serial @ MATRIX)
 
 
@@ -209,6 +220,15 @@ def views_after_changes() -> None:
 
 def test_views_of_a_plan_share_memory_with_their_base() -> None:
     run_ranks(2, views_after_changes)
+
+
+def test_a_part_is_taken_outside_of_rules_too() -> None:
+    """What is put off is computed where operators still ask for a rule."""
+    serial = torch.randn(SHAPE)
+    x = hs.shard(serial, hs.Grid())
+    part = crop(x, {2: Span(1, 3)})
+    assert type(part) is hs.Sharded
+    torch.testing.assert_close(part.full(), serial[:, :, 1:4])
 
 
 def test_what_is_kept_is_bounded() -> None:

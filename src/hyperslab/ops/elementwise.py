@@ -235,7 +235,7 @@ def _pointwise_rule(function: Operator) -> Operator:
         if aliases:
             return _alias_of(function, *args, **kwargs)
         if quick and len(args) <= last and not (kwargs and _ask_for_more(kwargs)):
-            found = _applied(function, args, kwargs, written_in_c)
+            found = _applied_to_alike(function, args, kwargs, written_in_c)
             if found is not None:
                 return found
         if random and kwargs.get("training", len(args) > 3 and args[3]):
@@ -257,39 +257,52 @@ def _ask_for_more(options: Mapping[str, object]) -> bool:
     return any(isinstance(value, torch.Tensor) for value in options.values())
 
 
-def _applied(
+def _applied_to_alike(
     function: Operator, args: Sequence[object], options: Mapping[str, object], written_in_c: bool
 ) -> Sharded | None:
-    """Run an operator that makes a new tensor; None for what is none.
+    """Run an operator that makes a new tensor, on operands that are cut alike nearly always.
 
-    As `apply_pointwise` would, which asks more of its operands than that takes.
+    As `apply_pointwise` would, which asks more of its operands than that takes. None for operators
+    that make no new tensor.
     """
     like: Sharded | None = None
-    alike = True
     reordered = False
-    blocks: list[Any] = []
+    blocks: list[object] = []
     as_they_are = written_in_c and not python_looks()
     for value in args:
+        kind = type(value)
         if isinstance(value, Sharded):
             if like is None:
                 like = value
             elif value._partition is not like._partition:
-                alike = False
+                return _applied_to_aligned(function, args, options)
             reordered = reordered or value.reordered
             blocks.append(value if as_they_are and value.is_its_block else value.block)
-        else:
-            alike = alike and not isinstance(value, torch.Tensor)
+        elif kind is float or kind is int or kind is bool:
             blocks.append(value)
-    if like is None:
+        else:
+            return _applied_to_aligned(function, args, options)
+    result = None if like is None else function(*blocks, **options)
+    if like is None or type(result) is not torch.Tensor:
         return None
-    target = like._partition
-    if not alike:
-        target = common_partition([v for v in args if isinstance(v, torch.Tensor)], function)
-        blocks = [operand_block(value, target=target, like=like) for value in args]
+    return like.like(result, fresh=True, reordered=reordered)
+
+
+def _applied_to_aligned(
+    function: Operator, args: Sequence[object], options: Mapping[str, object]
+) -> Sharded | None:
+    """Run it on operands of any cuts, ordinary ones too."""
+    operands = [value for value in args if isinstance(value, torch.Tensor)]
+    cut = [value for value in operands if isinstance(value, Sharded)]
+    if not cut:
+        return None
+    target = common_partition(operands, function)
+    blocks = [operand_block(value, target=target, like=cut[0]) for value in args]
     result = function(*blocks, **options)
     if type(result) is not torch.Tensor:
         return None
-    return like.like(result, target, fresh=True, reordered=reordered)
+    reordered = any(value.reordered for value in cut)
+    return cut[0].like(result, target, fresh=True, reordered=reordered)
 
 
 def _alias_of(function: Operator, input: Sharded, *args: Any, **kwargs: Any) -> Sharded:

@@ -206,8 +206,9 @@ def operand_partition(
         for label, extent in zip(labels, own, strict=True)
     ]
     partition = Partition(own, tuple(kept))
-    same = isinstance(tensor, Sharded) and tensor.partition == partition
-    return tensor.partition if same else partition
+    if isinstance(tensor, Sharded) and tensor.partition == partition:
+        return tensor.partition
+    return partition
 
 
 def batch_labels(count: int) -> list[DimLabel]:

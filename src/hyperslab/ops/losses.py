@@ -26,7 +26,7 @@ from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import HALF
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.elementwise import apply_pointwise
-from hyperslab.ops.operands import common_partition, operand_block, whole_of
+from hyperslab.ops.operands import common_partition, operand_block
 from hyperslab.ops.overloads import Operator, register_each, run_composed
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import look_for_metrics, mean, sum_of
@@ -170,8 +170,9 @@ def _of_whole(
     """Runs torch's own loss, for one number, on operands and weights that are not cut."""
     like = next(t for t in (*operands, *weights.values()) if isinstance(t, Sharded))
     look_for_metrics(like)
-    blocks = {name: whole_of(weight, name) for name, weight in weights.items()}
-    loss: torch.Tensor = function(*[whole_of(t, "a loss") for t in operands], **options, **blocks)
+    blocks = [t.block if isinstance(t, Sharded) else t for t in (*operands, *weights.values())]
+    named = dict(zip(weights, blocks[len(operands) :], strict=True))
+    loss: torch.Tensor = function(*blocks[: len(operands)], **options, **named)
     return loss
 
 

@@ -8,7 +8,7 @@ one meanwhile, so that no rank ever holds more than its part of the tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import torch
@@ -16,9 +16,10 @@ import torch
 from hyperslab.comm import log_once
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import LayoutError
+from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
 from hyperslab.ops.elementwise import apply_pointwise
-from hyperslab.ops.operands import check_uncut, without_empty_shards
+from hyperslab.ops.operands import LAYOUTS, check_uncut, without_empty_shards
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
@@ -63,16 +64,32 @@ def _cut_as(x: Sharded, moved: Sharded, found: Results, dims: Sequence[int], nam
         named: Any = type(found)
         return named([_cut_as(x, moved, part, dims, name) for part in found])
     reduced = found.dim() < x.dim()
-    now, back = moved.partition, x.partition
-    for dim in sorted(dims, reverse=True):
-        if reduced:
+    extents = None if reduced else tuple([found.shape[dim] for dim in dims])
+    now, back = _lay_out_way_back(moved.partition, x.partition, tuple(dims), extents)
+    if reduced and 0 in dims and not back.axes and now == back:
+        return found
+    y = moved.like(found, now, consumed=True).redistribute(back, f"the way back from {name}")
+    return y.local if reduced and 0 in dims and not back.axes else y
+
+
+@lru_cache(LAYOUTS)
+def _lay_out_way_back(
+    moved: Partition, given: Partition, dims: tuple[int, ...], extents: tuple[int, ...] | None
+) -> tuple[Partition, Partition]:
+    """Returns how a result is cut at first, and how in the end; ``extents``: None if without dims.
+
+    One that is not moved on is cut by one object.
+    """
+    now, back = moved, given
+    for at in sorted(range(len(dims)), key=lambda at: dims[at], reverse=True):
+        dim = dims[at]
+        if extents is None:
             now, back = now.without_dim(dim), back.without_dim(dim)
         else:
-            extent = found.shape[dim]
-            now = now.with_dim(dim, extent, None)
-            back = back.with_dim(dim, extent, cut_of_result(back.cuts[dim], extent))
-    y = moved.like(found, now).redistribute(back, f"the way back from {name}")
-    return y.local if reduced and 0 in dims and not back.axes else y
+            now = now.with_dim(dim, extents[at], None)
+            cut = cut_of_result(back.cuts[dim], extents[at])
+            back = back.with_dim(dim, extents[at], cut)
+    return (back, back) if now == back else (now, back)
 
 
 @register_each("sort", "argsort", family="scans", dims=["dim"])

@@ -65,7 +65,7 @@ def flipped(x: Sharded, dims: Sequence[int]) -> Sharded:
     Distribution scheme: 1. every rank fetches the mirror image of its box, 2. and flips it.
     """
     if not x.partition.axes:
-        return x.like(x.native_local.flip(dims), consumed=True)
+        return x.like(torch.flip(x.native_local, list(dims)), consumed=True)
     cover = x.partition.cover
     intervals = list(cover.intervals)
     for dim in dims:

@@ -403,7 +403,7 @@ def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     return permuted(x, _order_of_exchange(x.dim(), a, b))
 
 
-@functools.lru_cache(LAYOUTS)
+@functools.lru_cache(LAYOUTS, typed=True)  # 1.0 is no dim
 def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
     order = list(range(ndim))
     a, b = read_dims((a, b), ndim, "transpose")
@@ -713,7 +713,7 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
 @register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Returns every slice of a dim, as select."""
-    parts = _lay_out_slices_of(input.grid, input.partition, dim)
+    parts = _lay_out_slices_of(input.grid, input.partition, operator.index(dim))
     return tuple([take_part(input, part) for part in parts])
 
 
@@ -954,7 +954,7 @@ def _lay_out_cat(
     joined = [whole[i] for i in kept]
     if len({(each.ndim, other_extents(each.shape, dim)) for each in joined}) > 1:
         return None
-    cut = tuple(held[i] for i in kept if isinstance(held[i], Partition))
+    cut = tuple(each for i in kept if isinstance(each := held[i], Partition))
     target = cut_of_joined(grid, cut or (joined[0],), joined, dim)
     sections = tuple((0, each.shape[dim]) for each in joined)
     ways = [each if isinstance(each := held[i], Partition) else None for i in kept]

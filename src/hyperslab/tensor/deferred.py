@@ -65,6 +65,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
+    asks_for_rules,
     dispatch_modes_active,
     function_transforms,
     saved_tensor_hooks,
@@ -249,8 +250,11 @@ def recording(graph: bool) -> AbstractContextManager[object]:
 
 
 def python_looks() -> bool:
-    """Tell whether something in Python sees what operators in C take, or what they keep."""
-    return dispatch_modes_active() > 0 or saved_tensor_hooks(True) is not None
+    """Tell whether something in Python sees what operators in C take, or what they keep.
+
+    Outside of a rule that is the rule of each operator: of a block that is put off, say.
+    """
+    return asks_for_rules() or dispatch_modes_active() > 0 or saved_tensor_hooks(True) is not None
 
 
 class Deferred(Protocol):

@@ -34,6 +34,9 @@ DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 EnableTorchFunction = torch._C._EnableTorchFunction
 """Ends the former for code that it calls."""
 
+asks_for_rules: Callable[[], bool] = torch._C._is_torch_function_enabled
+"""Tells whether operators ask a subclass how they run on it: not within the former."""
+
 OpOverload = torch._ops.OpOverload
 """Is the type of what ``__torch_dispatch__`` receives, for which torch has no public name."""
 
