@@ -98,6 +98,10 @@ def in_format(operands: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {**operands, "weight": operands["weight"].contiguous(memory_format=LAST)}
 
 
+def activated(x: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+    return F.relu(F.conv3d(x, *given, **options))
+
+
 def kinds_of_convolution() -> dict[str, Kind]:
     cube = (5, 4, 3, 3, 3)
     half = torch.bfloat16
@@ -135,7 +139,8 @@ def kinds_of_convolution() -> dict[str, Kind]:
         "frozen": partial(base, operands=given, trained=False),
         "create_graph": partial(base, operands=given, twice=True),
         "torch": partial(base, operands=given, policy=Policy(kernels="torch")),
-        "slabs": partial(base, operands=given, policy=Policy(kernels="fixed", slab=1)),
+        "activation": partial(base, operator=activated, operands=given),
+        "slabs": partial(base, operator=activated, operands=given, policy=Policy(slab=1)),
         "no oneDNN": partial(base, operands=given, onednn=False),
         "forced": partial(base, operands=given, forced={"conv": "torch"}),
         "forced pass": partial(base, operands=given, forced={"conv forward": "contiguous"}),
