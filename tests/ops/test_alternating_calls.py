@@ -140,7 +140,9 @@ def kinds_of_convolution() -> dict[str, Kind]:
         "create_graph": partial(base, operands=given, twice=True),
         "torch": partial(base, operands=given, policy=Policy(kernels="torch")),
         "activation": partial(base, operator=activated, operands=given),
-        "slabs": partial(base, operator=activated, operands=given, policy=Policy(slab=1)),
+        "slabs": partial(
+            base, operator=activated, operands=given, policy=Policy(kernels="fixed", slab=1)
+        ),
         "no oneDNN": partial(base, operands=given, onednn=False),
         "forced": partial(base, operands=given, forced={"conv": "torch"}),
         "forced pass": partial(base, operands=given, forced={"conv forward": "contiguous"}),

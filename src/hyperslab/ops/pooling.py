@@ -228,9 +228,10 @@ def _placed(
     """Return a pooling's input, gathered where its output is too thin, and its layout."""
     name = f"{kind}_pool{n}d"
     x = batched_input(x, n, name)
-    given = (kernel, stride, padding, dilation)
-    numbers = [n if type(n) is int or n is None else _as_numbers(n) for n in given]
-    layout = lay_out_pool(x.grid, x.partition, name, *numbers, bool(ceil), bool(include_padding))
+    given: list[Any] = [kernel, stride, padding, dilation]
+    given = [v if type(v) is int or v is None else _as_numbers(v) for v in given]
+    how = (*given, bool(ceil), bool(include_padding))
+    layout = lay_out_pool(x.grid, x.partition, name, *how)
     if layout.input is not x.partition:
         x = x.redistribute(layout.input, f"the gather before {name}")
     return x, layout
