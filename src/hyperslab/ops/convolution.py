@@ -1043,9 +1043,10 @@ def convolve_transposed(
     if Sharded in (type(weight), type(bias)):
         weight = whole_of(weight, f"the filters of {name}")
         bias = whole_of(bias, f"the bias of {name}")
+    if list in map(type, (stride, padding, output_padding, dilation)):
+        stride, padding = hashable(stride), hashable(padding)
+        output_padding, dilation = hashable(output_padding), hashable(dilation)
     given = (stride, padding, output_padding, dilation)
-    if list in map(type, given):
-        given = (*map(hashable, given),)
     partition = input.partition
     layout = lay_out_conv_transpose(input.grid, partition, weight.shape, *given, groups)
     x = input

@@ -108,6 +108,10 @@ def move_indices(
 class PoolLayout:
     """One rank's geometry of a pooling; made once per (partition, arguments).
 
+    Distribution scheme: 1. place every output on the rank that owns the centre of its window, 2.
+    fetch the halo, with ``fill`` beyond the volume's edge, 3. pool without padding along the cut
+    dims, and with the op's own padding along the others.
+
     ``padding`` is what is left to the operator, along dims that are not cut. ``divisors``: of an
     average, by spatial dim, what the elements of each output's window are divided by; None where
     that is the window's extent everywhere. ``tiles``: windows cover the block of every rank.
@@ -144,7 +148,7 @@ def lay_out_pool(
     ceil: bool,
     include_padding: bool,
 ) -> PoolLayout:
-    """Place every output on the rank that owns the centre of its window; plan what it reads.
+    """Return where the outputs of a pooling lie and what they read.
 
     Raises:
         LayoutError: a window of a maximum reads nothing but padding.
@@ -228,9 +232,10 @@ def _placed(
     """Return a pooling's input, gathered where its output is too thin, and its layout."""
     name = f"{kind}_pool{n}d"
     x = batched_input(x, n, name)
-    given = (kernel, stride, padding, dilation)
-    numbers = [n if type(n) is int or n is None else _as_numbers(n) for n in given]
-    layout = lay_out_pool(x.grid, x.partition, name, *numbers, bool(ceil), bool(include_padding))
+    given: list[Any] = [kernel, stride, padding, dilation]
+    given = [v if type(v) is int or v is None else _as_numbers(v) for v in given]
+    how = (*given, bool(ceil), bool(include_padding))
+    layout = lay_out_pool(x.grid, x.partition, name, *how)
     if layout.input is not x.partition:
         x = x.redistribute(layout.input, f"the gather before {name}")
     return x, layout
