@@ -229,3 +229,24 @@ def words() -> None:
 
 def test_words() -> None:
     run_ranks(2, words)
+
+
+def refused_as_serially() -> None:
+    grid = hs.Grid(depth=2)
+    x, filters = values(2, 3, 6, 5), values(4, 3, 3, 3)
+    calls: list[Callable[[Any], Any]] = [
+        lambda x: F.conv2d(x, filters, torch.complex(values(4), values(4))),
+        lambda x: F.conv2d(x.float(), filters.float(), values(4)),
+        lambda x: torch.diff(x, -1),
+        lambda x: F.max_unpool2d(x, torch.zeros(2, 3, 6, 1, dtype=torch.long), 2),
+    ]
+    for call in calls:
+        for operand in (x, cut_along(x, 2, grid)):
+            with pytest.raises(RuntimeError):
+                call(operand)
+    with torch.autocast("cpu", torch.bfloat16):  # which makes types alike
+        F.conv2d(cut_along(x, 2, grid).float(), filters.float(), values(4).bfloat16())
+
+
+def test_refused_as_serially() -> None:
+    run_ranks(2, refused_as_serially)

@@ -700,6 +700,8 @@ def convolve(
     if Sharded in (type(weight), type(bias)):
         weight = whole_of(weight, f"the filters of {name}")
         bias = whole_of(bias, f"the bias of {name}")
+    if bias is not None and bias.dtype != weight.dtype:
+        _check_type_of_bias(bias, weight)
     if list in (type(stride), type(padding), type(dilation)):
         stride, padding, dilation = hashable(stride), hashable(padding), hashable(dilation)
     grid = input.grid
@@ -748,6 +750,14 @@ def convolve(
     if share is not None:
         y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
+
+
+def _check_type_of_bias(bias: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raises torch's error: what the rule calls would convert the bias, a complex one too."""
+    if operand_type(bias) != operand_type(weight):
+        raise RuntimeError(
+            f"Input type ({weight.dtype}) and bias type ({bias.dtype}) should be the same"
+        )
 
 
 def _convolve_parts(

@@ -545,6 +545,8 @@ def diff(
     Distribution scheme: ``n`` times 1. crop the tensor to all elements but the last, and to all but
     the first, which gives two aligned tensors, 2. subtract them block by block.
     """
+    if n < 0:
+        raise RuntimeError(f"diff: order must be non-negative but got {n}")
     if n == 0:  # torch leaves out what would come beside it
         return input.like(input.local.clone()) if isinstance(input, Sharded) else input.clone()
     parts = [part for part in (prepend, input, append) if part is not None]

@@ -93,11 +93,11 @@ def batch_norm(
         how = (training, momentum, eps, torch.backends.cudnn.enabled)
         # In channels last torch's backward pass reads them as if they were dense.
         weight = weight if weight is None else weight.contiguous()
-        both = (running_mean, running_var)
+        mean, var = running_mean, running_var
         if not training:
-            both = tuple(one if one is None else one.contiguous() for one in both)
+            mean, var = (one if one is None else one.contiguous() for one in (mean, var))
         # Not F's, which judges by the block's samples: some ranks would raise and others not.
-        y = torch.batch_norm(dense(block, kept), weight, bias, *both, *how)
+        y = torch.batch_norm(dense(block, kept), weight, bias, mean, var, *how)
         return x.like(with_gradient_in(y, kept), fresh=training)
 
     def note(moments: torch.Tensor) -> None:

@@ -868,6 +868,11 @@ def maximum_unpool(
         options = (kernel_size, stride, padding, output_size)
         return only_sample(maximum_unpool(operator, batch_of_one(input), indices, *options))
     input = batched_input(input, n, f"max_unpool{n}d")
+    if indices.shape != input.shape:
+        raise RuntimeError(
+            f"max_unpool{n}d: the shapes of the indices {tuple(indices.shape)} and of the input "
+            f"{tuple(input.shape)} should be the same"
+        )
     meta = torch.empty(input.shape, device="meta")
     to = operator(meta, meta.long(), kernel_size, stride, padding, output_size).shape[2:]
     kernel = per_dim(kernel_size, n)

@@ -30,8 +30,13 @@ SHAPE = (4, 3, 5, 4, 3)
 UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Tensor.frexp"}
 """The first needs a device which this tier has not; the others have tests below."""
 
-TESTED_ELSEWHERE = {"torch.gradient", "torch.nn.functional.glu"}
-"""Take no operands of these shapes: see `test_differences` and `test_softmax`."""
+TESTED_ELSEWHERE = {
+    "torch.fake_quantize_per_channel_affine",
+    "torch.fake_quantize_per_tensor_affine",
+    "torch.gradient",
+    "torch.nn.functional.glu",
+}
+"""Take no such operands: see `test_unusual_operands`, `test_differences` and `test_softmax`."""
 
 RANDOM = set[str]().union(
     *(
