@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import io
+import logging
 import re
 import sys
 import types
@@ -44,7 +45,9 @@ def run_session(sessions: list[str], name: str, folder: str) -> None:
     checker = None if dist.get_rank() == 0 else AnyOutput()
     said = io.StringIO()
     modules = patch.dict(sys.modules, {"session": module})
-    with chdir(folder), modules, patch.dict(RULES), patch.dict(_FORMATS):
+    # Of commands that this rank has run before.
+    silent = patch.object(logging.getLogger("hyperslab"), "handlers", [])
+    with chdir(folder), modules, silent, patch.dict(RULES), patch.dict(_FORMATS):
         doctest.DocTestRunner(checker, False, FLAGS).run(test, out=said.write, clear_globs=False)
     assert not said.getvalue(), said.getvalue()
 
