@@ -244,3 +244,30 @@ def test_what_is_kept_is_bounded() -> None:
     for number in [*range(grid_module.MOST_KEPT + 1), 0, 1]:
         assert make(grid, number) == -number
     assert kept.count(0) == 2 == kept.count(1)
+
+
+def numbers_in_tensors() -> None:
+    """Tensors of one number are read at every call: they may have changed."""
+    grid = hs.Grid(depth=2)
+    serial = torch.randn(SHAPE)
+    x = hs.shard(serial, grid)
+    number, rest = torch.tensor(1), torch.tensor(3)
+    calls: Sequence[Callable[[Any], torch.Tensor]] = (
+        lambda x: x.split([number, rest], 1)[0],
+        lambda x: x.narrow(2, 1, number),
+        lambda x: x.unfold(1, number, 1),
+        lambda x: x.unfold(2, 2, number),
+    )
+    for call, (one, other) in itertools.product(calls, [(1, 3), (2, 2), (1, 3)]):
+        number.fill_(one)
+        rest.fill_(other)
+        torch.testing.assert_close(call(x).full(), call(serial))
+    filters = torch.randn(3, 4, 1, 1, 1)
+    for convolve in (F.conv3d, F.conv_transpose3d):
+        for stride in ((number, 1, 1), [1, 1, number]):
+            with pytest.raises(LayoutError, match="use numbers"):
+                convolve(x, filters, stride=stride)
+
+
+def test_numbers_in_tensors_are_read_at_every_call() -> None:
+    run_ranks(2, numbers_in_tensors)
