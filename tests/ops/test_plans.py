@@ -271,3 +271,18 @@ def numbers_in_tensors() -> None:
 
 def test_numbers_in_tensors_are_read_at_every_call() -> None:
     run_ranks(2, numbers_in_tensors)
+
+
+def zeros_of_both_signs(shape: tuple[int, ...]) -> None:
+    """Padding with 0.0 and with -0.0, which are equal and not the same."""
+    serial = torch.randn(shape)
+    x = hs.shard(serial, hs.Grid(depth=2))
+    for value in (0.0, -0.0, -1.0, -0.0, 0.0):
+        y = F.pad(x, (1, 1, 1, 1, 1, 1), value=value).full()
+        expected = F.pad(serial, (1, 1, 1, 1, 1, 1), value=value)
+        assert torch.equal(y.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 2, 2), (1, 1, 64, 32, 32)])
+def test_zeros_keep_their_sign(shape: tuple[int, ...]) -> None:
+    run_ranks(2, zeros_of_both_signs, shape)
