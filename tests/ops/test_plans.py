@@ -286,3 +286,16 @@ def zeros_of_both_signs(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 4, 2, 2), (1, 1, 64, 32, 32)])
 def test_zeros_keep_their_sign(shape: tuple[int, ...]) -> None:
     run_ranks(2, zeros_of_both_signs, shape)
+
+
+def test_a_conjugate_of_real_numbers_is_the_tensor_itself() -> None:
+    """Torch returns its operand: what changes the one in place changes the other."""
+    serial = torch.randn(SHAPE, requires_grad=True)
+    for whole in (serial, hs.shard(serial, hs.Grid())):
+        base = whole * 2
+        same = torch.conj_physical(base)
+        same.add_(1)
+        y = base.full() if isinstance(base, hs.Sharded) else base
+        torch.testing.assert_close(y, 2 * serial + 1)
+    z = torch.randn(SHAPE, dtype=torch.complex64)
+    torch.testing.assert_close(hs.shard(z, hs.Grid()).conj_physical().full(), z.conj())
