@@ -299,3 +299,33 @@ def test_a_conjugate_of_real_numbers_is_the_tensor_itself() -> None:
         torch.testing.assert_close(y, 2 * serial + 1)
     z = torch.randn(SHAPE, dtype=torch.complex64)
     torch.testing.assert_close(hs.shard(z, hs.Grid()).conj_physical().full(), z.conj())
+
+
+def filters_before(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Gradients with a graph, after the filters of the pass were changed."""
+    torch.manual_seed(0)
+    filters = torch.nn.Parameter(torch.randn(5, 4, 3, 3, 3) / 4)
+    serial = torch.randn(shape)
+    found = []
+    for x in (serial.clone(), hs.shard(serial, hs.Grid(depth=2))):
+        x.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            filters.copy_(torch.linspace(-1, 1, filters.numel()).view_as(filters))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.conv3d(x, filters, padding=1).float().square().sum()
+        with torch.no_grad():
+            filters.mul_(-3)
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), filters)
+        if isinstance(gradient, hs.Sharded):
+            gradient = gradient.full()
+        found += [gradient.detach(), second]
+    return found
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (2, 4, 16, 16, 16)])
+def test_gradients_are_those_of_the_filters_of_the_forward_pass(shape: tuple[int, ...]) -> None:
+    """Not of what has become of them since, as after a step of the optimizer."""
+    for serial, second, mine, own in run_ranks(2, filters_before, shape):
+        assert (mine - serial).norm() < 0.02 * serial.norm()
+        assert (own - second).norm() < 0.05 * second.norm()
