@@ -244,3 +244,88 @@ def test_what_is_kept_is_bounded() -> None:
     for number in [*range(grid_module.MOST_KEPT + 1), 0, 1]:
         assert make(grid, number) == -number
     assert kept.count(0) == 2 == kept.count(1)
+
+
+def numbers_in_tensors() -> None:
+    """Tensors of one number are read at every call: they may have changed."""
+    grid = hs.Grid(depth=2)
+    serial = torch.randn(SHAPE)
+    x = hs.shard(serial, grid)
+    number, rest = torch.tensor(1), torch.tensor(3)
+    calls: Sequence[Callable[[Any], torch.Tensor]] = (
+        lambda x: x.split([number, rest], 1)[0],
+        lambda x: x.narrow(2, 1, number),
+        lambda x: x.unfold(1, number, 1),
+        lambda x: x.unfold(2, 2, number),
+    )
+    for call, (one, other) in itertools.product(calls, [(1, 3), (2, 2), (1, 3)]):
+        number.fill_(one)
+        rest.fill_(other)
+        torch.testing.assert_close(call(x).full(), call(serial))
+    filters = torch.randn(3, 4, 1, 1, 1)
+    for convolve in (F.conv3d, F.conv_transpose3d):
+        for stride in ((number, 1, 1), [1, 1, number]):
+            with pytest.raises(LayoutError, match="use numbers"):
+                convolve(x, filters, stride=stride)
+
+
+def test_numbers_in_tensors_are_read_at_every_call() -> None:
+    run_ranks(2, numbers_in_tensors)
+
+
+def zeros_of_both_signs(shape: tuple[int, ...]) -> None:
+    """Padding with 0.0 and with -0.0, which are equal and not the same."""
+    serial = torch.randn(shape)
+    x = hs.shard(serial, hs.Grid(depth=2))
+    for value in (0.0, -0.0, -1.0, -0.0, 0.0):
+        y = F.pad(x, (1, 1, 1, 1, 1, 1), value=value).full()
+        expected = F.pad(serial, (1, 1, 1, 1, 1, 1), value=value)
+        assert torch.equal(y.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 2, 2), (1, 1, 64, 32, 32)])
+def test_zeros_keep_their_sign(shape: tuple[int, ...]) -> None:
+    run_ranks(2, zeros_of_both_signs, shape)
+
+
+def test_a_conjugate_of_real_numbers_is_the_tensor_itself() -> None:
+    """Torch returns its operand: what changes the one in place changes the other."""
+    serial = torch.randn(SHAPE, requires_grad=True)
+    for whole in (serial, hs.shard(serial, hs.Grid())):
+        base = whole * 2
+        same = torch.conj_physical(base)
+        same.add_(1)
+        y = base.full() if isinstance(base, hs.Sharded) else base
+        torch.testing.assert_close(y, 2 * serial + 1)
+    z = torch.randn(SHAPE, dtype=torch.complex64)
+    torch.testing.assert_close(hs.shard(z, hs.Grid()).conj_physical().full(), z.conj())
+
+
+def filters_before(shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """Gradients with a graph, after the filters of the pass were changed."""
+    torch.manual_seed(0)
+    filters = torch.nn.Parameter(torch.randn(5, 4, 3, 3, 3) / 4)
+    serial = torch.randn(shape)
+    found = []
+    for x in (serial.clone(), hs.shard(serial, hs.Grid(depth=2))):
+        x.requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+            filters.copy_(torch.linspace(-1, 1, filters.numel()).view_as(filters))
+        with torch.autocast("cpu", torch.bfloat16):
+            y = F.conv3d(x, filters, padding=1).float().square().sum()
+        with torch.no_grad():
+            filters.mul_(-3)
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), filters)
+        if isinstance(gradient, hs.Sharded):
+            gradient = gradient.full()
+        found += [gradient.detach(), second]
+    return found
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (2, 4, 16, 16, 16)])
+def test_gradients_are_those_of_the_filters_of_the_forward_pass(shape: tuple[int, ...]) -> None:
+    """Not of what has become of them since, as after a step of the optimizer."""
+    for serial, second, mine, own in run_ranks(2, filters_before, shape):
+        assert (mine - serial).norm() < 0.02 * serial.norm()
+        assert (own - second).norm() < 0.05 * second.norm()

@@ -495,7 +495,8 @@ class Meeting:
 
     def fill_with(self, fill: complex) -> None:
         """Write the filling, unless it is there."""
-        if fill != self._fill:  # as not a number always is
+        # Not a number is never equal, and 0.0 is to -0.0.
+        if fill is not self._fill and (fill != self._fill or fill == 0):
             self._filling.fill_(fill)
             self._fill = fill
 
@@ -601,7 +602,7 @@ class Gathers:
 
     def join(self, x: torch.Tensor, arrived: torch.Tensor, fill: complex) -> torch.Tensor:
         own = _in_memory(x, self.last).flatten()
-        joined = torch.cat((own, arrived, filling(fill, own.dtype, own.device)))
+        joined = torch.cat((own, arrived, filling(fill, str(fill), own.dtype, own.device)))
         return self._shaped(joined.take(self.brought))
 
     def send_home(self, gradient: torch.Tensor, plan: ExchangePlan, what: str) -> torch.Tensor:
@@ -631,8 +632,8 @@ class Gathers:
 
 
 @functools.lru_cache
-def filling(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return one element that nobody writes to."""
+def filling(value: complex, _text: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return one element that nobody writes to; the text of the value tells -0.0 from 0.0."""
     with torch.inference_mode(False):
         return torch.full((1,), value, dtype=dtype, device=device)
 
@@ -670,7 +671,7 @@ def fetch(
     if plan.in_place and box in (None, plan.wanted):
         return x if plan.own == plan.wanted else x[plan.wanted.slices(plan.own)]
     there, back = _maps(plan, box or plan.wanted, what)
-    return LinearMap.apply(x, partial(there, fill=fill) if fill else there, back, there)
+    return LinearMap.apply(x, partial(there, fill=fill), back, there)
 
 
 def give_back(gradient: torch.Tensor, plan: ExchangePlan, *, what: str) -> torch.Tensor:

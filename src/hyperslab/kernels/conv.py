@@ -363,9 +363,6 @@ class TakenWeight(Protocol):
     def take(self, parameter: torch.Tensor) -> torch.Tensor:
         """Returns the weight, without a graph."""
 
-    def take_with_graph(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns the weight out of operators that can be differentiated."""
-
     def gradient(
         self, parameter: torch.Tensor, gradient: torch.Tensor, accumulating: Node
     ) -> torch.Tensor:
@@ -376,6 +373,25 @@ class TakenWeight(Protocol):
 
     def gradient_with_graph(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Returns the same out of operators that can be differentiated."""
+
+
+class _TakenBefore(BlockFunction):
+    """Gives a weight that was taken of a parameter its history.
+
+    The parameter may have been changed since: what is taken of it now may be another weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: torch.Tensor, weight: torch.Tensor, taken: TakenWeight
+    ) -> torch.Tensor:
+        ctx.parameter = parameter  # a leaf: it keeps no graph
+        ctx.taken = taken
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.taken.gradient_with_graph(ctx.parameter, gradient), None, None
 
 
 def take_weight(ctx: Any, weight: torch.Tensor, taken: TakenWeight | None) -> torch.Tensor:
@@ -389,7 +405,10 @@ def take_weight(ctx: Any, weight: torch.Tensor, taken: TakenWeight | None) -> to
 
 def weight_with_graph(ctx: Any, weight: torch.Tensor) -> torch.Tensor:
     """Returns the saved weight of a convolution with its graph, for a backward pass."""
-    return weight if ctx.taken is None else ctx.taken.take_with_graph(ctx.parameter)
+    if ctx.taken is None:
+        return weight
+    with_history: torch.Tensor = _TakenBefore.apply(ctx.parameter, weight, ctx.taken)
+    return with_history
 
 
 def gradient_of_taken(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ of the first cut dim spans the halos of the later ones, a slab of the last cut d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -519,6 +520,19 @@ def windows_of(
     )
 
 
+def _check_numbers(*options: PerDim | str) -> None:
+    """Refuse tensors among options, which torch takes for numbers.
+
+    One may be another number at the next call, which would find the layout of the first.
+    """
+    numbers = itertools.chain.from_iterable(o if isinstance(o, tuple) else (o,) for o in options)
+    if any(isinstance(number, torch.Tensor) for number in numbers):
+        raise LayoutError(
+            f"a convolution of a cut tensor with a tensor among its options {options}\n"
+            "    use numbers: int(stride)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ConvLayout:
     """One rank's geometry of a convolution; made once per (partition, weight shape, options).
@@ -552,6 +566,7 @@ def lay_out_conv(
     groups: int,
 ) -> ConvLayout:
     """Return where the outputs of a convolution lie and what they read."""
+    _check_numbers(stride, padding, dilation, groups)
     windows = windows_of(shape, stride, padding, dilation)
     options = ConvOptions(
         stride=tuple(w.stride for w in windows),
@@ -987,6 +1002,7 @@ def lay_out_conv_transpose(
     groups: int,
 ) -> ConvTransposeLayout:
     """Return where the outputs lie and what they read; ``shape`` is the weight's."""
+    _check_numbers(stride, padding, output_padding, dilation, groups)
     options = (per_dim(v, len(shape) - 2) for v in (stride, padding, output_padding, dilation))
     windows = tuple(map(TransposedWindow, shape[2:], *options))
     name = f"conv_transpose{len(windows)}d"

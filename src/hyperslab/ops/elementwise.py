@@ -98,8 +98,8 @@ int long short zero_
 """Lists names looked up in torch.Tensor only."""
 
 MAY_ALIAS = """
-detach positive __pos__ bfloat16 bool byte cdouble cfloat char cpu cuda double float half int
-long short
+detach conj_physical positive __pos__ bfloat16 bool byte cdouble cfloat char cpu cuda double float
+half int long short
 """.split()
 """Lists operators whose result may share the operand's memory; torch makes most return it."""
 

@@ -56,10 +56,6 @@ class TakenRows:
         rows = parameter if self.rows is None else parameter[self.begin : self.end]
         return _cast(rows, self.dtype, self.last)
 
-    def take_with_graph(self, parameter: torch.Tensor) -> torch.Tensor:
-        rows = parameter if self.rows is None else parameter[self.begin : self.end]
-        return rows.to(self.dtype)
-
     def gradient_with_graph(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         beside = [0] * (2 * parameter.dim() - 2) + [self.begin, parameter.shape[0] - self.end]
         gradient = gradient.to(parameter.dtype)

@@ -160,9 +160,8 @@ def instance_norm(
     if x.partition.thin:
         x = without_empty_shards(x, range(x.dim()))
     if not use_input_stats:
-        return x.like(
-            F.instance_norm(x.block, running_mean, running_var, weight, bias, False, momentum, eps)
-        )
+        given = (running_mean, running_var, weight, bias, False, momentum, eps)
+        return x.like(with_gradient_in(F.instance_norm(x.block, *given)))
     over = _lay_out_group_norm(x.grid, x.partition, 1)
     count = over.count
     if count == 1:

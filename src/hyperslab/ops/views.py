@@ -330,7 +330,7 @@ def ravel(input: Sharded) -> Sharded:
 def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     """Splits a dim that is not cut."""
     shape = input.partition.shape
-    extents = resolve_shape(tuple(sizes), shape[dim], (shape[dim],))
+    extents = resolve_shape(integers(*sizes), shape[dim], (shape[dim],))
     return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
 
 
@@ -693,6 +693,7 @@ def drop_dim(x: Sharded, dim: int) -> Sharded:
 def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
     """Takes any dim; elements stay on their ranks unless that leaves a rank without any."""
     first = int(start)
+    length = operator.index(length)  # a tensor may be another number at the next call
     extent = input.shape[dim]
     if not (-extent <= first <= extent and 0 <= length <= extent - first % (extent + 1)):
         raise IndexError(f"narrow: {length} elements from {first} of dim {dim}, {input.partition}")
@@ -745,7 +746,8 @@ def split(
     if isinstance(how, torch.Tensor):
         how = (how.full() if isinstance(how, Sharded) else how).tolist()
     if not isinstance(how, int) and isinstance(how, Sequence):
-        how = tuple(how)
+        # As of narrow.
+        how = tuple([n.item() if isinstance(n, torch.Tensor) else n for n in how])
     name = operator.__name__
     if not isinstance(input, Sharded):  # positions were a cut tensor
         return operator(input, how, dim)
@@ -785,6 +787,7 @@ def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     2. every rank fetches the inputs of its windows, 3. and returns views of them.
     """
     dim = dimension  # as torch calls it
+    size, step = operator.index(size), operator.index(step)  # as of narrow
     if not 1 <= size <= self.shape[dim]:
         raise ValueError(
             f"unfold: windows of {size} elements along dim {dim}, which has {self.shape[dim]}: "
@@ -1155,7 +1158,7 @@ def expand_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 @register(torch.broadcast_to, torch.Tensor.broadcast_to, family="views")
 def broadcast_to(input: Sharded, size: Sequence[int]) -> torch.Tensor:
     """Expands as expand."""
-    return expanded(input, tuple(size))
+    return expanded(input, integers(*size))
 
 
 @register(torch.broadcast_tensors, family="views")

@@ -277,3 +277,25 @@ def test_a_view_with_odd_strides() -> None:
         found.append(leaf.grad)
     assert distance(found[1], found[0]) <= 1e-12
     assert distance(found[2], found[0]) <= 1e-12
+
+
+def gradients_by_running_statistics() -> list[torch.Tensor]:
+    """Of an instance norm in evaluation, of one sample a rank, from a gradient channels last."""
+    torch.manual_seed(0)
+    serial = torch.randn(2, 4, 6, 4, 4)
+    weight, bias = torch.randn(4), torch.randn(4)
+    upstream = torch.randn(2, 4, 6, 4, 4).contiguous(memory_format=torch.channels_last_3d)
+    running = torch.randn(4), torch.rand(4) + 0.5
+    found = []
+    for x, g in ((serial, upstream), [hs.shard(t, hs.Grid(data=2)) for t in (serial, upstream)]):
+        x = x.detach().requires_grad_()
+        y = F.instance_norm(x, *running, weight, bias, use_input_stats=False)
+        (y * g).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad.full() if isinstance(x, hs.Sharded) else x.grad)
+    return found
+
+
+def test_instance_norm_in_evaluation_takes_a_gradient_channels_last() -> None:
+    for expected, mine in run_ranks(2, gradients_by_running_statistics):
+        torch.testing.assert_close(mine, expected)
