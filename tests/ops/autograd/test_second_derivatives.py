@@ -28,6 +28,7 @@ ELSEWHERE = {
     "SlabStage": "slabs/test_stages.py",
     "SlabConv": "slabs/test_stages.py",
     "_ShardParameter": "filter_parallel/test_share.py",
+    "_TakenBefore": "test_plans.py",
 }
 """Functions whose second derivatives another test compares."""
 
