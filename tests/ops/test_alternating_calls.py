@@ -7,7 +7,7 @@ each of them has run alone, on a grid of its own that has decided nothing yet.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from hyperslab.kernels import conv, registry, reorder
 from hyperslab.kernels.registry import force
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.sharded import Policy
+from tests.kernels.test_forced import nodes
 from tests.ranks import run_ranks
 
 Result = list[object]
@@ -29,16 +30,6 @@ Kind = Callable[[hs.Grid], Result]
 LAST = torch.channels_last_3d
 SHAPE = (2, 4, 8, 6, 6)
 BY_RULE = Policy(kernels="fixed")
-
-
-def nodes(y: torch.Tensor) -> Iterator[str]:
-    """Names the functions that made it."""
-    waiting = [y.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None:
-            yield node.name()
-            waiting += [parent for parent, _ in node.next_functions]
 
 
 def run(
@@ -245,8 +236,9 @@ KINDS = {
 
 
 def same(a: object, b: object) -> bool:
-    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    return torch.equal(a, b) if both else a == b  # type: ignore[arg-type]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return a == b
 
 
 def forget() -> None:

@@ -255,6 +255,7 @@ def numbers_in_tensors() -> None:
     calls: Sequence[Callable[[Any], torch.Tensor]] = (
         lambda x: x.split([number, rest], 1)[0],
         lambda x: x.narrow(2, 1, number),
+        lambda x: x.transpose(number, 0),
         lambda x: x.unfold(1, number, 1),
         lambda x: x.unfold(2, 2, number),
     )

@@ -400,10 +400,11 @@ def _lay_out_permutation(
 
 def exchanged(x: Sharded, a: int, b: int) -> Sharded:
     """Exchanges two dims, as a view."""
-    return permuted(x, _order_of_exchange(x.dim(), a, b))
+    # As of narrow.
+    return permuted(x, _order_of_exchange(x.dim(), operator.index(a), operator.index(b)))
 
 
-@functools.lru_cache(LAYOUTS, typed=True)  # 1.0 is no dim
+@functools.lru_cache(LAYOUTS)
 def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
     order = list(range(ndim))
     a, b = read_dims((a, b), ndim, "transpose")
