@@ -256,6 +256,7 @@ def numbers_in_tensors() -> None:
         lambda x: x.split([number, rest], 1)[0],
         lambda x: x.narrow(2, 1, number),
         lambda x: x.transpose(number, 0),
+        lambda x: F.group_norm(x, number.clamp(max=2)),
         lambda x: x.unfold(1, number, 1),
         lambda x: x.unfold(2, 2, number),
     )

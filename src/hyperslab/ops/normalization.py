@@ -8,6 +8,7 @@ dims that are cut do the latter.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -198,6 +199,7 @@ def group_norm(
 
     Distribution scheme: as `batch_norm`, over the axes that cut space.
     """
+    num_groups = operator.index(num_groups)  # of a tensor of one number, too
     x = normalised_input(input, "group_norm", weight, bias)
     if x.partition.thin:
         x = without_empty_shards(x, range(x.dim()))
