@@ -13,10 +13,7 @@ had before; of several ranks, the slowest.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import shutil
 import statistics
 import time
@@ -25,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from clock import machine
 from launch import run_ranks
 from torch import nn
 
@@ -37,6 +35,7 @@ Seconds = dict[str, float]
 def main() -> None:
     """Print one line a size and number of ranks."""
     options = _options()
+    where = machine()
     rows = []
     for ranks in options.ranks:
         for size in options.mebibytes:
@@ -48,13 +47,7 @@ def main() -> None:
             print("  ".join(f"{key} {value:.3g}" for key, value in row.items()), flush=True)
             rows.append(row)
     if options.json is not None:
-        facts = {
-            "date": datetime.date.today().isoformat(),
-            "system": platform.platform(),
-            "cores": os.cpu_count(),
-            "torch": torch.__version__,
-            "options": {"turns": options.turns, "compute": options.compute},
-        }
+        facts = {**where, "options": {"turns": options.turns, "compute": options.compute}}
         options.json.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import os
 import platform
 import statistics
@@ -49,7 +51,7 @@ def machine() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "date": date.today().isoformat(),
-        "processor": torch.cuda.get_device_name() if cuda else _processor(),
+        "processor": torch.cuda.get_device_name() if cuda else processor(),
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],
         "system": platform.platform(terse=True),
@@ -58,7 +60,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
+def write_results(
+    options: argparse.Namespace, where: dict[str, Any], results: dict[str, Any]
+) -> None:
+    """Writes what was found, where and with which options, if ``options.json`` names a file."""
+    if options.json:
+        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+
+
+def processor() -> str:
+    """The name of the CPU."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

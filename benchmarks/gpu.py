@@ -56,7 +56,6 @@ CASES = [
     *(Network("cosmoflow", width, norm) for width in (128, 256, 512) for norm in (False, True)),
     Network("unet3d", 256),
 ]
-TINY = [Network("cosmoflow", 32, True), Network("unet3d", 16)]
 
 
 class Runner:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
-import json
 import pstats
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from clock import machine
+from clock import machine, write_results
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -138,9 +137,7 @@ def main() -> None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)
     for name, spent in best.items():
         print(f"{name:24}{1e3 * spent:8.2f} ms")
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "seconds": best}, indent=1))
+    write_results(options, where, {"seconds": best})
     dist.destroy_process_group()
 
 

@@ -20,14 +20,13 @@ Files of the public layout are made once, in chunks and in one piece.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import h5py
 from checksums import opening, print_opening, print_sums, sums
-from clock import machine
+from clock import machine, write_results
 from feeding import feed
 from launch import run_ranks
 from plot import draw
@@ -174,9 +173,7 @@ def main() -> None:
     where = machine() | {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version}
     print(", ".join(f"{key} {value}" for key, value in where.items()))
     results = measure(options)
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+    write_results(options, where, results)
     if options.plot:
         draw(results["scale"], where, options.plot)
 

@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from clock import machine
+from clock import machine, write_results
 from launch import run_ranks
 from networks import NETWORKS, OTHERS, Step, make_case
 
@@ -194,9 +194,7 @@ def main() -> None:
     where = machine()
     rows = run_ranks(2, on_ranks, options)[0]
     print(", ".join(f"{key} {value}" for key, value in where.items()))
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "passes": rows}, indent=1))
+    write_results(options, where, {"passes": rows})
     raise SystemExit(not print_table(rows))
 
 

@@ -20,7 +20,6 @@ how long each layer's own operators take in 2.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,7 @@ from typing import Any
 import torch
 from block_convolutions import LayerConvolution, convolutions_of
 from block_kernels import PASSES, BlockConvolution, operands
-from clock import machine, slowest, summary
+from clock import machine, slowest, summary, write_results
 from fastest import FastestPass
 from launch import run_ranks
 from layer_seconds import measure_layers
@@ -143,14 +142,9 @@ def result(layers: Sequence[LayerConvolution], table: Any, steps: dict[str, Any]
         found = {which: table[layer.block, which] for which in layer.block.passes}
         block = {**asdict(layer.block), "dtype": str(layer.block.dtype)}
         rows.append({"layer": layer.name, "block": block, "passes": found})
-    sums = {
-        kind: sum(table[layer.block, which][kind] for layer, which in passes_of(layers))
-        for kind in KINDS
-    }
-    of_all = {
-        kind: sum(table[layer.block, which]["all"][kind] for layer, which in passes_of(layers))
-        for kind in KINDS
-    }
+    each = [table[layer.block, which] for layer, which in passes_of(layers)]
+    sums = {kind: sum(one[kind] for one in each) for kind in KINDS}
+    of_all = {kind: sum(one["all"][kind] for one in each) for kind in KINDS}
     step = steps["parts"]["step"]
     multiple = {kind: step["distributed"][kind] / sums[kind] for kind in sums}
     return {
@@ -253,9 +247,7 @@ def main() -> None:
         for name in options.dtype:
             print_layers(f"{network}-{results[network]['width']}, {name}", results[network][name])
     print_sums(results, options)
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+    write_results(options, where, results)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-from clock import machine
+from clock import machine, write_results
 from launch import run_ranks
 from networks import NETWORKS
 from resident import peak_memory
@@ -171,9 +170,7 @@ def main() -> None:
     if "read" in options.what:
         results["read"] = read(options)
         print_read(results["read"])
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+    write_results(options, where, results)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ Nothing of the measured step goes into a prediction.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -35,7 +34,7 @@ from typing import Any
 
 import torch
 from clock import machine as this_machine
-from clock import slowest, stopwatch
+from clock import slowest, stopwatch, write_results
 from launch import run_ranks
 from model_table import print_ranking, print_table
 from networks import make_case
@@ -164,11 +163,9 @@ def rank_grids(name: str, steps: int) -> dict[str, list[float]]:
 
 def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
     case, step = _make_step(point, grid)
-    saved: list[int] = []
-
     with counting([*case.model.parameters(), *case.model.buffers()]) as storages:
         loss = case.loss(case.model(case.x), case.y)
-    saved.append(sum(storages.values()))
+    saved = sum(storages.values())
     loss.backward()
     case.model.zero_grad()
     del loss, storages
@@ -180,7 +177,7 @@ def _measure_step(point: Point, grid: hs.Grid, steps: int) -> dict[str, Any]:
             if grid.size > 1
             else stopwatch(grid.device, [step])[0]
         )
-    return {"saved": saved[0], "peak": resident("VmHWM"), "seconds": seconds[WARM_UP:]}
+    return {"saved": saved, "peak": resident("VmHWM"), "seconds": seconds[WARM_UP:]}
 
 
 def predict(point: Point, traces: list[Trace], machine: Machine) -> dict[str, Any]:
@@ -296,11 +293,7 @@ def main() -> None:
     ]
     if ranked:
         print_ranking(ranked)
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(
-            json.dumps({**where, "options": what, "rows": rows, "ranking": ranked}, indent=1)
-        )
+    write_results(options, where, {"rows": rows, "ranking": ranked})
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from typing import Any, Self, get_args
 import torch
 import torch.nn.functional as F
 from clock import machine as this_machine
-from clock import slowest, stopwatch
+from clock import slowest, stopwatch, write_results
 from torch import nn
 
 import hyperslab as hs
@@ -366,9 +366,7 @@ def main() -> None:
                 raise SystemExit(f"ranks ended with {codes}")
             results.append(json.loads(told.read_text()))
             print_rows(results[-1]["rows"])
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "runs": results}, indent=1))
+    write_results(options, where, {"runs": results})
 
 
 if __name__ == "__main__":

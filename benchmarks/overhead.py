@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clock import machine, slowest
+from clock import machine, slowest, write_results
 from launch import run_ranks
 from operator_cases import CHANNELS, DEPTH, WIDTH, Case, cases
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -354,9 +353,7 @@ def main() -> None:
             }
             for name, passes in rows.items()
         }
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, "us": results}, indent=1))
+    write_results(options, where, {"us": results})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Nothing else differs, so statistics and the other kind of communication are in a
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from clock import machine, slowest, stopwatch, summary
+from clock import machine, slowest, stopwatch, summary, write_results
 from launch import run_ranks
 from networks import NETWORKS, OURS, Step, make_case
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -271,9 +270,7 @@ def main() -> None:
         for name in options.dtype:
             title = f"{network}-{results[network]['width']}, {name}"
             print_hidden(title, results[network][name])
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+    write_results(options, where, results)
 
 
 if __name__ == "__main__":

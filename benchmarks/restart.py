@@ -36,6 +36,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from clock import processor
+
 from hyperslab.util.optional_libraries import current_versions
 
 RECIPE = """\
@@ -75,7 +77,7 @@ def main() -> None:
         facts = {
             "date": datetime.date.today().isoformat(),
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
             "load": os.getloadavg(),
             "versions": current_versions(),
@@ -197,13 +199,6 @@ def _busy(each: int) -> Iterator[None]:
         for process in processes:
             process.kill()
             process.wait()
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _options() -> argparse.Namespace:

@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from categories import measure_categories, print_categories
-from clock import machine, slowest, summary
+from clock import machine, slowest, summary, write_results
 from convolution_shares import compare_convolutions, print_convolutions
 from launch import run_ranks
 from networks import NETWORKS, OURS, PARTS, Step, make_case
@@ -192,9 +191,7 @@ def main() -> None:
                 print_convolutions(title, result[name]["convolutions"], options.ranks)
     for table in results["tables"]:
         PRINTERS[table["what"]](table["title"], table["rows"])
-    if options.json:
-        what = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        options.json.write_text(json.dumps({**where, "options": what, **results}, indent=1))
+    write_results(options, where, results)
 
 
 if __name__ == "__main__":

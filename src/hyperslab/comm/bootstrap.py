@@ -373,7 +373,8 @@ def own_rank() -> int:
 
 def rank_in_torch(rank: int) -> int:
     """Return the number that `torch.distributed` has for a rank of `world`."""
-    return ranks_in_torch((rank,))[0]
+    part = _own_part()
+    return rank if part is None else part.ranks[rank]
 
 
 def _own_part() -> _Part | None:
@@ -381,12 +382,6 @@ def _own_part() -> _Part | None:
     whole = dist.group.WORLD
     part = _PARTS.get(whole) if _PARTS and whole is not None else None
     return part if part is not None and part.ranks else None
-
-
-def ranks_in_torch(ranks: Sequence[int]) -> Sequence[int]:
-    """Return the numbers that `torch.distributed` has for ranks of `world`."""
-    part = _own_part()
-    return ranks if part is None else [part.ranks[rank] for rank in ranks]
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
@@ -473,7 +468,7 @@ def make_group(ranks: Sequence[int] | None = None, **options: Any) -> dist.Proce
     part = _PARTS.get(whole)
     if part is None or (not part.ranks and ranks is None):
         return dist.new_group(ranks, **options)
-    of_torch = [*ranks_in_torch(ranks or range(len(part.ranks)))]
+    of_torch = [rank_in_torch(rank) for rank in ranks or range(len(part.ranks))]
     before = number_of_groups()
     part.names += 1
     set_number_of_groups(NAMES_OF_A_PART * (1 + of_torch[0]) + part.names)
@@ -496,19 +491,24 @@ def make_own_group(parts: Sequence[Sequence[int]], **options: Any) -> dist.Proce
     return group
 
 
-def names_taken() -> int:
-    """Return how many groups this process has made: in parts, or all of torch's."""
-    part = _own_part()
-    return number_of_groups() if part is None else part.names
+def agree_on_group_names() -> None:
+    """Let the next process groups have the same names on all ranks, which all call this.
 
+    torch numbers the groups that a process makes, and ranks find each other under that number. A
+    rank that made one more, for itself alone or in vain, would look for the others where they are
+    not, or meet them in another group. A rank that has died is missed here, at once.
 
-def take_names(count: int) -> None:
-    """Skip names that another rank has used for groups of its own."""
+    Raises:
+        RuntimeError: it has, or a rank did not come within the time limit.
+    """
     part = _own_part()
+    made = number_of_groups() if part is None else part.names
+    most = torch.full((), made, device=device_of_rank())
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=world())
     if part is None:
-        set_number_of_groups(count)
+        set_number_of_groups(int(most.item()))
     else:
-        part.names = count
+        part.names = int(most.item())
 
 
 class GroupReference:

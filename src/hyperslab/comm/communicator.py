@@ -25,15 +25,14 @@ import torch.distributed as dist
 from hyperslab.comm.agreement import keeping_contact, lost_contact
 from hyperslab.comm.bootstrap import (
     GroupReference,
+    agree_on_group_names,
     backend_of,
     device_of_rank,
     group_has_ended,
     make_group,
     make_own_group,
-    names_taken,
     own_rank,
     ranks_of,
-    take_names,
     time_limit,
     world,
 )
@@ -412,21 +411,6 @@ def communicator_of_part(parts: Sequence[Sequence[int]]) -> GroupCommunicator:
             agree_on_group_names()
             made[key] = _connect_group(make_own_group(key, timeout=time_limit()))
     return made[key]
-
-
-def agree_on_group_names() -> None:
-    """Let the next process groups have the same names on all ranks, which all call this.
-
-    torch numbers the groups that a process makes, and ranks find each other under that number. A
-    rank that made one more, for itself alone or in vain, would look for the others where they are
-    not, or meet them in another group. A rank that has died is missed here, at once.
-
-    Raises:
-        RuntimeError: it has, or a rank did not come within the time limit.
-    """
-    made = torch.full((), names_taken(), device=device_of_rank())
-    dist.all_reduce(made, op=dist.ReduceOp.MAX, group=world())
-    take_names(int(made.item()))
 
 
 def _make_for_purpose(purpose: str, *, urgent: bool = False) -> GroupCommunicator:

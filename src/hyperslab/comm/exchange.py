@@ -320,16 +320,14 @@ def add_returned(
 ) -> None:
     """Add what `start_adjoint` brought home to the gradient of the own box, in place."""
     boxes = plan.boxes_sent
-    if boxes.take_one_kernel(gradient) and _in_one_buffer(returned):
-        boxes.add(gradient, returned)
-        return
+    # They may have arrived elsewhere than where `start_adjoint` makes room for all of them.
+    if (
+        boxes.take_one_kernel(gradient)
+        and len({piece.untyped_storage().data_ptr() for piece in returned}) == 1
+    ):
+        return boxes.add(gradient, returned)
     for (_, part, _), piece in zip(plan.parts_sent, returned, strict=True):
         gradient[part].add_(piece)
-
-
-def _in_one_buffer(pieces: Sequence[torch.Tensor]) -> bool:
-    """Tell whether they were received where `start_adjoint` makes room for all of them."""
-    return len({piece.untyped_storage().data_ptr() for piece in pieces}) == 1
 
 
 def new_box(

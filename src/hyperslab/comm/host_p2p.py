@@ -20,8 +20,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hyperslab.comm.agreement import all_gather, any_rank, lost_contact
-from hyperslab.comm.bootstrap import make_own_group, rank_in_torch, time_limit
-from hyperslab.comm.communicator import agree_on_group_names
+from hyperslab.comm.bootstrap import (
+    agree_on_group_names,
+    make_own_group,
+    rank_in_torch,
+    time_limit,
+)
 from hyperslab.comm.grid import Grid, per_grid
 from hyperslab.errors import CommError
 

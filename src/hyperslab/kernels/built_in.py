@@ -107,17 +107,13 @@ def add_digest(path: Path) -> None:
 
 def known_variants() -> tuple[Variant, ...]:
     """List the variants that can be built here: on Linux and x86, by a compiler that knows them."""
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not _compiler():
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not compiler_command():
         return ()
     return tuple(variant for variant in VARIANTS if _knows(variant))
 
 
 def build(folder: Path, variants: Sequence[Variant]) -> None:
-    """Compile the variants into a folder, as many files at once as there are cores.
-
-    Raises:
-        subprocess.CalledProcessError: the compiler failed.
-    """
+    """Compile the variants into a folder, as many files at once as there are cores."""
     shutil.rmtree(folder, ignore_errors=True)  # older sources may have left some
     folder.mkdir(parents=True)
     files = sorted(SOURCES.glob("*.c"), key=lambda source: -source.stat().st_size)
@@ -137,7 +133,8 @@ def build(folder: Path, variants: Sequence[Variant]) -> None:
             add_digest(library)
 
 
-def _compiler() -> list[str]:
+def compiler_command() -> list[str]:
+    """Find ``$CC`` if it is set, else the first of `COMPILERS` that there is; empty without one."""
     given = os.environ.get("CC", "").strip()
     for command in [shlex.split(given)] if given else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -157,5 +154,5 @@ def _knows(variant: Variant) -> bool:
 
 
 def _run(variant: Variant, *words: str) -> None:
-    command = [*_compiler(), *FLAGS, *variant.flags, *words]
+    command = [*compiler_command(), *FLAGS, *variant.flags, *words]
     subprocess.run(command, check=True, capture_output=True, text=True)

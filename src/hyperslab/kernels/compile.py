@@ -14,13 +14,9 @@ code does not take, and for all of them where nothing is compiled; rank 0 logs t
 In the environment ``HYPERSLAB_COMPILE=0`` asks for the references; ``1`` compiles at the first
 use, for this very processor.
 
-[Note: guest] The compiler is a guest on the machine. One process compiles at a time; the others
-wait for it, and for no longer than `LONGEST_WAIT`. Whatever a compiler starts ends with the
-process that called it, `GUARD` sees to that, even where that one is killed. A library gets its
-name in the cache when all of its functions have been found in it. Nobody else may write to the
-folder or put another one in its place. It works in the folder of the sources: where a list of
-folders in the environment has an empty entry (``CPATH=/opt/include:``), compilers take headers
-from the current folder, which may be anybody's.
+[Note: guest] The compiler is a guest on the machine, see docs/design/0014-fused-kernels.md. It
+works in the folder of the sources: where a list of folders in the environment has an empty entry
+(``CPATH=/opt/include:``), compilers take headers from the current folder, which may be anybody's.
 """
 
 from __future__ import annotations
@@ -60,6 +56,7 @@ from hyperslab.kernels.built_in import (
     SOURCES,
     add_digest,
     built_in_library,
+    compiler_command,
     is_whole,
 )
 from hyperslab.util import torch_internals
@@ -111,11 +108,7 @@ class Compiler:
     version: str
 
     def compile(self, sources: Sequence[Path], target: Path) -> None:
-        """Makes a shared library of the sources, as many of them at once as there are cores.
-
-        Raises:
-            CannotCompile: it failed or took too long.
-        """
+        """Makes a shared library of the sources, as many of them at once as there are cores."""
         complaints = []
         for flag in FOR_THIS_PROCESSOR:
             complaint = self._compile_at_once(sources, target, flag)
@@ -148,33 +141,24 @@ class Compiler:
 
 
 def find_compiler() -> Compiler:
-    """Finds ``$CC`` if it is set, else the first of `COMPILERS` that there is.
-
-    Raises:
-        CannotCompile: there is none, it does not tell its version, or ``$CC`` is no command.
-    """
+    """Finds the compiler of `compiler_command`, with its version."""
     asked = os.environ.get("CC", "").strip()
     try:
-        commands = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+        command = compiler_command()
     except ValueError as error:
         raise CannotCompile(f"CC={asked!r} is not a command: {reason(error)}") from error
-    for command in commands:
-        if shutil.which(command[0]):
-            if os.sep in command[0]:
-                command = [os.path.abspath(command[0]), *command[1:]]
-            version = run_guarded([*command, "--version"])
-            if version.returncode:
-                raise CannotCompile(f"{shlex.join(command)} --version failed")
-            return Compiler(tuple(command), version.stdout)
-    raise CannotCompile(f"no C compiler ({asked or ', '.join(COMPILERS)})")
+    if not command:
+        raise CannotCompile(f"no C compiler ({asked or ', '.join(COMPILERS)})")
+    if os.sep in command[0]:
+        command[0] = os.path.abspath(command[0])
+    version = run_guarded([*command, "--version"])
+    if version.returncode:
+        raise CannotCompile(f"{shlex.join(command)} --version failed")
+    return Compiler(tuple(command), version.stdout)
 
 
 def run_guarded(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Runs a compiler, which ends with all that it started when this process ends.
-
-    Raises:
-        CannotCompile: it cannot be started, or took longer than `TIME_LIMIT`.
-    """
+    """Runs a compiler, which ends with all that it started when this process ends."""
     with system_errors_as(CannotCompile, command[0]):
         theirs, ours = os.pipe()
     _guards.add(ours)
@@ -276,9 +260,6 @@ def _turn_to_compile(path: Path) -> Iterator[None]:
     """Has one process of this user compile on this machine; others wait.
 
     Those that waited for one that failed do not try the same again, one after the other.
-
-    Raises:
-        CannotCompile: one that this process waited for failed, or it was too long a wait.
     """
     machine = platform.node()
     with (path.parent / f"{machine}.lock").open("a+", errors="replace") as file:
@@ -395,9 +376,6 @@ def ready_library(*, compiled: bool = False) -> Path:
     """Returns the library that was installed with the package, or else `cached_library`.
 
     ``compiled``: it may be compiled now, as it may with HYPERSLAB_COMPILE=1.
-
-    Raises:
-        CannotCompile: as that.
     """
     if os.environ.get(SWITCH) == "1":
         return cached_library()
@@ -445,11 +423,6 @@ depthwise_is_known = functools.partial(_has, "depthwise_gradient")
 
 
 def load_library(path: Path) -> Library:
-    """Loads the functions of a compiled library.
-
-    Raises:
-        CannotCompile: it cannot be loaded, or lacks one that every processor has.
-    """
     functions = {}
     try:
         loaded = ctypes.CDLL(str(path))
@@ -478,7 +451,6 @@ def _openmp() -> bytes:
 
 
 def _code(function: Any) -> bytes:
-    """Packs where a compiled function is."""
     return integers(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
@@ -494,9 +466,6 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
 
     Args:
         arguments: the structure but for its last two: the number of the part and that of all.
-
-    Raises:
-        MemoryError: it found none.
     """
     parts = 1 if size < 2 * WORTH_A_THREAD else parts_for(size)
     functions = None if parts == 1 else library()
@@ -511,7 +480,7 @@ def call(function: CompiledFunction, arguments: bytes, size: int) -> None:
 
 
 TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The numbers that ``rows.h`` gives them."""
+"""The types with fused kernels, in Triton as well, and the numbers that ``rows.h`` gives them."""
 
 STREAMED = 16 << 20
 """[B] Results from this size on do not stay in the caches until they are read."""
@@ -531,11 +500,6 @@ _INTEGERS = [struct.Struct(f"@{count}q") for count in range(32)]
 def integers(*numbers: int) -> bytes:
     """Packs numbers for C."""
     return _INTEGERS[len(numbers)].pack(*numbers)
-
-
-def address(x: torch.Tensor | None) -> int:
-    """Returns the address of the first element; 0 for no tensor."""
-    return 0 if x is None else x.data_ptr()
 
 
 def addresses(*tensors: torch.Tensor | None) -> bytes:

@@ -59,12 +59,6 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Gradients of input, weight and bias; None where it was not asked for."""
 
 
-def kernel_is_larger(x: torch.Tensor, weight: torch.Tensor, options: ConvOptions) -> bool:
-    """Says if padding must be part of ``x``, see `Problem.outreaches`."""
-    plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
-    return plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype)
-
-
 def margins_of(padding: Sequence[int]) -> list[int]:
     """Returns the padding as ``F.pad`` takes it."""
     return [p for p in reversed(padding) for _ in range(2)]
@@ -79,8 +73,9 @@ def for_aten(
 ) -> tuple[torch.Tensor, Sequence[int]]:
     """Returns input and padding as torch's own operator takes them; differentiable."""
     x = in_preferred_format(x, weight, kernels)
-    if kernel_is_larger(x, weight, options):
-        return F.pad(x, margins_of(padding)), [0] * len(padding)
+    plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
+    if plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype):
+        return F.pad(x, margins_of(padding)), [0] * len(padding)  # see `Problem.outreaches`
     return x, padding
 
 
@@ -340,18 +335,15 @@ class RecomputedInput(Protocol):
         """Computes the input; in ``padded``, if there is any and no graph."""
 
 
-class SavedInput:
-    """Names what to save of an input, and the way back; ``source`` None: the input itself."""
+def saved_input(
+    x: torch.Tensor, source: RecomputedInput | None
+) -> tuple[SavedTensors, Callable[..., torch.Tensor]]:
+    """Returns what to save of an input, and the way back; without a source the input itself."""
+    return ((x,), _only_tensor) if source is None else (source.tensors, source.value)
 
-    def __init__(self, x: torch.Tensor, source: RecomputedInput | None) -> None:
-        self.tensors: SavedTensors = (x,) if source is None else source.tensors
-        self.value = _only_tensor if source is None else source.value
 
-
-def _only_tensor(tensors: SavedTensors, padded: HaloPaddedBuffer | None = None) -> torch.Tensor:
-    (x,) = tensors
-    assert x is not None
-    return x
+def _only_tensor(tensors: Sequence[torch.Tensor], _: object = None) -> torch.Tensor:
+    return tensors[0]
 
 
 class TakenWeight(Protocol):
@@ -444,12 +436,11 @@ class LocalConv(BlockFunction):
         taken: TakenWeight | None = None,
     ) -> torch.Tensor:
         weight = take_weight(ctx, weight, taken)
-        kept = SavedInput(x, source)
-        ctx.value = kept.value
+        kept, ctx.value = saved_input(x, source)
         ctx.passes = passes
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(weight, *kept.tensors)
+        ctx.save_for_backward(weight, *kept)
         return conv_forward(x, weight, bias, passes.options, passes.padding, kernels)
 
     @staticmethod

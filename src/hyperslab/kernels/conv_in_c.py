@@ -7,16 +7,9 @@ The operators, whose plain references say what they return::
     torch.ops.hyperslab.winograd_gradient            the same, for 3³ windows
     torch.ops.hyperslab.depthwise_gradient           the weight's, of every channel by itself
 
-The first two sum few channels in bfloat16 in registers, where oneDNN works on 16 at a time however
-few there are. Winograd's filtering does the work of 216 products by 64 of sums. The forward pass
-and the input's gradient are not made so: there a rounding error, or an infinity, would reach voxels
-whose windows do not see where it comes from; the weight's gradient is a sum over all voxels anyway.
-Of convolutions that take every channel by itself oneDNN has kernels in two dims, and in three it
-takes a plain loop for the weight's gradient, ten times as long; the other passes it computes well.
-
-A processor without the instructions has not all of the kernels: there the operators are the
-references, torch's own, in float32. In reading order: the direct kernels, Winograd's, the depthwise
-one.
+Why there are these, and no others: docs/design/0015-convolution-kernels.md. A processor without the
+instructions has not all of the kernels: there the operators are the references, torch's own, in
+float32. In reading order: the direct kernels, Winograd's, the depthwise one.
 """
 
 from __future__ import annotations
@@ -105,11 +98,6 @@ def direct_convolution_gradient(
 def check_volumes(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adjoint: bool
 ) -> None:
-    """Checks that the tensors fit each other.
-
-    Raises:
-        ValueError: they do not.
-    """
     out, channels = weight.shape[:2][::-1] if adjoint else weight.shape[:2]
     fits = x.dim() in CHANNELS_LAST and x.dim() == weight.dim() and channels == x.shape[1]
     if not fits or weight.dtype != x.dtype:
@@ -121,11 +109,7 @@ def check_volumes(
 def check_gradient(
     x: torch.Tensor, g: torch.Tensor, kernel: Sequence[int], padding: Sequence[int]
 ) -> None:
-    """Checks that the gradient has the shape of the convolution's result.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Checks that the gradient has the shape of the convolution's result."""
     extents = _results(x.shape[2:], kernel, padding)
     if x.dim() not in CHANNELS_LAST or (g.shape[0], *g.shape[2:]) != (x.shape[0], *extents):
         raise ValueError(f"a gradient {tuple(g.shape)} for results of {extents}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -57,6 +57,12 @@ class ConvOptions(NamedTuple):
     groups: int
     output_padding: tuple[int, ...] | None = None
 
+    def aten_arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
+        """Returns them, with the padding, in the order in which torch's own operators take them."""
+        more = self.output_padding
+        transposed = (more is not None, more or [0] * len(padding))
+        return self.stride, padding, self.dilation, *transposed, self.groups
+
 
 def aten_convolution(
     x: torch.Tensor,
@@ -66,17 +72,7 @@ def aten_convolution(
     padding: Sequence[int],
 ) -> torch.Tensor:
     """Convolves by torch's own operator, plain or transposed; differentiable."""
-    return torch.convolution(
-        x,
-        weight,
-        bias,
-        options.stride,
-        padding,
-        options.dilation,
-        options.output_padding is not None,
-        options.output_padding or [0] * len(padding),
-        options.groups,
-    )
+    return torch.convolution(x, weight, bias, *options.aten_arguments(padding))
 
 
 def aten_gradients(
@@ -88,19 +84,8 @@ def aten_gradients(
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Returns the gradients of `aten_convolution`, differentiable; None without ``needs``."""
-    return torch.ops.aten.convolution_backward.default(
-        g,
-        x,
-        weight,
-        [g.shape[1]],
-        options.stride,
-        padding,
-        options.dilation,
-        options.output_padding is not None,
-        options.output_padding or [0] * len(padding),
-        options.groups,
-        list(needs),
-    )
+    run = torch.ops.aten.convolution_backward.default
+    return run(g, x, weight, [g.shape[1]], *options.aten_arguments(padding), list(needs))
 
 
 def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
@@ -153,30 +138,21 @@ class Problem:
 
     @cached_property
     def y(self) -> tuple[int, ...]:
-        steps = zip(
-            self.x[2:],
-            self.kernel,
-            self.options.stride,
-            self.padding,
-            self.options.dilation,
-            strict=True,
-        )
+        steps = self._steps
         extents = ((e + 2 * p - d * (k - 1) - 1) // s + 1 for e, k, s, p, d in steps)
         return (self.x[0], self.weight[0], *extents)
+
+    @property
+    def _steps(self) -> Iterable[tuple[int, ...]]:
+        """Yields extent, taps, stride, padding and dilation of each spatial dim."""
+        stride, dilation = self.options[:2]
+        return zip(self.x[2:], self.kernel, stride, self.padding, dilation, strict=True)
 
     @cached_property
     def left_over(self) -> tuple[int, ...]:
         """Counts the rows of ``x`` beyond all windows: a transposed one's output padding."""
-        steps = zip(
-            self.x[2:],
-            self.y[2:],
-            self.kernel,
-            self.options.stride,
-            self.padding,
-            self.options.dilation,
-            strict=True,
-        )
-        return tuple(e - ((y - 1) * s - 2 * p + d * (k - 1) + 1) for e, y, k, s, p, d in steps)
+        made = zip(self.y[2:], self._steps, strict=True)
+        return tuple(e - ((y - 1) * s - 2 * p + d * (k - 1) + 1) for y, (e, k, s, p, d) in made)
 
     @cached_property
     def skips_lines(self) -> bool:

@@ -199,12 +199,10 @@ def weight_by_samples(
 
 
 def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
-    """Makes one row a voxel, one column a channel."""
     return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    """Makes one row a window."""
     if any(problem.padding):
         x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
     windows = x.movedim(1, -1)
@@ -243,7 +241,6 @@ def fits_direct_bf16(problem: Problem) -> bool:
 def forward_by_direct_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    """Convolves by the kernel for few channels."""
     return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
 
 
@@ -375,10 +372,7 @@ def input_widened(
     """Computes the input's gradient in float32, a slab of it at a time."""
     if can_flip(problem):
         turned = turned_kernel(weight, problem.options.groups)
-        padding = tuple(_flipped_padding(problem))
-        shapes = {"x": problem.y, "weight": tuple(turned.shape)}
-        flipped = problem.but(task="forward", **shapes, padding=padding)
-        return forward_widened(g, turned, bias, flipped, dispatch)
+        return forward_widened(g, turned, bias, flipped(problem), dispatch)
     x = _empty_in_channels_last(problem.x, g)
     wide = weight.float()
     stride, padding_in_depth = problem.options.stride[0], problem.padding[0]
@@ -520,17 +514,8 @@ def input_by_flipped_kernel(
     g: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
     """Convolves ``g`` with the kernel turned round: the forward pass is the faster one."""
-    options = problem.options
-    x = torch.mkldnn_convolution(
-        g,
-        turned_kernel(weight, options.groups),
-        bias,
-        _flipped_padding(problem),
-        options.stride,
-        options.dilation,
-        options.groups,
-    )
-    return in_channels_last(x)
+    turned = turned_kernel(weight, problem.options.groups)
+    return forward_by_onednn(g, turned, bias, flipped(problem))
 
 
 TAPS_BY_PARITY = torch.tensor([2, 0, 3, 1], device="cpu")
@@ -597,12 +582,12 @@ def can_flip(problem: Problem) -> bool:
     """Asks for no stride, no more padding than the kernel reaches, and nothing of `guarded`."""
     if set(problem.options.stride) != {1} or min(_flipped_padding(problem)) < 0:
         return False
-    flipped = _flipped(problem)
-    return not (flipped.outreaches or flipped.fills_tiles or flipped.hangs)
+    forward = flipped(problem)
+    return not (forward.outreaches or forward.fills_tiles or forward.hangs)
 
 
 @functools.lru_cache(PROBLEMS)
-def _flipped(problem: Problem) -> Problem:
+def flipped(problem: Problem) -> Problem:
     """Returns the forward pass that computes the same."""
     groups = problem.options.groups
     weight = (problem.x[1], problem.weight[0] // groups, *problem.kernel)
@@ -650,7 +635,6 @@ def weight_by_torch(
 def weight_contiguous(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    """Calls oneDNN in contiguous memory."""
     x = in_contiguous(x)
     if x.dtype == torch.float32:
         x = x.to_mkldnn()  # chooses the kernel; the gradients are ordinary tensors

@@ -100,26 +100,6 @@ def flags_of(bits: torch.Tensor, count: int) -> torch.Tensor:
     return (bits[:, None] >> places & 1).view(-1)[:count].bool()
 
 
-def bits_in(
-    marks: torch.Tensor, shape: Sequence[int], memory_format: torch.memory_format
-) -> torch.Tensor:
-    """Reads which elements pass the gradient, from marks that begin with bits."""
-    count = math.prod(shape)
-    bits = marks[: bit_bytes(shape, 0, has_norm=False)]
-    return from_memory_order(flags_of(bits, count), shape, memory_format)
-
-
-def winners_in(
-    marks: torch.Tensor,
-    shape: Sequence[int],
-    pool: Sequence[int],
-    memory_format: torch.memory_format,
-) -> torch.Tensor:
-    """Reads the winner of every tile of a block of this shape, from marks that end with winners."""
-    begin = len(marks) - winner_bytes(shape, pool, maximum=True)
-    return from_memory_order(marks[begin:], pooled_shape(shape, pool), memory_format)
-
-
 def elements_of_tiles(x: torch.Tensor, pool: Sequence[int]) -> list[torch.Tensor]:
     """Lists views of ``x``: its elements at each place in a tile, row by row."""
     steps = [[slice(place, None, k) for place in range(k)] for k in pool]
@@ -266,7 +246,8 @@ def chain_backward(
     if slope == 1:
         passing = None
     elif norm is None:
-        passing = bits_in(marks, shape, memory_format)
+        bits = marks[: bit_bytes(shape, slope, has_norm=False)]
+        passing = from_memory_order(flags_of(bits, math.prod(shape)), shape, memory_format)
     else:
         assert x is not None, "the bits of a chain with a normalisation come from x"
         passing = passes_gradient(normalized(x, norm), slope)
@@ -298,7 +279,9 @@ def gradient_of_u(
         )
     da = g.to(compute_dtype(g))
     if pool and maximum:
-        da = spread_maximum(da, winners_in(marks, shape, pool, memory_format), pool)
+        winners = marks[len(marks) - winner_bytes(shape, pool, maximum) :]
+        winner = from_memory_order(winners, pooled_shape(shape, pool), memory_format)
+        da = spread_maximum(da, winner, pool)
     elif pool:
         da = spread_mean(da, pool)
     if passing is None:
@@ -353,11 +336,7 @@ class EpiloguePlan:
     numbers: bytes
 
     def check(self, g: torch.Tensor, marks: torch.Tensor) -> None:
-        """Checks that there are as many gradients and marks as the C code reads.
-
-        Raises:
-            ValueError: these are not so many.
-        """
+        """Checks that there are as many gradients and marks as the C code reads."""
         count = self.bits + self.winners
         if g.shape != self.result or marks.numel() < count or not marks.is_contiguous():
             raise ValueError(
@@ -385,9 +364,6 @@ def epilogue_plan(
         types: of x, the result's gradient, and what is written: the result, or dx where there is
             a gradient.
         norm, through: shapes of the numbers of channels.
-
-    Raises:
-        ValueError: tiles or numbers do not fit the block.
     """
     check_norm(shape, norm, through)
     result = pooled_shape(shape, pool)
@@ -603,13 +579,8 @@ def _compiled_sums(
     return sums if parts == 1 else sums.sum(0)
 
 
-declare(channel_sums, compiled_channel_sums, "sums.c", "tiles:triton_channel_sums")
-declare(chain_forward, compiled_chain_forward, "forward.c", "tiles:triton_chain_forward")
+declare(channel_sums, compiled_channel_sums, "sums.c", "tiles")
+declare(chain_forward, compiled_chain_forward, "forward.c", "tiles")
 declare(chain_forward_into, compiled_chain_forward_into, "forward.c", writes=("y",))
-declare(
-    chain_backward_sums,
-    compiled_chain_backward_sums,
-    "sums.c",
-    "tiles:triton_chain_backward_sums",
-)
-declare(chain_backward, compiled_chain_backward, "backward.c", "tiles:triton_chain_backward")
+declare(chain_backward_sums, compiled_chain_backward_sums, "sums.c", "tiles")
+declare(chain_backward, compiled_chain_backward, "backward.c", "tiles")

@@ -109,11 +109,7 @@ def window_maximum_backward(
 
 
 def check_windows(kernel: Sequence[int]) -> None:
-    """Checks that a byte can name every tap.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Checks that a byte can name every tap."""
     if math.prod(kernel) > MOST_TAPS:
         raise ValueError(f"windows {list(kernel)} of more than {MOST_TAPS} taps: use torch's own")
 
@@ -166,11 +162,7 @@ def _window_numbers(
     types: tuple[torch.dtype, torch.dtype],
     channels_last: bool,
 ) -> bytes | None:
-    """Packs the numbers for C; None where it does not know the types or the number of dims.
-
-    Raises:
-        ValueError: a byte cannot name every tap.
-    """
+    """Packs the numbers for C; None where it does not know the types or the number of dims."""
     check_windows(windows[0])
     known = all(dtype in TYPE_CODES for dtype in types)
     if not known or not 3 <= len(shape) <= 5 or not math.prod(shape) * math.prod(extents):

@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -130,16 +131,12 @@ def as_result(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(x.shape)
 
 
-def as_float32(block: torch.Tensor) -> torch.Tensor:
+Block = TypeVar("Block", torch.Tensor, torch.Tensor | None)
+
+
+def as_float32(block: Block) -> Block:
     """Returns half precision as float32: partial results may overflow or be rounded again."""
-    return block.float() if block.dtype in HALF else block
-
-
-def parameter_as_float32(parameter: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns parameters of half precision in float32, which their statistics have."""
-    if parameter is None or parameter.dtype not in HALF:
-        return parameter
-    return parameter.float()
+    return block.float() if block is not None and block.dtype in HALF else block
 
 
 @dataclass(slots=True)
@@ -194,11 +191,6 @@ def memory_format_by_strides(x: torch.Tensor) -> torch.memory_format:
 
 
 def pooled_shape(shape: Sequence[int], pool: Sequence[int]) -> list[int]:
-    """Returns the shape of an epilogue's result on a block of this shape.
-
-    Raises:
-        ValueError: tiles do not cover it.
-    """
     if not pool:
         return list(shape)
     if len(pool) != len(shape) - 2 or any(e % p for e, p in zip(shape[2:], pool, strict=True)):
@@ -214,11 +206,7 @@ def bit_bytes(shape: Sequence[int], slope: float, has_norm: bool) -> int:
 
 
 def winner_bytes(shape: Sequence[int], pool: Sequence[int], maximum: bool) -> int:
-    """Counts the bytes of the winners in the marks of a block of this shape.
-
-    Raises:
-        ValueError: tiles do not cover it, or have too many elements.
-    """
+    """Counts the bytes of the winners in the marks of a block of this shape."""
     result = pooled_shape(shape, pool)
     if not (maximum and pool):
         return 0
@@ -248,7 +236,6 @@ def check_norm(
 
 
 def shape_or_none(parts: torch.Tensor | None) -> torch.Size | None:
-    """Returns their shape, if there are any."""
     return None if parts is None else parts.shape
 
 
@@ -258,5 +245,4 @@ def per_channel(parts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
-    """Returns float64 for float64, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

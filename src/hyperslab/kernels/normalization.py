@@ -16,6 +16,7 @@ The operators are ``normalisation``, ``running_statistics``, ``parameter_gradien
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import torch
 
@@ -131,7 +132,6 @@ def compiled_normalisation(
 
 
 def kernels_take(moments: torch.Tensor, *running: torch.Tensor) -> bool:
-    """Says if running statistics are as kernels take them."""
     if moments.dtype != torch.float64 or moments.shape[1] != 1 or not moments.is_contiguous():
         return False
     for x in running:
@@ -188,32 +188,10 @@ def compiled_through_statistics(functions: Library, given: Operands) -> torch.Te
     return through
 
 
-declare(
-    normalisation,
-    compiled_normalisation,
-    "statistics.c",
-    "normalization:triton_normalisation",
-    doubles=True,
-)
-declare(
-    running_statistics,
-    compiled_running_statistics,
-    "statistics.c",
-    "normalization:triton_running_statistics",
-    doubles=True,
-    writes=("running_mean", "running_var"),
-)
-declare(
-    parameter_gradients,
-    compiled_parameter_gradients,
-    "statistics.c",
-    "normalization:triton_parameter_gradients",
-    doubles=True,
-)
-declare(
-    through_statistics,
-    compiled_through_statistics,
-    "statistics.c",
-    "normalization:triton_through_statistics",
-    doubles=True,
-)
+_WHERE: Any = {"source": "statistics.c", "cuda": "normalization", "doubles": True}
+
+declare(normalisation, compiled_normalisation, **_WHERE)
+_CHANGED = ("running_mean", "running_var")
+declare(running_statistics, compiled_running_statistics, writes=_CHANGED, **_WHERE)
+declare(parameter_gradients, compiled_parameter_gradients, **_WHERE)
+declare(through_statistics, compiled_through_statistics, **_WHERE)

@@ -16,7 +16,7 @@ from hyperslab.kernels.registry import declare
 from hyperslab.util.capture import beside_capture, refuse_capture
 from hyperslab.util.torch_internals import graph_task
 
-_GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
+GOLDEN = -7046029254386353131  # 2**64 / golden ratio, as a signed 64-bit integer
 _MIX_64 = (-4658895280553007687, -7723592293110705685)  # Steele et al. 2014, SplitMix64
 _MIX_32 = (0x7FEB352D, -2073254261)  # Wellons 2018, "lowbias32"
 
@@ -61,11 +61,11 @@ def uniform_bits(
     dims are hashed in 64 bits (few numbers), the two innermost in 32 bits under the outer's key.
     """
     split = max(0, len(shape) - 2)
-    outer = _linear_index(shape[:split], box, 0, torch.int64, device)
-    inner = _linear_index(shape[split:], box, split, torch.int64, device)
+    outer = _linear_index(shape[:split], box, 0, device)
+    inner = _linear_index(shape[split:], box, split, device)
     if math.prod(shape[split:]) >= 2**31:
         raise ValueError(f"the two innermost dims of {tuple(shape)} exceed 2**31 elements")
-    key = _mix64(outer * _GOLDEN + seed)
+    key = mix64(outer * GOLDEN + seed)
     low = key.to(torch.int32)
     high = (key >> 32).to(torch.int32)
     low = low.view(*low.shape, *[1] * inner.dim())
@@ -74,13 +74,11 @@ def uniform_bits(
     return _mix32(bits.add_(high)) & 0x7FFFFFFF
 
 
-def _linear_index(
-    shape: Sequence[int], box: Box, first: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    index = torch.zeros((), dtype=dtype, device=device)
+def _linear_index(shape: Sequence[int], box: Box, first: int, device: torch.device) -> torch.Tensor:
+    index = torch.zeros((), dtype=torch.int64, device=device)
     for dim, extent in enumerate(shape, start=first):
         lo, hi = box.interval(dim)
-        index = index.unsqueeze(-1) * extent + torch.arange(lo, hi, dtype=dtype, device=device)
+        index = index.unsqueeze(-1) * extent + torch.arange(lo, hi, device=device)
     return index
 
 
@@ -89,7 +87,7 @@ def _shift(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (width - bits)) - 1)
 
 
-def _mix64(x: torch.Tensor) -> torch.Tensor:
+def mix64(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ _shift(x, 30, 64)) * _MIX_64[0]
     x = (x ^ _shift(x, 27, 64)) * _MIX_64[1]
     return x ^ _shift(x, 31, 64)
@@ -124,4 +122,4 @@ def scale_of(p: float) -> float:
     return 1 / (1 - p) if p < 1 else 0.0
 
 
-declare(drop_elements, cuda="tiles:triton_drop_elements", beside=(torch.int64,))
+declare(drop_elements, cuda="tiles", beside=(torch.int64,))

@@ -61,10 +61,6 @@ from hyperslab.util.torch_internals import (
     profiler_runs,
 )
 
-TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of blocks that the Triton kernels take; for others the reference runs."""
-
-
 _SCHEMA_TYPES = {
     "torch.Tensor": "Tensor",
     "torch.Tensor | None": "Tensor?",
@@ -86,15 +82,15 @@ class KernelOperator:
     """Declares one operator by its implementations; the ``reference`` has its name and signature.
 
     ``cpu`` takes the `Library` and the `Operands`, calls C, and returns `NotImplemented` for
-    those that the C code does not take; ``cuda`` names a Triton version, which takes the operands
-    and is imported at its first call. The reference runs everywhere else. On the meta device it
-    gives shapes and strides, too; ``meta`` does where the reference reads values.
+    those that the C code does not take; ``cuda`` names the module of a Triton version, which takes
+    the operands and is imported at its first call. The reference runs everywhere else. On the meta
+    device it gives shapes and strides, too; ``meta`` does where the reference reads values.
     """
 
     reference: Callable[..., Any]
     cpu: Callable[[Library, Operands], Any] | None = None
     source: str = ""  # of `cpu`, in csrc
-    cuda: str | None = None  # "module:function" in `hyperslab.kernels.cuda`
+    cuda: str | None = None  # module in `hyperslab.kernels.cuda` that has triton_NAME
     meta: Callable[..., Any] | None = None
     writes: tuple[str, ...] = ()  # the arguments that are changed
     doubles: bool = False  # the Triton version takes numbers of float64, too
@@ -106,7 +102,6 @@ class KernelOperator:
 
     @cached_property
     def operands(self) -> Any:
-        """Names the arguments of a call."""
         return namedtuple(self.name, signature(self.reference).parameters)
 
     @property
@@ -121,7 +116,6 @@ class KernelOperator:
 
     @cached_property
     def overload(self) -> Callable[..., Any]:
-        """Returns torch's operator."""
         overload: Callable[..., Any] = getattr(torch.ops.hyperslab, self.name).default
         return overload
 
@@ -162,7 +156,7 @@ class KernelOperator:
         """Runs the Triton version where it knows the dtypes, else the reference."""
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]
         types = {value if isinstance(value, torch.dtype) else value.dtype for value in others}
-        usual = {*TRITON_DTYPES, torch.uint8, torch.float64 if self.doubles else torch.uint8}
+        usual = {*TYPE_CODES, torch.uint8, torch.float64 if self.doubles else torch.uint8}
         known = block.dtype in usual and types <= {*usual, *self.beside}
         if not known or not triton_runs() or self._is_forced():
             return self.reference(block, *rest)
@@ -170,13 +164,11 @@ class KernelOperator:
             return self.triton(block, *rest)
 
     def _is_forced(self) -> bool:
-        """Says if `force` asks for the reference."""
         return _forced.get().get(self.name) == "reference"
 
     def triton(self, *arguments: Any) -> Any:
-        """Runs the Triton version."""
         assert self.cuda is not None, f"{self.name} has no Triton version"
-        return _triton_version(self.cuda)(self.operands(*arguments))
+        return _triton_version(self.cuda, self.name)(self.operands(*arguments))
 
 
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter)
@@ -184,10 +176,9 @@ _OF_TORCH = (torch.Tensor, torch.nn.Parameter)
 
 
 @cache
-def _triton_version(name: str) -> Callable[[Operands], Any]:
-    module, _, function = name.partition(":")
+def _triton_version(module: str, name: str) -> Callable[[Operands], Any]:
     found = importlib.import_module(f"hyperslab.kernels.cuda.{module}")
-    version: Callable[[Operands], Any] = getattr(found, function)
+    version: Callable[[Operands], Any] = getattr(found, f"triton_{name}")
     return version
 
 
@@ -265,9 +256,6 @@ def _keep_triton_cache() -> None:
     """Has Triton keep what it compiles in a folder of this node below the user's cache folder.
 
     A folder that the user has named stays.
-
-    Raises:
-        OSError: there is no such folder, or others may write to it.
     """
     if not {"TRITON_CACHE_DIR", "TRITON_HOME"} & os.environ.keys():
         folder = make_private(user_folder("XDG_CACHE_HOME", f"triton/{socket.gethostname()}"))
@@ -377,7 +365,6 @@ def _cudnn_takes_last(facts: ConvFacts) -> bool:
 
 @cache
 def onednn_supports(dtype: torch.dtype) -> bool:
-    """Says if oneDNN convolves in this type on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -636,13 +623,7 @@ RULES: dict[str, tuple[Case, ...]] = {
             _narrow,
         ),
         _conv_case("forward", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case(
-            "forward",
-            "contiguous",
-            HEAVY,
-            HEAVY_REASON,
-            _outweighs,
-        ),
+        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _outweighs),
         Case("onednn", "conv_variants.py", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
@@ -655,13 +636,7 @@ RULES: dict[str, tuple[Case, ...]] = {
         ),
         _conv_case("input", "widened", WIDENED, WIDENED_REASON, _widens),
         _conv_case("input", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case(
-            "input",
-            "contiguous",
-            HEAVY,
-            HEAVY_REASON,
-            _outweighs,
-        ),
+        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _outweighs),
         _conv_case(
             "input",
             "matrix",
@@ -847,7 +822,6 @@ def casts_filters_last(weight: torch.Tensor, dtype: torch.dtype, kernels: Kernel
 
 
 def conv_variant(problem: Problem) -> str:
-    """Returns the implementation of a pass by name."""
     operator = f"conv {problem.task}"
     return (choose if operator in _forced.get() else _choose_by_rule)(operator, problem)
 
@@ -865,9 +839,8 @@ def table() -> list[tuple[str, str, str, str, str]]:
             words = "CPU, dtypes and dims that the C code takes"
             rows.append((name, words, "C", f"csrc/{one.source}", "one pass over memory"))
         if one.cuda is not None:
-            module = one.cuda.partition(":")[0]
             words = f"CUDA, {'few numbers' if one.doubles else 'float32 and half precision'}"
-            rows.append((name, words, "Triton", f"cuda/{module}.py", "one pass over memory"))
+            rows.append((name, words, "Triton", f"cuda/{one.cuda}.py", "one pass over memory"))
         rows.append((name, "else", "reference", file, "it runs everywhere"))
     return rows
 

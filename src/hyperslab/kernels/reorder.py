@@ -37,11 +37,6 @@ def reorder_into(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def wanted_format(x: torch.Tensor, channels_last: bool) -> torch.memory_format:
-    """Returns torch's name of the format.
-
-    Raises:
-        ValueError: torch has channels last for tensors of 4 or 5 dims only.
-    """
     if not channels_last:
         return torch.contiguous_format
     if x.dim() not in CHANNELS_LAST:
@@ -112,5 +107,5 @@ def _plan(
     return _ReorderPlan(strides_in(shape, wanted), x.numel(), numbers)
 
 
-declare(reorder, compiled_reorder, "reorder.c", "tiles:triton_reorder")
-declare(reorder_into, compiled_reorder_into, "reorder.c", writes="y")
+declare(reorder, compiled_reorder, "reorder.c", "tiles")
+declare(reorder_into, compiled_reorder_into, "reorder.c", writes=("y",))

@@ -75,12 +75,10 @@ class SparseMap:
 
     @property
     def results(self) -> int:
-        """Counts the results."""
         return len(self.begin) - 1
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Lists the tensors that the operator takes."""
         return [self.begin, self.source, self.weight]
 
     def adjoint(self) -> SparseMap:
@@ -123,11 +121,7 @@ def resample(
 
 
 def check_maps(x: torch.Tensor, maps: Sequence[torch.Tensor], extents: Sequence[int]) -> None:
-    """Checks that there is a map of three tensors for every spatial dim, with so many results.
-
-    Raises:
-        ValueError: there is not.
-    """
+    """Checks that there is a map of three tensors for every spatial dim, with so many results."""
     begins = [len(begin) - 1 for begin in maps[::3]]
     if len(maps) != 3 * (x.dim() - 2) or begins != list(extents):
         raise ValueError(f"maps with {begins} results for a block {tuple(x.shape)} and {extents}")

@@ -485,11 +485,7 @@ def _attend_over_blocks(
 
 
 def _check_operands(name: str, operands: Sequence[torch.Tensor], grouped: bool) -> None:
-    """Refuses what torch's own operator refuses, in the global shapes.
-
-    Raises:
-        LayoutError: extents, types or numbers of heads do not fit.
-    """
+    """Refuses what torch's own operator refuses, in the global shapes."""
     query, key, value, *masks = operands
     lengths = key.shape[-2] == value.shape[-2]
     if grouped:  # heads of keys, and of values, for heads of queries

@@ -17,8 +17,7 @@ import contextlib
 import functools
 import math
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -223,7 +222,6 @@ wrap_while_cut(*CHECKPOINTS, _checkpointing_cut_tensors)
 
 
 def _derived_if_cut(cls: type[Function], values: tuple[Any, ...]) -> type[Function]:
-    """Returns the derived class where an argument is cut, else the user's own."""
     if not torch.is_grad_enabled():
         return cls
     if cls is CheckpointFunction:
@@ -275,15 +273,12 @@ class _Hooks:
     def run_full(
         self, hook: Callable[..., Any], module: object, before: Sequence[Any], after: Sequence[Any]
     ) -> Any:
-        """Run the hook of a module's backward pass."""
-
         def seeing_both(given: Sequence[Any]) -> Any:
             return hook(module, given, self.serial(after, self.outputs))
 
         return self.run(seeing_both, before, self.inputs)
 
     def run_before(self, hook: Callable[..., Any], module: object, after: Sequence[Any]) -> Any:
-        """Run the hook before a module's backward pass."""
         return self.run(functools.partial(hook, module), after, self.outputs)
 
 
@@ -440,16 +435,6 @@ def grad(
         pairs = zip(wanted, found, strict=True)
         what = "the gradient of an ordinary tensor"
         return tuple(_serial(x, g, cut[0].grid, what) for x, g in pairs)
-
-
-def ask_all_ranks_for_gradients(parameters: Iterable[torch.Tensor], grid: Grid) -> None:
-    """Let ``torch.autograd.grad`` of these parameters return the serial gradients.
-
-    All ranks call it alike. It asks no tensor's class where nothing is cut, neither the loss nor
-    the parameters.
-    """
-    for parameter in parameters:
-        HAS_PARTS[parameter] = weakref.ref(grid)
 
 
 class _ShowingBlocks(TorchDispatchMode):

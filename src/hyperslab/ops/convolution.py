@@ -22,23 +22,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import ExchangePlan, Grid, per_grid, plan_exchange
+from hyperslab.comm import ExchangePlan, Grid, exchange, per_grid, plan_exchange
 from hyperslab.comm.communicator import completing
-from hyperslab.comm.exchange import (
-    FEW_ELEMENTS,
-    add_returned,
-    copy_overlap,
-    fetch,
-    gaps_in,
-    give_back,
-    join_halo,
-    new_box,
-    overlap,
-    receive_halo,
-    send_home,
-    start,
-    start_adjoint,
-)
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
@@ -47,7 +32,6 @@ from hyperslab.kernels.conv import (
     Gradients,
     LocalConv,
     RecomputedInput,
-    SavedInput,
     TakenWeight,
     conv_backward,
     conv_forward,
@@ -56,6 +40,7 @@ from hyperslab.kernels.conv import (
     differentiable_conv,
     gradient_of_taken,
     input_in_channels_last,
+    saved_input,
     take_weight,
     weight_with_graph,
 )
@@ -126,13 +111,13 @@ class ConvSpec(ConvPasses):
     @cached_property
     def margins(self) -> tuple[tuple[slice, ...], ...]:
         """Return the parts of the buffer that nobody fills: padding."""
-        return gaps_in(self.box, self.plan.brought)
+        return exchange.gaps_in(self.box, self.plan.brought)
 
     @cached_property
     def halo_places(self) -> list[tuple[tuple[slice, ...], tuple[slice, ...] | None] | None]:
         """Return where each received piece goes in the buffer, and what part of it, if not all."""
         boxes = [t.box for t in self.plan.receives]
-        found = [(box, overlap(self.box, box)) for box in boxes]
+        found = [(box, exchange.overlap(self.box, box)) for box in boxes]
         return [at and (at[0], None if self.box.contains(box) else at[1]) for box, at in found]
 
 
@@ -163,19 +148,18 @@ class BufferConv(BlockFunction):
         weight = take_weight(ctx, weight, taken)
         plan = spec.plan
         if padded is None:
-            halos = receive_halo(x, plan, spec.box, spec.name)
+            halos = exchange.receive_halo(x, plan, spec.box, spec.name)
         else:
-            halos = start(x, plan, spec.name).wait()
+            halos = exchange.start(x, plan, spec.name).wait()
         buffer = _fill_buffer(x, halos, spec, padded)
-        kept = SavedInput(x, source)
-        ctx.value = kept.value
+        kept, ctx.value = saved_input(x, source)
         ctx.spec = spec
         ctx.kernels = kernels
         in_padded = padded is not None and padded.buffer is not None
         ctx.has_buffer = source is None and in_padded
         halos = [buffer] if ctx.has_buffer else halos
-        ctx.save_for_backward(weight, *kept.tensors, *halos)
-        ctx.kept = len(kept.tensors)
+        ctx.save_for_backward(weight, *kept, *halos)
+        ctx.kept = len(kept)
         ctx.padded = padded and padded.empty()
         return conv_forward(buffer, weight, bias, spec.options, spec.padding, kernels)
 
@@ -201,7 +185,7 @@ class BufferConv(BlockFunction):
         dw = gradient_of_taken(ctx, dw)
         if whole is None:
             return None, dw, db, *[None] * 5
-        dx = send_home(whole, spec.plan, spec.box, spec.name, private=True)
+        dx = exchange.send_home(whole, spec.plan, spec.box, spec.name, private=True)
         return dx, dw, db, *[None] * 5
 
 
@@ -216,7 +200,7 @@ def backward_with_graph(
 
     For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
     """
-    buffer = fetch(x, spec.plan, what=spec.name)
+    buffer = exchange.fetch(x, spec.plan, what=spec.name)
     wanted = spec.plan.wanted
     box = spec.box
     before = [a - b for a, b in zip(wanted.lo, box.lo, strict=True)]
@@ -228,7 +212,7 @@ def backward_with_graph(
     )
     if whole is None:
         return None, dw, db
-    return give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
+    return exchange.give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
 
 
 def _fill_buffer(
@@ -241,7 +225,7 @@ def _fill_buffer(
     if spec.part_of_block is not None:
         return x[spec.part_of_block]
     if padded is None or padded.buffer is None:
-        return join_halo(x, halo, spec.plan, spec.box)
+        return exchange.join_halo(x, halo, spec.plan, spec.box)
     buffer = padded.buffer
     for margin in spec.margins:
         buffer[margin].zero_()
@@ -257,7 +241,7 @@ def waits_for_host(x: torch.Tensor, largest: int) -> bool:
 
     All ranks decide alike: another graph would let them send in another order.
     """
-    return largest <= FEW_ELEMENTS and registry.device_kind(x) == "cuda"
+    return largest <= exchange.FEW_ELEMENTS and registry.device_kind(x) == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +352,7 @@ class SlabConv(BlockFunction):
         taken: TakenWeight | None = None,
     ) -> torch.Tensor:
         weight = take_weight(ctx, weight, taken)
-        with completing(start(x, spec.plan, spec.name)) as pending:
+        with completing(exchange.start(x, spec.plan, spec.name)) as pending:
             y = conv_forward(x, weight, bias, spec.options, padding, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
         for slab, halo in zip(slabs, halos, strict=True):
@@ -382,13 +366,12 @@ class SlabConv(BlockFunction):
                     kernels,
                 )
                 y.narrow(slab.dim, plane.output, 1).add_(part)
-        kept = SavedInput(x, source)
-        ctx.value = kept.value
+        kept, ctx.value = saved_input(x, source)
         ctx.spec = spec
         ctx.padding = padding
         ctx.slabs = slabs
         ctx.kernels = kernels
-        ctx.save_for_backward(weight, *halos, *kept.tensors)
+        ctx.save_for_backward(weight, *halos, *kept)
         return y
 
     @staticmethod
@@ -412,7 +395,7 @@ class SlabConv(BlockFunction):
         if needs[0]:
             dhalos = [dhalo for dhalo, _ in grads if dhalo is not None]
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
-            pending = start_adjoint(pieces, gradient, spec.plan, spec.name)
+            pending = exchange.start_adjoint(pieces, gradient, spec.plan, spec.name)
         with nullcontext() if pending is None else completing(pending):
             how = (spec.options, ctx.padding, needs, kernels, ctx.taken is not None)
             dx, dw, db = conv_backward(gradient, x, weight, *how)
@@ -421,7 +404,7 @@ class SlabConv(BlockFunction):
                 for plane, dtaps in zip(slab.outputs, taps, strict=True):
                     _taps(dw, slab, plane).add_(dtaps)
         if pending is not None and dx is not None:
-            add_returned(dx, pending.wait(), spec.plan)
+            exchange.add_returned(dx, pending.wait(), spec.plan)
         return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
 
 
@@ -444,9 +427,9 @@ def _fill_slabs(
         if whole:
             halos.append(whole[0])
             continue
-        halo = new_box(slab.box, [box for box, _ in parts], x)
+        halo = exchange.new_box(slab.box, [box for box, _ in parts], x)
         for box, piece in parts:
-            copy_overlap(halo, slab.box, piece, box)
+            exchange.copy_overlap(halo, slab.box, piece, box)
         halos.append(halo)
     return halos
 
@@ -763,7 +746,7 @@ def convolve(
     how = (layout, dtype, policy.kernels, padded)
     y = _convolve_block(block, weight, bias, *how, source=source, taken=taken)
     if share is not None:
-        y = fetch(y, share.plan, what=f"the gather of the filters of {name}")
+        y = exchange.fetch(y, share.plan, what=f"the gather of the filters of {name}")
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
@@ -822,7 +805,7 @@ def _convolve_at_once(
     padding = layout.padding
     if spec is not None:
         padding = spec.padding
-        block = fetch(block, spec.plan, what=spec.name)
+        block = exchange.fetch(block, spec.plan, what=spec.name)
     elif layout.margins:
         block = F.pad(block, layout.margins)
     y = convolve_by_torch(block, weight, bias, layout.options, padding, policy.kernels)
@@ -876,7 +859,7 @@ def _convolve_block(
     if padded is not None and padded.buffer is not None:
         return BufferConv.apply(block, weight, bias, spec, kernels, source, padded, taken)
     if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
-        block = fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
+        block = exchange.fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
         return LocalConv.apply(block, weight, bias, spec, kernels, None, taken)
     if layout.slabs is None:
         return BufferConv.apply(block, weight, bias, spec, kernels, source, None, taken)
@@ -1091,7 +1074,7 @@ def convolve_transposed(
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if not spec.local and waits_for_host(x, layout.largest):
-            whole = fetch(x, spec.plan, box=spec.box, what=spec.name)
+            whole = exchange.fetch(x, spec.plan, box=spec.box, what=spec.name)
             return convolve_by_torch(whole, weight, bias, spec.options, spec.padding, kernels)
         return apply(x, weight, bias, spec, kernels, None)
 

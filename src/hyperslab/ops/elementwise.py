@@ -467,7 +467,6 @@ def _activated(operator: Operator, x: Sharded, slope: float, options: dict[str, 
 
 
 def _joined_in_place(x: Sharded, slope: float) -> bool:
-    """Tries to defer an activation in place; returns whether ``x`` has become its result."""
     x.force_readers()
     pending = x.pending
     if isinstance(pending, FusedEpilogue) and pending.goes_on and pending.links.takes_activation:
@@ -737,12 +736,7 @@ def _random_calls(_grid: Grid) -> Iterator[int]:
 
 
 def check_random_state(x: Sharded) -> None:
-    """Checks now and then that all ranks are in one random state, so that they draw alike.
-
-    Raises:
-        CommError: the ranks' random states differ.
-        UnsupportedOp: a CUDA graph is being captured, and not by `hyperslab.graphed`.
-    """
+    """Checks now and then that all ranks are in one random state, so that they draw alike."""
     if x.grid.size > 1:
         look = partial(_look_at_random_state, x.grid, x.device)
         do_beside(look, "a look at the ranks' random states")
@@ -761,12 +755,7 @@ def _look_at_random_state(grid: Grid, device: torch.device) -> None:
 
 
 def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str) -> None:
-    """Refuses dropout inside ``name`` unless every rank has all: only then are its masks serial.
-
-    Raises:
-        LayoutError: one of the tensors is cut.
-        CommError: the ranks' random states differ.
-    """
+    """Refuses dropout inside ``name`` unless every rank has all: only then are its masks serial."""
     cut = [t for t in tensors if isinstance(t, Sharded)]
     if p <= 0:
         return
@@ -839,11 +828,6 @@ def feature_dropout(
 
 
 def drops_anything(p: float, training: bool) -> bool:
-    """Returns whether anything is dropped.
-
-    Raises:
-        ValueError: ``p`` is no probability.
-    """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     return training and p > 0.0
@@ -1027,7 +1011,6 @@ def draw_in_place(
 
 
 def write_block(x: Sharded, block: torch.Tensor) -> Sharded:
-    """Writes this rank's block of new values into ``x``, in place."""
     return cast(Sharded, apply_pointwise(torch.Tensor.copy_, (x, x.like(block)), {}))
 
 

@@ -83,8 +83,6 @@ class TakenRows:
 
 
 class _ShardParameter(BlockFunction):
-    """Takes rows of a parameter."""
-
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, taken: TakenRows) -> torch.Tensor:
         ctx.parameter = parameter  # a leaf: it keeps no graph

@@ -48,7 +48,6 @@ class FourierKind:
 
     @property
     def of_one(self) -> Operator:
-        """Returns torch's function of one of the rest."""
         function: Operator = getattr(torch.fft, self.rest.removesuffix("n"))
         return function
 

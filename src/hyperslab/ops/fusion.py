@@ -22,13 +22,13 @@ from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.kernels.compile import TYPE_CODES
 from hyperslab.kernels.memory_format import (
     HaloPaddedBuffer,
     as_float32,
     dense,
     dense_as_it_lies,
     memory_format_of,
-    parameter_as_float32,
     pooled_shape,
 )
 from hyperslab.kernels.registry import OPERATORS, device_kind
@@ -57,9 +57,7 @@ class Affine:
         weight: torch.Tensor | None, bias: torch.Tensor | None, *, copied: bool = False
     ) -> Affine:
         version = 0 if weight is None or weight.is_inference() else version_of(weight)
-        return Affine(
-            parameter_as_float32(weight), parameter_as_float32(bias), weight, version, copied
-        )
+        return Affine(as_float32(weight), as_float32(bias), weight, version, copied)
 
     @property
     def requires_grad(self) -> bool:
@@ -72,11 +70,7 @@ class Affine:
         return given is not None and not given.is_inference() and version_of(given) != self.version
 
     def check_unchanged(self) -> None:
-        """Refuses to compute a gradient where torch refuses it.
-
-        Raises:
-            RuntimeError: the weight was changed in place since.
-        """
+        """Refuses to compute a gradient where torch refuses it."""
         if self.copied or not self.changed:
             return
         assert self.given is not None
@@ -270,7 +264,6 @@ class EpilogueOps:
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Returns weight and bias of the normalisation, if there is one."""
         if self.statistics is None:
             return None, None
         return self.statistics.affine.weight, self.statistics.affine.bias
@@ -282,7 +275,6 @@ class EpilogueOps:
 
     @property
     def takes_activation(self) -> bool:
-        """Returns whether an activation may come next."""
         return self.slope == 1 and not self.pool
 
     def rounded(self, dtype: torch.dtype) -> EpilogueOps:
@@ -384,13 +376,9 @@ def in_format(gradient: torch.Tensor, memory_format: torch.memory_format) -> tor
     return reorder(gradient, last, gradient.dtype)
 
 
-EPILOGUE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Lists the types with fused kernels; float64 is for comparisons and takes the plain way."""
-
-
 def has_kernels(x: Sharded) -> bool:
     """Returns whether there are fused kernels for tensors of this type and so many dims."""
-    return x.dtype in EPILOGUE_DTYPES and 3 <= len(x.partition.shape) <= 5
+    return x.dtype in TYPE_CODES and 3 <= len(x.partition.shape) <= 5
 
 
 KEPT_UP_TO = 1 << 16
@@ -435,10 +423,6 @@ class FusedEpilogue:
             pool or old.pool,
             maximum or old.maximum,
         )
-        return self
-
-    def made_in(self, padded: HaloPaddedBuffer | None) -> FusedEpilogue:
-        self.padded = padded
         return self
 
     def taken_over(self, x: Sharded) -> FusedEpilogue:
@@ -492,11 +476,7 @@ class FusedEpilogue:
         return large and links.statistics is not None and not links.pool and not self._alive()
 
     def value(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Computes the result with its graph; in another type it is rounded once, to that one.
-
-        Raises:
-            LayoutError: the source was changed in place since, where no rule could see it.
-        """
+        """Computes the result with its graph; in another type it is rounded once, to that one."""
         self.check_unchanged()
         links = self.links if dtype is None else self.links.rounded(dtype)
         with recording(self.with_graph):
@@ -508,11 +488,6 @@ class FusedEpilogue:
             return self.computed(links)
 
     def check_unchanged(self) -> None:
-        """Refuses to compute from a block that was changed in place.
-
-        Raises:
-            LayoutError: it was, where no rule could see it.
-        """
         if not self.block.is_inference() and version_of(self.block) != self.version:
             raise LayoutError(
                 f"{self.source.partition} was changed in place after an operator had read it whose "
@@ -599,11 +574,11 @@ def conv_operand(
     if x.pending is None:
         block = x.block
     elif dtype != chain.dtype:
-        block = chain.made_in(padded).value(dtype)
+        chain.padded = padded
+        block = chain.value(dtype)
         x.mark_as_bypassed("an operator under autocast took in another type")
     else:
-        if padded is not chain.padded:
-            x.extend(chain.made_in(padded))
+        chain.padded = padded
         block = x.block
     if not chain.recomputable:
         return block, None
@@ -618,9 +593,6 @@ def statistics_of(
     ``x`` is a block, or one that has not been computed and knows its ``channel_sums`` all the same.
     Sums are of float64, so that E[x²] − E[x]² loses nothing that a block of single or half
     precision resolves. ``note`` gets the moments.
-
-    Raises:
-        LayoutError: weight or bias are not of the block's channels.
     """
     channels = x.shape[1]
     weight = affine.weight

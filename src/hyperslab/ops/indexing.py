@@ -42,12 +42,10 @@ from hyperslab.ops.views import (
     Part,
     Span,
     crop,
-    drop_dim,
     expanded,
     lay_out_part,
     reshape_to,
     take_part,
-    unsqueeze,
 )
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -75,7 +73,6 @@ class Subscript:
     positions: tuple[int, torch.Tensor] | None = None
 
     def take(self, dim: int, item: Any, extent: int) -> None:
-        """Adds a slice or an integer."""
         if isinstance(item, slice):
             self.spans[dim] = _span(item, extent)
             return
@@ -203,10 +200,9 @@ def getitem(self: torch.Tensor, index: object) -> Sharded:
         y = crop(self, found.spans)
     if found.positions is not None:
         y = _at(y, *found.positions)
-    for dim in reversed(found.new):
-        y = unsqueeze(y, dim)
-    for dim in reversed(found.single):
-        y = drop_dim(y, dim + sum(at <= dim for at in found.new))
+    if found.new or found.single:
+        dims = (tuple(found.single), tuple(found.new))
+        y = take_part(y, lay_out_part(y.grid, y.partition, (), *dims))
     if y.is_copy and not self.is_copy and found.positions is None and not found.new:
         y.remember_place(self, found, lambda value: _write_back(self, found, value))
     return y
@@ -404,7 +400,6 @@ def _write_back(x: Sharded, found: Subscript, value: torch.Tensor | float) -> No
 
 
 def write_part(x: Sharded, found: Subscript, value: torch.Tensor | float) -> None:
-    """Writes this rank's part of a value into its block."""
     region = _region(x, found)
     box = region.box(x.grid.coords)
     origin = x.box.lo
@@ -748,7 +743,7 @@ def _sum_by_position(
             f"{name} along dim {dim}: there are more or fewer positions than values\n"
             f"{describe([input, index, source])}    crop one of them"
         )
-    check_alike_but([input, source], dim, name, "crop or expand")
+    check_alike_but([input, source], dim, name)
     own = like.partition
     held = Partition((own.shape[dim],), (own.cuts[dim],)) if flat else own
     what = f"aligning operands of {name}"

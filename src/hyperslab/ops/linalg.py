@@ -105,11 +105,7 @@ def _lay_out_contraction(
     *,
     operands: Sequence[torch.Tensor],
 ) -> _Contraction:
-    """Cuts what is contracted; ``held`` is how the operands are cut, or an ordinary one's shape.
-
-    Raises:
-        LayoutError: see `contract`.
-    """
+    """Cuts what is contracted; ``held`` is how the operands are cut, or an ordinary one's shape."""
     pairs = list(zip(operands, inputs, strict=True))
     extents = label_extents(name, pairs)
     cuts = _label_cuts(name, pairs)
@@ -156,11 +152,7 @@ def wrap_labelled(
 
 
 def label_extents(name: str, operands: Labelled) -> dict[DimLabel, int]:
-    """Reads the extent of every label, of which operands may have 1.
-
-    Raises:
-        LayoutError: two operands have others.
-    """
+    """Reads the extent of every label, of which operands may have 1."""
     extents: dict[DimLabel, int] = {}
     for tensor, labels in operands:
         for label, extent in zip(labels, tensor.shape, strict=True):
@@ -217,7 +209,6 @@ def batch_labels(count: int) -> list[DimLabel]:
 
 
 def matrix_product(name: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Multiplies matrices or vectors, as `torch.matmul` does."""
     if not a.dim() or not b.dim():
         raise LayoutError(f"{name} of a number\n{describe([a, b])}    use a * b")
     return contract(name, (a, b), *_labels_of_product(a.dim(), b.dim()), torch.matmul)
@@ -380,9 +371,6 @@ def _einsum_labels(
     """Reads the labels of every operand and of the result; an ellipsis stands for leading dims.
 
     None if an operand has another number of dims.
-
-    Raises:
-        LayoutError: there are more or fewer terms than operands.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")

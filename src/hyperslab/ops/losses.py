@@ -41,12 +41,6 @@ def check_reduction(
     *,
     also: Sequence[str] = (),
 ) -> None:
-    """Refuses what is no reduction of a loss.
-
-    Raises:
-        LayoutError: the deprecated options ``size_average`` or ``reduce`` are used.
-        ValueError: it is none of "none", "mean", "sum" and ``also``.
-    """
     if size_average is not None or reduce is not None:
         raise LayoutError("size_average and reduce are long deprecated; use reduction=")
     if reduction not in ("none", "mean", "sum", *also):
@@ -350,11 +344,7 @@ def label_loss(
 
 
 def _are_classes(function: Operator, input: torch.Tensor, target: torch.Tensor) -> bool:
-    """Tells whether labels are classes or probabilities.
-
-    Raises:
-        LayoutError: their shape fits neither.
-    """
+    """Tells whether labels are classes or probabilities."""
     shape = tuple(input.shape)
     own = tuple(target.shape)
     classes = len(shape) > 1 and own == (shape[0], *shape[2:])

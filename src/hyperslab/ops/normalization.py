@@ -18,6 +18,7 @@ from hyperslab.comm import Grid, per_grid
 from hyperslab.comm.collectives import all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
+from hyperslab.kernels.compile import TYPE_CODES
 from hyperslab.kernels.memory_format import (
     HALF,
     as_float32,
@@ -27,7 +28,6 @@ from hyperslab.kernels.memory_format import (
     with_gradient_in,
 )
 from hyperslab.ops.fusion import (
-    EPILOGUE_DTYPES,
     Affine,
     EpilogueOps,
     NoteMoments,
@@ -118,11 +118,7 @@ def batch_norm(
 
 @per_grid
 def _lay_out_batch_norm(grid: Grid, x: Partition, replica: bool) -> Population:
-    """Counts the values of a channel over the ranks of the grid, or of a replica.
-
-    Raises:
-        ValueError: a channel has one value.
-    """
+    """Counts the values of a channel over the ranks of the grid, or of a replica."""
     axes = tuple(axis for axis in x.axes if not (replica and axis == "data"))
     shape = list(x.shape)
     fewest = list(x.shape)
@@ -232,7 +228,7 @@ def _left_to_torch(x: Sharded, over: Population) -> bool:
     """
     if over.group is not None:
         return False
-    return over.count <= FEW or x.dtype not in EPILOGUE_DTYPES or is_launch_bound(x)
+    return over.count <= FEW or x.dtype not in TYPE_CODES or is_launch_bound(x)
 
 
 def normalised_input(x: object, name: str, *parameters: object) -> Sharded:
@@ -284,7 +280,7 @@ def _is_deferred_conv(x: Sharded) -> bool:
     pending = x.pending
     if not isinstance(pending, SlabEpilogue) or not pending.goes_on:
         return False
-    return pending.links.empty and pending.dtype in EPILOGUE_DTYPES
+    return pending.links.empty and pending.dtype in TYPE_CODES
 
 
 @register(F.layer_norm, family="normalization", merged=True)
@@ -316,7 +312,6 @@ def _check_normalized_shape(
     normalized_shape: int | Sequence[int],
     *parameters: torch.Tensor | None,
 ) -> tuple[int, ...]:
-    """Reads and checks the normalised shape, which is global as all shapes."""
     if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
         raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)

@@ -76,7 +76,6 @@ def block_of(tensor: torch.Tensor, partition: Partition, grid: Grid, what: str) 
 
 @per_grid
 def own_slices(grid: Grid, partition: Partition) -> tuple[slice, ...]:
-    """Returns where this rank's block lies in the whole."""
     return partition.box(grid.coords).slices()
 
 
@@ -104,11 +103,7 @@ Held = Partition | torch.Size
 
 
 def common_partition(operands: Sequence[torch.Tensor], function: Callable[..., Any]) -> Partition:
-    """Broadcast the global shapes; each dim is cut as its first operand that is cut there.
-
-    Raises:
-        LayoutError: they do not broadcast.
-    """
+    """Broadcast the global shapes; each dim is cut as its first operand that is cut there."""
     held = tuple([t.partition if isinstance(t, Sharded) else t.shape for t in operands])
     return _lay_out_broadcast(held, getattr(function, "__name__", "an operator"))
 
@@ -160,9 +155,6 @@ def aligned_but(
     """Aligns tensors in all dims but ``dim``; returns blocks, common cuts and a cut operand.
 
     Each dim is cut as in the first tensor that is cut there; ``fixed``: as in the first alone.
-
-    Raises:
-        LayoutError: ``dim`` is cut, or the other extents differ.
     """
     cut = [t for t in tensors if isinstance(t, Sharded)]
     like = cut[0]
@@ -171,7 +163,7 @@ def aligned_but(
             check_uncut(tensor, (dim,), f"{name} along")
     if len(cut) == len(tensors) and all(t.partition == like.partition for t in cut):
         return [t.block for t in cut], like.partition.cuts, like  # nearly always
-    check_alike_but(tensors, dim, name, "crop or expand")
+    check_alike_but(tensors, dim, name)
     known = first_cuts(
         dim
         for t in (tensors[:1] if fixed else tensors)
@@ -184,14 +176,13 @@ def aligned_but(
     return blocks, cuts, like
 
 
-def check_alike_but(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: str) -> None:
+def check_alike_but(tensors: Sequence[torch.Tensor], dim: int, name: str) -> None:
     """Refuses on every rank what one rank's blocks would not show: other dims that differ."""
     if len({(t.dim(), other_extents(t.shape, dim)) for t in tensors}) > 1:
-        raise differ_beside(tensors, dim, name, remedy)
+        raise differ_beside(tensors, dim, name, "crop or expand")
 
 
 def differ_beside(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: str) -> LayoutError:
-    """Returns the error for tensors whose other dims differ."""
     return LayoutError(
         f"{name} along dim {dim}: the other dims of the global shapes differ\n"
         f"{describe(tensors)}    {remedy} them to one shape"
@@ -199,7 +190,6 @@ def differ_beside(tensors: Sequence[torch.Tensor], dim: int, name: str, remedy: 
 
 
 def other_extents(shape: Sequence[int], dim: int) -> tuple[int, ...]:
-    """Returns a shape without one dim."""
     return (*shape[:dim], *shape[dim + 1 :])
 
 
@@ -242,11 +232,7 @@ def is_only_reference(x: torch.Tensor) -> bool:
 
 
 def check_only_reference(ordinary: torch.Tensor, like: Sharded, name: str) -> None:
-    """Refuse to make a cut tensor of an ordinary one of which somebody else would not notice.
-
-    Raises:
-        LayoutError: it has views, is a parameter or has a gradient.
-    """
+    """Refuse to make a cut tensor of an ordinary one of which somebody else would not notice."""
     plain = type(ordinary) is torch.Tensor and ordinary.layout is torch.strided
     alone = not like.grid.has_values or is_only_reference(ordinary)  # in a trace all share nothing
     if not plain or ordinary.requires_grad or not alone:
@@ -264,9 +250,6 @@ def check_only_reference_of_part(
     """Refuse to make a cut tensor of an ordinary one of which more than this view was taken.
 
     Returns the interval that the view has of each dim.
-
-    Raises:
-        LayoutError: it is not a box of the other tensor; or see `check_only_reference`.
     """
     same = part.dtype == base.dtype and part.is_conj() == base.is_conj()
     box = same and part.dim() == base.dim() and base.is_contiguous()

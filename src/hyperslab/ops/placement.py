@@ -23,11 +23,7 @@ from hyperslab.util.torch_internals import tree_map_only
 
 
 def batched_input(x: object, n: int, name: str) -> Sharded:
-    """Returns an operator's input of batch, channels and ``n`` spatial dims, its channels whole.
-
-    Raises:
-        LayoutError: the input is not cut, but a parameter is; it has another number of dims.
-    """
+    """Returns an operator's input of batch, channels and ``n`` spatial dims, its channels whole."""
     if not isinstance(x, Sharded):
         raise LayoutError(f"{name}: the input must be the cut tensor, not one of its parameters")
     cuts = x.partition.cuts
@@ -61,19 +57,6 @@ def with_whole(x: Sharded, dims: Sequence[int], name: str) -> Sharded:
     return x.redistribute(partition, f"a change of the cut before {name}")
 
 
-def place_outputs(
-    x: Sharded, windows: Sequence[WindowMap], extents: Sequence[int], name: str
-) -> tuple[Sharded, tuple[Cut | None, ...]]:
-    """Cuts every spatial dim of the output; returns the input that this follows from, too.
-
-    Where an axis has more ranks than the output has elements, or where its ranks would fetch
-    nearly everything as their halo, the input is gathered along that axis first, so that its
-    ranks repeat the work from there on; the log says so once.
-    """
-    partition, cuts = placement(x.partition, x.grid, windows, extents, name)
-    return x.redistribute(partition, f"the gather before {name}"), cuts
-
-
 def placement(
     partition: Partition,
     grid: Grid,
@@ -81,7 +64,12 @@ def placement(
     extents: Sequence[int],
     name: str,
 ) -> tuple[Partition, tuple[Cut | None, ...]]:
-    """Computes the geometry of `place_outputs`: the input's partition and the output's cuts."""
+    """Cuts every spatial dim of the output; returns the input's partition and these cuts.
+
+    Where an axis has more ranks than the output has elements, or where its ranks would fetch
+    nearly everything as their halo, the input is to be gathered along that axis first, so that its
+    ranks repeat the work from there on; the log says so once.
+    """
     if any(extent < 1 for extent in extents):
         shape = " x ".join(map(str, partition.shape))
         raise LayoutError(f"{name}: the window is larger than the input {shape}")
@@ -218,11 +206,7 @@ def with_batch(run: Operator) -> Operator:
 
 
 def check_unbatched(x: Sharded, name: str) -> None:
-    """Refuse (channels, *space) whose channels are cut.
-
-    Raises:
-        LayoutError: they are: `hyperslab.shard` took them for the batch.
-    """
+    """Refuse (channels, *space) with cut channels, which `hyperslab.shard` took for the batch."""
     cut = x.partition.cuts[0]
     if cut is not None:
         raise LayoutError(
@@ -233,11 +217,9 @@ def check_unbatched(x: Sharded, name: str) -> None:
 
 
 def batch_of_one(x: Sharded) -> Sharded:
-    """Adds a batch dim of 1 in front."""
     partition = Partition((1, *x.partition.shape), (None, *x.partition.cuts))
     return x.like(x.block.unsqueeze(0), partition)
 
 
 def only_sample(x: Sharded) -> Sharded:
-    """Drops the batch dim of 1 in front."""
     return x.like(x.block.squeeze(0), x.partition.without_dim(0))

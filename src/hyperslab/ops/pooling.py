@@ -56,7 +56,7 @@ from hyperslab.geometry import (
 )
 from hyperslab.kernels import registry
 from hyperslab.kernels.max_pool import window_maximum_backward
-from hyperslab.kernels.memory_format import memory_format_by_strides, memory_format_of
+from hyperslab.kernels.memory_format import MOST_TAPS, memory_format_by_strides, memory_format_of
 from hyperslab.kernels.resample import Line, SparseMap, apply_maps
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result
 from hyperslab.ops.operands import device_constant, operand_block
@@ -148,11 +148,7 @@ def lay_out_pool(
     ceil: bool,
     include_padding: bool,
 ) -> PoolLayout:
-    """Return where the outputs of a pooling lie and what they read.
-
-    Raises:
-        LayoutError: a window of a maximum reads nothing but padding.
-    """
+    """Return where the outputs of a pooling lie and what they read."""
     windows = pool_windows(len(x.shape) - 2, kernel, stride, padding, dilation)
     inputs = x.shape[2:]
     extents = [w.outputs(e, ceil=ceil) for w, e in zip(windows, inputs, strict=True)]
@@ -246,10 +242,6 @@ def _as_numbers(given: Any) -> Any:
     return tuple(map(index, given)) if isinstance(given, Iterable) else index(given)
 
 
-MOST_WINNERS = 256
-"""Elements of a tile of which one byte can say which is the largest."""
-
-
 def pooled_epilogue(x: Sharded, layout: PoolLayout, *, maximum: bool) -> FusedEpilogue | None:
     """Return the input's chain with this pooling as the last link; None if it cannot be."""
     if not layout.tiles:
@@ -257,7 +249,7 @@ def pooled_epilogue(x: Sharded, layout: PoolLayout, *, maximum: bool) -> FusedEp
     if isinstance(x.pending, FusedEpilogue) and x.pending.links.pool:
         x.force()
     chain = begin_epilogue(x)
-    if chain is None or (maximum and math.prod(layout.kernel) > MOST_WINNERS):
+    if chain is None or (maximum and math.prod(layout.kernel) > MOST_TAPS):
         return None
     dtype = result_type(layout.name, chain.dtype, chain.block.device)
     return chain.linked(pool=layout.kernel, maximum=maximum, dtype=dtype)
@@ -294,7 +286,6 @@ class WindowMaximum(BlockFunction):
 
 
 def _for_dims(name: str) -> dict[int, Operator]:
-    """Finds torch's operators for 1, 2 and 3 spatial dims."""
     return {n: getattr(F, name.format(n)) for n in (1, 2, 3)}
 
 

@@ -137,7 +137,6 @@ def mean(
 
 @per_grid
 def _own_share(grid: Grid, partition: Partition, dims: tuple[int, ...]) -> float:
-    """Returns the share of the elements that this rank has of some dims."""
     count = math.prod(partition.shape[d] for d in dims)
     own = partition.box(grid.coords).shape
     return math.prod(own[d] for d in dims) / count if count else 1

@@ -119,7 +119,6 @@ class Sampler:
         return torch.stack([far[0], near[0], near[1], far[1]])
 
     def reads(self, x: torch.Tensor, dim: int) -> tuple[int, int]:
-        """Returns the interval of the input that coordinates along a dim read."""
         taps = self.indices(x, dim)
         extent = self.extents[dim]
         inside = (taps >= 0) & (taps < extent)
@@ -241,9 +240,6 @@ def plan_pieces(
         grid: the ranks.
         partition: how the volume is cut.
         reads: this rank's interval in every spatial dim; None if its coordinates are not finite.
-
-    Raises:
-        LayoutError: the coordinates of some rank are not finite.
     """
     cuts = {dim: cut for dim, cut in enumerate(partition.cuts) if cut is not None and dim > 1}
     if grid.has_values:

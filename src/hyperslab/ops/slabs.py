@@ -1,14 +1,9 @@
 """Runs a convolution and what follows it over slabs of a rank's block, one after the other.
 
-The result of a convolution is the widest tensor of most networks, and only the next operators
-look at it. Where the policy says so (`Policy.slab`) a convolution is deferred like the epilogue
-behind it (`hyperslab.ops.fusion`), and `SlabStage` computes both a few planes at a time. Neither
-the convolution's result nor its gradient is ever whole.
-
-What it reads need not exist as a whole either. The widest tensor of a U-Net is what its last level
-joins: the result of a transposed convolution and the map that was skipped. Both operators are
-deferred as well, and the convolution behind them computes a window of the one and copies a window
-of the other.
+Where the policy says so (`Policy.slab`) a convolution is deferred like the epilogue behind it
+(`hyperslab.ops.fusion`), and `SlabStage` computes both a few planes at a time, so that neither its
+result nor that one's gradient is ever whole. Nor is what it reads, where that is joined of a
+skipped map and a transposed convolution (docs/design/0034-slabs.md).
 
 In reading order: the windows of a block (`BlockInput`), of a transposed convolution
 (`UpsampledInput`) and of several side by side (`JoinedInput`), each a plan, which is opened on
@@ -31,15 +26,7 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm import ExchangePlan, Grid, plan_exchange
-from hyperslab.comm.exchange import (
-    add_returned,
-    copy_overlap,
-    join_halo,
-    new_box,
-    start,
-    start_adjoint,
-)
+from hyperslab.comm import ExchangePlan, Grid, exchange, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Partition, TransposedWindow, Window
 from hyperslab.kernels.conv import RecomputedInput, conv_backward, conv_forward, conv_input
@@ -117,7 +104,7 @@ class BlockInput:
     def exchange(self, operands: Operands) -> list[torch.Tensor]:
         """Return the halos of the whole block; all ranks exchange together."""
         x = self.block_of(operands)
-        return list(start(dense(x, memory_format_of(x)), self.plan, self.name).wait())
+        return list(exchange.start(dense(x, memory_format_of(x)), self.plan, self.name).wait())
 
     def open(
         self, operands: Operands, halos: Sequence[torch.Tensor], needs: Sequence[bool]
@@ -144,10 +131,9 @@ class BlockWindows:
         own = self.plan.own
         if own.contains(window):
             return self.x[window.slices(own)]
-        return join_halo(self.x, self.halos, self.plan, window)
+        return exchange.join_halo(self.x, self.halos, self.plan, window)
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
-        """Add what one window has."""
         if self.dx is None:
             return
         parts = [(self.dx, self.plan.own)]
@@ -160,8 +146,8 @@ class BlockWindows:
     def finish(self) -> list[torch.Tensor | None]:
         """Send home what belongs to other ranks; return the gradients of the operands."""
         if self.dx is not None:
-            arriving = start_adjoint(self.dhalos, self.dx, self.plan, self.name)
-            add_returned(self.dx, arriving.wait(), self.plan)
+            arriving = exchange.start_adjoint(self.dhalos, self.dx, self.plan, self.name)
+            exchange.add_returned(self.dx, arriving.wait(), self.plan)
         return [self.dx]
 
 
@@ -234,13 +220,13 @@ class UpsampledWindows:
     def read(self, window: Box) -> torch.Tensor:
         inner, inputs, options, padding = self.input.crop(window)
         if inner.empty:  # all of it is padding
-            return new_box(window, (), self.block.x)
+            return exchange.new_box(window, (), self.block.x)
         block = self.block.read(inputs)
         y = conv_forward(block, self.weight, self.bias, options, padding, self.input.kernels)
         if inner == window:
             return y
-        out = new_box(window, (inner,), y)
-        copy_overlap(out, window, y, inner)
+        out = exchange.new_box(window, (inner,), y)
+        exchange.copy_overlap(out, window, y, inner)
         return out
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
@@ -286,14 +272,12 @@ class JoinedInput:
         return JoinedWindows(opened, [part.channels for part in self.parts])
 
 
+@dataclass(frozen=True, slots=True)
 class JoinedWindows:
     """Joins windows; deals the channels of their gradients to the inputs that were joined."""
 
-    def __init__(
-        self, parts: Sequence[BlockWindows | UpsampledWindows], channels: list[int]
-    ) -> None:
-        self.parts = parts
-        self.channels = channels
+    parts: Sequence[BlockWindows | UpsampledWindows]
+    channels: list[int]
 
     def read(self, window: Box) -> torch.Tensor:
         own = self._windows(window)
@@ -322,7 +306,6 @@ def _take(values: Iterator[Any], count: int) -> list[Any]:
 
 
 def versions_of(operands: Operands) -> tuple[int, ...]:
-    """Return what tells if one of the operands is changed in place later."""
     return tuple(version_of(t) for t in operands if t is not None and not t.is_inference())
 
 
@@ -342,7 +325,6 @@ def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> boo
 
 
 def largest_block(partition: Partition) -> list[int]:
-    """Return the most that a rank has of each dim."""
     return [
         extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
         for extent, cut in zip(partition.shape, partition.cuts, strict=True)
@@ -379,11 +361,6 @@ class DeferredUpsampling:
         return () if self.source is None else (self.source,)
 
     def value(self) -> torch.Tensor:
-        """Compute the block.
-
-        Raises:
-            LayoutError: an operand was changed in place since, where no rule could see it.
-        """
         what = f"the weight of a transposed convolution of {self.input}, or its input,"
         _check_unchanged(self.tensors, self.versions, what)
         with torch.set_grad_enabled(self.with_graph):
@@ -470,11 +447,6 @@ class DeferredJoin:
         return replace(self, sources=(), parts=parts)
 
     def value(self) -> torch.Tensor:
-        """Compute the block.
-
-        Raises:
-            LayoutError: an operand was changed in place since, where no rule could see it.
-        """
         what = f"what torch.cat joins as {self.partition}"
         _check_unchanged(self.tensors, self.versions, what)
         with torch.set_grad_enabled(self.with_graph):
@@ -645,7 +617,6 @@ class SlabGeometry:
         bias: torch.Tensor | None,
         source: RecomputedInput | None = None,
     ) -> torch.Tensor:
-        """Convolves the block at once, with its graph."""
         return self.run(self.input.block_of(operands), weight, bias, source=source)
 
 
@@ -914,11 +885,6 @@ class SlabEpilogue(FusedEpilogue):
         return False
 
     def check_unchanged(self) -> None:
-        """Refuse to compute from operands that were changed in place since.
-
-        Raises:
-            LayoutError: they were, where no rule could see it.
-        """
         if self.block.changed:
             raise LayoutError(
                 f"the weight of a convolution of {self.source.partition}, or its input, was "

@@ -46,7 +46,6 @@ from hyperslab.ops.overloads import (
 from hyperslab.ops.placement import (
     batched_input,
     output_partition,
-    place_outputs,
     placement,
     read_cover,
     with_whole,
@@ -159,10 +158,11 @@ def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
         )
     channels = input.shape[1] * r * r
     extents = [extent // r for extent in input.shape[2:]]
-    x, cuts = place_outputs(input, [Window(r, r)] * 2, extents, "pixel_unshuffle")
+    windows = [Window(r, r)] * 2
+    placed, cuts = placement(input.partition, input.grid, windows, extents, "pixel_unshuffle")
     moved = [c and Cut(c.axis, tuple(r * b for b in c.bounds)) for c in cuts]
-    whole = output_partition(x.partition, x.shape[1], x.shape[2:], moved)
-    x = x.redistribute(whole, "squares of pixel_unshuffle")
+    whole = output_partition(placed, input.shape[1], input.shape[2:], moved)
+    x = input.redistribute(whole, "squares of pixel_unshuffle")
     partition = output_partition(x.partition, channels, extents, cuts)
     return x.like(F.pixel_unshuffle(x.local, r), partition)
 
@@ -308,7 +308,6 @@ def _placement(
 
 
 def _sources(partition: Partition, windows: Sequence[Window]) -> list[tuple[Interval, ...]]:
-    """Lists, per dim of an output, the sources of each of its shards."""
     return [
         tuple(window.reads(out) for out in intervals)
         for window, intervals in zip(windows, partition.cover.intervals, strict=True)

@@ -17,13 +17,11 @@ import torch
 
 from hyperslab.comm import log_once
 from hyperslab.geometry import Partition
+from hyperslab.ops.operands import LAYOUTS
 from hyperslab.ops.overloads import Operator
 from hyperslab.ops.placement import cut_elsewhere, cut_of_result
 from hyperslab.ops.views import Span, crop, partition_of_crop
 from hyperslab.tensor import Sharded
-
-_PLANS_KEPT = 4096
-"""Limits the plans that are cached, of transforms of one partition each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class PencilPlan:
     gathered: tuple[str, ...]
 
 
-@functools.lru_cache(_PLANS_KEPT)
+@functools.lru_cache(LAYOUTS)
 def plan_pencils(
     partition: Partition, groups: tuple[tuple[int, ...], ...], extents: tuple[int, ...]
 ) -> PencilPlan:

@@ -369,7 +369,6 @@ def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
 
 @functools.lru_cache(LAYOUTS)
 def without_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
-    """Drops dims of extent 1."""
     keep = [d for d in range(partition.ndim) if d not in dims]
     shape, cuts = partition.shape, partition.cuts
     return Partition(tuple(shape[d] for d in keep), tuple(cuts[d] for d in keep))
@@ -385,11 +384,7 @@ def permuted(x: Sharded, dims: Sequence[int]) -> Sharded:
 def _lay_out_permutation(
     partition: Partition, dims: tuple[int, ...]
 ) -> tuple[tuple[int, ...], Partition]:
-    """Counts an order of the dims from the front, and takes every cut with its dim.
-
-    Raises:
-        LayoutError: it is not an order of the dims.
-    """
+    """Counts an order of the dims from the front, and takes every cut with its dim."""
     n = partition.ndim
     order = tuple(d % n if -n <= d < n else n for d in dims)
     if sorted(order) != list(range(n)):
@@ -399,7 +394,6 @@ def _lay_out_permutation(
 
 
 def exchanged(x: Sharded, a: int, b: int) -> Sharded:
-    """Exchanges two dims, as a view."""
     # As of narrow.
     return permuted(x, _order_of_exchange(x.dim(), operator.index(a), operator.index(b)))
 
@@ -679,15 +673,8 @@ def _lay_out_slices(
 
 
 def partition_of_crop(partition: Partition, spans: Mapping[int, Span]) -> Partition:
-    """Returns the partition that `crop` gives its result."""
     chosen = tuple(spans.get(d, Span(0, extent)) for d, extent in enumerate(partition.shape))
     return _lay_out_slices(partition, chosen)[1]
-
-
-def drop_dim(x: Sharded, dim: int) -> Sharded:
-    """Drops a dim of extent 1 that is not cut, as a view."""
-    fewer = without_dims(x.partition, (dim,))
-    return x.like(x.native_local.select(dim, 0), fewer, consumed=True)
 
 
 @register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
@@ -764,11 +751,7 @@ def split(
 def _lay_out_split(
     grid: Grid, operator: Operator, partition: Partition, dim: int, *arguments: Any
 ) -> tuple[Part, ...]:
-    """Asks torch for the parts of a tensor of the global shape.
-
-    Raises:
-        LayoutError: torch refuses to split it so.
-    """
+    """Asks torch for the parts of a tensor of the global shape."""
     whole = torch.empty(partition.shape, device="meta")
     try:
         parts = operator(whole, *arguments)
@@ -946,9 +929,6 @@ def _lay_out_cat(
     """Cuts what is joined of cut tensors and ordinary ones, and plans the exchange of each.
 
     None where other dims differ.
-
-    Raises:
-        IndexError: there is no such dim.
     """
     whole = [each if isinstance(each, Partition) else Partition.whole(each) for each in held]
     ndim = max(each.ndim for each in whole)
@@ -1010,7 +990,6 @@ def _gathered_once(whole: Partition, cut: Partition, dim: int) -> bool:
 
 
 def _moved_elements(held: Sequence[Partition], dim: int, target: Partition, grid: Grid) -> int:
-    """Counts the elements that all ranks receive together."""
     moved = 0
     offset = 0
     places = [grid.coords_of(rank) for rank in range(grid.size)]
@@ -1096,11 +1075,7 @@ def expanded(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 @functools.lru_cache(LAYOUTS)
 def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partition:
-    """Returns the partition of an expanded tensor.
-
-    Raises:
-        LayoutError: a dim has another extent than 1.
-    """
+    """Returns the partition of an expanded tensor."""
     front = len(shape) - partition.ndim
     own = (*[1] * front, *partition.shape)
     found = [b if a == -1 else a for a, b in zip(shape, own, strict=front >= 0)]

@@ -208,11 +208,7 @@ class SharedGradients(Averaging):
         self.average()
 
     def average(self) -> None:
-        """Average, once all gradients that this rank's backward pass brought have been collected.
-
-        Raises:
-            CommError: a rank died or did not answer within the time limit.
-        """
+        """Average, once all gradients of this rank's backward pass have been collected."""
         shared = shared_channels()
         assert shared is not None
         what = "the average of the gradients"

@@ -50,9 +50,6 @@ def check_same_network(module: nn.Module, grid: Grid, options: Mapping[str, Any]
     """Compare parameters, buffers, torch's own layers, and how `parallelize` was called.
 
     What a layer of a user's says of itself may be different on every rank, and is not compared.
-
-    Raises:
-        LayoutError: names the first difference, with the ranks.
     """
     facts = {
         "options": dict(options),
@@ -153,11 +150,7 @@ class EqualParameters:
         self._looks = _RareLooks()
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare parameters at a forward that all ranks make together, as on cut tensors.
-
-        Raises:
-            LayoutError: parameters differ by more than rounding.
-        """
+        """Compare parameters at a forward that all ranks make together, as on cut tensors."""
         cut = any(type(value) is Sharded for value in args)
         if not cut and not any(isinstance(value, Sharded) for value in tree_leaves((args, kwargs))):
             return

@@ -1,20 +1,11 @@
 """Captures a training step in a CUDA graph, and replays it in place of its Python.
 
-[Note: replays] A replay queues the kernels of the step again, messages and sums over NCCL among
-them, on the same memory. It is the eager step only if everything else that the step depends on is
-as it was at the capture, or is brought up to date beside it:
+A replay queues the kernels of the step again, messages and sums over NCCL among them, on the same
+memory. It is the eager step only if everything else that the step depends on is as it was at the
+capture, or is brought up to date beside it: docs/design/0016-gpu-kernels.md lists what, and where.
 
-- arguments, and gradients that it adds to, are copied to where the step reads them; seeds are
-  drawn as the eager step draws them; comparisons between ranks are made afterwards
-  (`hyperslab.util.capture.Beside`);
-- what the step finds on the host belongs to its *kind*: shapes, types and cuts of tensors, other
-  arguments, which modules train, which parameters have a gradient. Another kind is another graph;
-- parameters and buffers have to lie where they lay, or it is captured again;
-- ranks replay together or not at all: a replay compares ranks behind the step, the step within it;
-- gradients are given back to all that the step trains, in modules or not.
-
-A step that draws on the host, or changes parameters, is refused. What else Python computes in it, a
-count of steps for instance, stays as it was at the capture, and nobody can tell.
+Legend: a *kind* is what a step finds on the host: shapes, types and cuts of tensors, other
+arguments, which modules train, which parameters have a gradient. Another kind is another graph.
 """
 
 from __future__ import annotations
@@ -236,11 +227,7 @@ class GraphedStep(Generic[Arguments, Result]):
         self._said = True
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        """Run the step's Python, and note which modules it calls and which leaves it trains.
-
-        Raises:
-            UnsupportedOp: it changed parameters or arguments, or found a cut tensor to train.
-        """
+        """Run the step's Python, and note which modules it calls and which leaves it trains."""
         hook = register_module_forward_pre_hook(lambda module, _: self._note(module))
         parameters = self._parameters()
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -295,11 +282,7 @@ class GraphedStep(Generic[Arguments, Result]):
             setattr(owner, name, original)
 
     def _captured(self, recorder: CudaRecorder, leaves: Sequence[Any], form: Any) -> _Graph:
-        """Capture the step, which computes nothing yet.
-
-        Raises:
-            UnsupportedOp: it cannot be captured.
-        """
+        """Capture the step, which computes nothing yet."""
         statics = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         args, kwargs = tree_unflatten(statics, form)
         beside = Beside()
@@ -332,7 +315,6 @@ class GraphedStep(Generic[Arguments, Result]):
         return _Graph(recorder, beside, statics, outputs, self._lie(), found, left, owed)
 
     def _lie(self) -> list[int]:
-        """Return where parameters and buffers lie now."""
         found = [own for module in self._modules for _, own in own_tensors(module)]
         return [0 if own is None else own.data_ptr() for own in (*found, *self._leaves_outside())]
 
@@ -364,11 +346,7 @@ class GraphedStep(Generic[Arguments, Result]):
 
 
 def _check_tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
-    """Return the tensors among a step's arguments, all on one device.
-
-    Raises:
-        LayoutError: they are not, one requires a gradient, or autocast is on around the step.
-    """
+    """Return the tensors among a step's arguments, all on one device."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     devices = [*dict.fromkeys(str(x.device) for x in tensors)]
     if len(devices) > 1:
@@ -390,11 +368,7 @@ def _check_tensors(leaves: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _kind_of(leaf: Any) -> Hashable:
-    """Return what has to be equal for two arguments to be of one kind.
-
-    Raises:
-        LayoutError: it is neither a tensor nor a value that can be compared.
-    """
+    """Return what has to be equal for two arguments to be of one kind."""
     if isinstance(leaf, torch.Tensor):
         block = leaf.local if isinstance(leaf, Sharded) else leaf
         cut = (leaf.partition, id(leaf.grid)) if isinstance(leaf, Sharded) else ()

@@ -25,11 +25,11 @@ from torch.nn.parameter import is_lazy
 
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.ops.autograd import ask_all_ranks_for_gradients, look_after_backward
+from hyperslab.ops.autograd import look_after_backward
 from hyperslab.parallel.averaging import Averaging
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs, equal_losses
 from hyperslab.tensor import Sharded, boxes, gather, scatter, shard
-from hyperslab.tensor.dispatch import watched_gradients
+from hyperslab.tensor.dispatch import HAS_PARTS, watched_gradients
 from hyperslab.util.capture import beside_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
@@ -47,10 +47,8 @@ from hyperslab.util.torch_internals import (
 
 
 def refuse_sharded_parameters(module: nn.Module) -> None:
-    """
-    Raises:
-        LayoutError: parameters are sharded, by `fully_shard` (which makes them whole within a
-            forward pass) or as DTensors.
+    """Refuse parameters that `fully_shard` has sharded (it makes them whole within a forward pass),
+    or that are DTensors.
     """
     # A program that has used them has imported them, which takes a second.
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -67,10 +65,7 @@ def refuse_sharded_parameters(module: nn.Module) -> None:
 
 
 def refuse_unmade_parameters(module: nn.Module) -> None:
-    """
-    Raises:
-        LayoutError: a lazy layer (`torch.nn.LazyConv3d`) has not made its parameters yet.
-    """
+    """Refuse a lazy layer (`torch.nn.LazyConv3d`) that has not made its parameters yet."""
     named = itertools.chain(module.named_parameters(), module.named_buffers())
     lazy = [name for name, tensor in named if is_lazy(tensor)]
     if lazy:
@@ -82,10 +77,7 @@ def refuse_unmade_parameters(module: nn.Module) -> None:
 
 
 def refuse_scripted_parts(module: nn.Module) -> None:
-    """
-    Raises:
-        LayoutError: the module or a part of it was made by `torch.jit`, which runs without rules.
-    """
+    """Refuse what was made by `torch.jit`, which runs without rules."""
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise LayoutError(
@@ -166,12 +158,12 @@ class Guard:
         self._thread = threading.get_ident()  # of the forward pass, and so of the backward pass
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
-        ask_all_ranks_for_gradients((p for p in module.parameters() if p.requires_grad), grid)
         watched = watched_gradients(grid)
         for parameter in module.parameters():
             if parameter in watched:  # it has met a cut tensor before
                 watched.pop(parameter).remove()
             if parameter.requires_grad:
+                HAS_PARTS[parameter] = weakref.ref(grid)  # for ``torch.autograd.grad``
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -413,11 +405,7 @@ _EXPORT_A_SERIAL_ONE = (
 
 
 def _refuse_tracing(module: object) -> None:
-    """
-    Raises:
-        LayoutError: `torch.export`, `torch.jit.trace` or ONNX traces the module, which would leave
-            the messages between ranks out.
-    """
+    """Refuse `torch.export`, `torch.jit.trace` and ONNX, which would leave the messages out."""
     if torch.compiler.is_exporting() or jit_is_tracing():
         raise LayoutError(
             f"the parallelised {type(module).__name__} is traced (torch.export, torch.jit.trace, "

@@ -158,11 +158,7 @@ class OffloadFile:
         return moved
 
     def map(self, place: _Place) -> _Mapped:
-        """Map the pages of a place, which are read now.
-
-        Raises:
-            HyperslabError: the file cannot be read.
-        """
+        """Map the pages of a place, which are read now."""
         self._refuse_forks()
         if self._freed is not None:
             self._freed.give_back()
@@ -229,16 +225,12 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(slots=True)
 class _Place:
-    """Is a range of bytes of the file."""
-
     begin: int
     end: int
     free: bool = False
 
 
 class _Mapped(mmap.mmap):
-    """Is the memory of a tensor that was loaded."""
-
     source: _InFile  # whose place stays as long
 
 

@@ -59,12 +59,7 @@ Submodule = str | nn.Module
 
 
 def gather_before(module: nn.Module, until: Submodule | Sequence[Submodule], grid: Grid) -> None:
-    """Let these submodules of ``module`` get their inputs whole in space.
-
-    Raises:
-        LayoutError: one of them is not in the module, or is a list of modules, which torch never
-            calls.
-    """
+    """Let these submodules of ``module`` get their inputs whole in space."""
     wanted = (until,) if isinstance(until, str | nn.Module) else until
     for name in [_submodule_name(module, submodule) for submodule in wanted]:
         hook = _gather_hook(name, grid)
@@ -272,19 +267,12 @@ def no_sync(module: nn.Module) -> AbstractContextManager[None]:
 
 
 def _check_choice(word: str, name: str, words: Sequence[str]) -> None:
-    """Raises:
-    LayoutError: the argument ``name`` is none of ``words``.
-    """
     if word not in words:
         raise LayoutError(f"{name}={word!r}; use one of {', '.join(words)}")
 
 
 def _check_rounding(gradients: Gradients, grid: Grid) -> None:
-    """Say in the log what becomes of gradients that may be rounded.
-
-    Raises:
-        LayoutError: they are to be, on GPUs.
-    """
+    """Say in the log what becomes of gradients that may be rounded."""
     if gradients == "exact" or grid.size == 1:
         return
     if grid.device.type != "cpu":
@@ -318,10 +306,6 @@ def prepare(
 
     The inputs have to get that policy, and its scope has to be open while the module runs.
     ``homes``: see `Policy`; ``move``: offloads activations, by default as `move_for` says.
-
-    Raises:
-        LayoutError: ``batch_norm``, ``kernels`` or ``memory`` is unknown, or ``until`` names no
-            part of the module.
     """
     _check_choice(batch_norm, "batch_norm", BATCH_NORM_STATISTICS)
     _check_choice(kernels, "kernels", KERNELS)
@@ -346,7 +330,6 @@ def _can_share(module: nn.Module, grid: Grid) -> bool:
 
 
 def _broadcast_parameters(module: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers."""
     for tensor in (*(p.data for p in module.parameters()), *module.buffers()):
         whole = tensor.contiguous()
         dist.broadcast(as_sent(whole), group=world(), group_src=0)

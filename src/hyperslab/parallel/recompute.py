@@ -96,15 +96,12 @@ class _Stage:
         self.layers = layers
 
     def modes(self) -> Modes:
-        """Tell of all layers, and their parts, whether they train."""
         return {module: module.training for layer in self.layers for module in layer.modules()}
 
     def versions(self) -> list[int]:
-        """Count the changes of the parameters of all layers."""
         return [version_of(p) for layer in self.layers for p in layer.parameters()]
 
     def buffers(self) -> Buffers:
-        """Return the buffers of all layers."""
         return {
             (module, name): buffer
             for module in self.modes()

@@ -429,11 +429,6 @@ class Machine(MachineSection):
             joined = joined.with_setting(setting)
         return joined
 
-    @property
-    def missing_links(self) -> list[LinkClass]:
-        """Lists the classes without numbers in the file; the nearest class stands in for them."""
-        return [name for name in LINKS if name not in self.links]
-
     def message_seconds(self, nbytes: int, link: LinkClass) -> float:
         """Computes one message between two ranks [s]; SR of Oyama et al. 2020, section III-C."""
         pieces = self._pieces(link)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 Pass = Literal["forward", "backward-data", "backward-filter"]
 """Names FP, BD and BF of Oyama et al. 2020, section III-C."""
 
-Purpose = Literal["halos", "statistics", "gradients"]
-"""Says what ranks communicate for; each purpose has a communicator of its own."""
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -129,7 +126,7 @@ class Sum:
     layer: str
     stage: Stage
     what: str
-    purpose: Purpose
+    purpose: Literal["statistics", "gradients"]
     ranks: tuple[int, ...]
     nbytes: int
     rounded: int = 0

@@ -177,7 +177,7 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
             "for the former; `hyperslab plan --calibrate FILE` measures the latter"
         )
     farthest = machine.link(0, plan.ranks - 1)
-    if plan.ranks > 1 and farthest in machine.missing_links:
+    if plan.ranks > 1 and farthest not in machine.links:
         yield (
             f"machine    {machine.name} has no numbers of links of the class {farthest!r}, which "
             f"{plan.ranks} ranks need; those of another class stand in for them"

@@ -33,10 +33,6 @@ requires_grad_ register_post_accumulate_grad_hook
 """.split()
 
 
-SAME_FOR_BLOCK = "Is the same for the block and the whole."
-ASKS_BLOCK = "Asks or marks the block."
-
-
 def _register_attributes() -> None:
     def add(name: str, function: Any, doc: str) -> None:
         if callable(function):  # not every release of torch has all of them
@@ -46,10 +42,14 @@ def _register_attributes() -> None:
     for name in TENSOR_PROPERTIES:
         descriptor = getattr(torch.Tensor, name, None)
         for accessor in ("__get__", "__set__"):
-            add(name, getattr(descriptor, accessor, None), SAME_FOR_BLOCK)
+            add(
+                name,
+                getattr(descriptor, accessor, None),
+                "Is the same for the block and the whole.",
+            )
     for name in TENSOR_METHODS:
         for space in (torch.Tensor, torch):
-            add(name, getattr(space, name, None), ASKS_BLOCK)
+            add(name, getattr(space, name, None), "Asks or marks the block.")
 
 
 _register_attributes()

@@ -364,11 +364,7 @@ class DeferredTensor(torch.Tensor):
             self._own = value
 
     def check_on_path(self, what: str) -> None:
-        """Refuse to watch gradients that do not come through here.
-
-        Raises:
-            LayoutError: an operator used this tensor through its sources.
-        """
+        """Refuse to watch gradients that do not come through here."""
         if self.bypass is not None:
             raise LayoutError(
                 f"{what}: the gradient does not come through this tensor, which {self.bypass}"

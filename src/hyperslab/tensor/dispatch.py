@@ -44,9 +44,6 @@ def read_dim(dim: int, ndim: int, name: str) -> int:
 
     >>> read_dim(-1, 5, "narrow")
     4
-
-    Raises:
-        IndexError: there is no such dim.
     """
     if not -ndim <= dim < ndim:
         raise IndexError(f"{name}: dim {dim} is out of range for a tensor of {ndim} dims")
@@ -88,11 +85,7 @@ class Signature:
 
     @staticmethod
     def of(run: Callable[..., Any], dims: Sequence[str]) -> Signature:
-        """Return the signature of a rule whose arguments ``dims`` name dims of the first one.
-
-        Raises:
-            ValueError: one of them is not an argument of the rule that could be given by name.
-        """
+        """Return the signature of a rule whose arguments ``dims`` name dims of the first one."""
         parameters = _parameters(run)
         names = list(parameters)
         other = {
@@ -115,12 +108,7 @@ class Signature:
     def read(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments as the rule takes them.
-
-        Raises:
-            LayoutError: ``out=`` is given and the rule has no such argument.
-            IndexError: there is no such dim.
-        """
+        """Return the arguments as the rule takes them."""
         if not self.own.issuperset(kwargs):
             kwargs = self._own_names(kwargs, function)
         if self.dims:
@@ -306,9 +294,6 @@ def check_operands(values: Iterable[Any], rule: Rule, cut: type, first: Any = No
 
     ``cut`` is their class. Unless its rule is ``lazy``, what is pending is computed: see the note
     in `tensor.lazy`. Unless it takes them, dims that were merged where they are cut become whole.
-
-    Raises:
-        LayoutError: they are on two grids.
     """
     for value in values:
         kind = type(value)

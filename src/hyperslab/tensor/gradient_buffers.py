@@ -18,18 +18,12 @@ from hyperslab.util.torch_internals import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _GradientInPlace:
-    """Marks a gradient that was made where it is averaged, while its version is still this one."""
-
-    version: int
-    rows: Cut | None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Buffer:
     parameter: weakref.ref[torch.Tensor]  # a tensor that comes after it may have its id
     gradient: torch.Tensor
+    made: tuple[int, Cut | None] | None = None  # its version when it was made here, and its rows
+    shown: weakref.ref[torch.Tensor] | None = None  # what the parameter's gradient was at last
 
 
 class GradientBuffers:
@@ -45,8 +39,6 @@ class GradientBuffers:
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
         self.owned = frozenset(map(id, parameters))
         self._buffers: dict[int, _Buffer] = {}
-        self._made: dict[int, _GradientInPlace] = {}
-        self._shown: dict[int, weakref.ref[torch.Tensor]] = {}
         self._averaged = False
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -55,7 +47,8 @@ class GradientBuffers:
 
     def begin(self, *, averaged: bool) -> None:
         """Begin a forward pass whose gradients will be averaged, or only accumulate."""
-        self._made.clear()
+        for buffer in self._buffers.values():
+            buffer.made = None
         self._averaged = averaged
 
     def lend(self, parameter: torch.Tensor, accumulating: Node) -> torch.Tensor | None:
@@ -63,23 +56,22 @@ class GradientBuffers:
 
         It holds anything. ``accumulating`` is the node that accumulates the parameter's gradient.
         """
-        entry = self._buffers.get(id(parameter))
-        known = entry is not None and entry.parameter() is parameter and parameter.requires_grad
-        made = id(parameter) in self._made
-        if not known or not self._averaged or made or parameter.grad is not None:
+        buffer = self._buffers.get(id(parameter))
+        if buffer is None or buffer.parameter() is not parameter or buffer.made is not None:
+            return None
+        if not self._averaged or not parameter.requires_grad or parameter.grad is not None:
             return None
         if _has_user_hooks(parameter) or not _accumulates(accumulating):
             return None
-        self._let_go(parameter)
-        assert entry is not None
-        return entry.gradient.data  # with a version of its own
+        _let_go(buffer, parameter)
+        return buffer.gradient.data  # with a version of its own
 
     def made(self, parameter: torch.Tensor, gradient: torch.Tensor, rows: Cut | None) -> None:
         """Note that what `lend` gave holds the gradient; ``rows``: it is zero but for a rank's own.
 
         Those of the rank at ``i`` of the axis of ``rows``, in its interval ``i`` of the first dim.
         """
-        self._made[id(parameter)] = _GradientInPlace(version_of(gradient), rows)
+        self._buffers[id(parameter)].made = version_of(gradient), rows
 
     def copy_in(self, parameter: torch.Tensor) -> Cut | None:
         """Copy an accumulated gradient into its buffer; return the rows of `made` if it is that.
@@ -87,17 +79,17 @@ class GradientBuffers:
         Hooks, and a second use of the parameter, may have made another gradient of it.
         """
         gradient = parameter.grad
-        buffer = self._buffers[id(parameter)].gradient
+        buffer = self._buffers[id(parameter)]
         assert gradient is not None
-        made = self._made.pop(id(parameter), None)
-        if gradient.data_ptr() != buffer.data_ptr():
-            self._let_go(parameter)
-            buffer.copy_(gradient)
-            gradient = buffer.data
+        made, buffer.made = buffer.made, None
+        if gradient.data_ptr() != buffer.gradient.data_ptr():
+            _let_go(buffer, parameter)
+            buffer.gradient.copy_(gradient)
+            gradient = buffer.gradient.data
             parameter.grad = gradient
             made = None
-        self._shown[id(parameter)] = weakref.ref(gradient)
-        return made.rows if made is not None and version_of(gradient) == made.version else None
+        buffer.shown = weakref.ref(gradient)
+        return made[1] if made is not None and version_of(gradient) == made[0] else None
 
     def bring_back(self, parameter: torch.Tensor, version: int) -> bool:
         """Copy in a gradient that a hook replaced after `copy_in`; tell whether it is as then."""
@@ -114,29 +106,31 @@ class GradientBuffers:
 
         Else others may write a gradient into the buffer, which nobody here sees.
         """
-        parameter = self._buffers[parameter_id].parameter()
+        buffer = self._buffers[parameter_id]
+        parameter = buffer.parameter()
         if parameter is None:
             return False
         if parameter.grad is None:
-            self._let_go(parameter)
+            _let_go(buffer, parameter)
             return False
         self.copy_in(parameter)
         return True
 
     def attach(self, parameter_id: int) -> None:
         """Give a parameter without a gradient the one that others wrote into its buffer."""
-        entry = self._buffers[parameter_id]
-        parameter = entry.parameter()
+        buffer = self._buffers[parameter_id]
+        parameter = buffer.parameter()
         if parameter is not None and parameter.grad is None:
-            parameter.grad = entry.gradient.data
-            self._shown[parameter_id] = weakref.ref(parameter.grad)
+            parameter.grad = buffer.gradient.data
+            buffer.shown = weakref.ref(parameter.grad)
 
-    def _let_go(self, parameter: torch.Tensor) -> None:
-        """Give an earlier step's gradient memory of its own: somebody may have kept it."""
-        shown = self._shown.pop(id(parameter), None)
-        kept = None if shown is None else shown()
-        if kept is not None and kept is not parameter.grad:
-            kept.data = kept.detach().clone()
+
+def _let_go(buffer: _Buffer, parameter: torch.Tensor) -> None:
+    """Give an earlier step's gradient memory of its own: somebody may have kept it."""
+    shown, buffer.shown = buffer.shown, None
+    kept = None if shown is None else shown()
+    if kept is not None and kept is not parameter.grad:
+        kept.data = kept.detach().clone()
 
 
 def _has_user_hooks(parameter: torch.Tensor) -> bool:

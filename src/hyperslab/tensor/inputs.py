@@ -27,6 +27,7 @@ from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.box import Interval
+from hyperslab.kernels.random_bits import GOLDEN, mix64
 from hyperslab.tensor.sharded import Sharded
 from hyperslab.util.capture import do_beside
 
@@ -69,7 +70,8 @@ def digest_on_device(x: torch.Tensor) -> torch.Tensor:
     """
     bits = _bits(x)
     total = torch.zeros((), dtype=torch.int64, device=x.device)
-    weights = _splitmix(torch.arange(1, min(DIGEST_CHUNK, len(bits)) + 1, device=x.device))
+    places = torch.arange(1, min(DIGEST_CHUNK, len(bits)) + 1, device=x.device)
+    weights = mix64(places * GOLDEN)
     for number, part in enumerate(bits.split(DIGEST_CHUNK)):
         values = part.to(torch.int64)
         if part.dtype == torch.int64:  # or the highest bit would count only with odd numbers
@@ -91,14 +93,6 @@ def digest_of_all(
         else:
             on_device = on_device * _DIGEST_FACTOR + digest_on_device(x)  # wraps around
     return on_host, on_device
-
-
-def _splitmix(numbers: torch.Tensor) -> torch.Tensor:
-    """Applies SplitMix64 (Steele et al. 2014), without the shifts of the sign."""
-    numbers = numbers * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
-    numbers = (numbers ^ (numbers >> 30)) * -0x40A7B892E31B1A47
-    numbers = (numbers ^ (numbers >> 27)) * -0x6B2FB644ECCEEE15
-    return numbers ^ (numbers >> 31)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -191,11 +185,7 @@ class InputSpec:
 
     @classmethod
     def of(cls, tensor: object, *, channels: bool, batch: Batch) -> InputSpec:
-        """Describe what a rank passes, a tensor or not.
-
-        Raises:
-            LayoutError: no such ``batch``.
-        """
+        """Describe what a rank passes, a tensor or not."""
         if batch not in get_args(Batch):
             raise LayoutError(f"batch={batch!r}: use one of {', '.join(get_args(Batch))}")
         if not isinstance(tensor, torch.Tensor):
@@ -239,11 +229,7 @@ TOO_MANY_DIMS = InputSpec(2, (), channels=True, of_replica=False)
 
 
 def refuse_workers(name: str, grid: Grid) -> None:
-    """Refuse what ranks exchange messages in, in a process that loads samples for one of them.
-
-    Raises:
-        LayoutError: this is a worker of a DataLoader, and there are several ranks.
-    """
+    """Refuse what ranks exchange messages in, in a process that loads samples for one of them."""
     if grid.size > 1 and get_worker_info() is not None:
         raise LayoutError(
             f"{name} was called in a worker of a DataLoader, but the ranks themselves have to call "
@@ -261,12 +247,7 @@ def check_spec(form: InputSpec, what: str = "what is handed in") -> None:
 
 
 def input_partition(form: InputSpec, grid: Grid) -> Partition:
-    """Return how the mini-batch is cut of which a rank passes this part.
-
-    Raises:
-        LayoutError: an extent has fewer elements than its axis has ranks, or there is no batch dim
-            for the data axis.
-    """
+    """Return how the mini-batch is cut of which a rank passes this part."""
     shape = form.shape
     if form.of_replica and shape:
         shape = (shape[0] * grid.data, *shape[1:])
@@ -314,11 +295,7 @@ _SAME_SAMPLE_REMEDY = (
 
 
 def check_same_sample(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
-    """Check on all ranks that those which share samples hold the same ones.
-
-    Raises:
-        LayoutError: the ranks' forms differ, or the samples of ranks that share them.
-    """
+    """Check on all ranks that those which share samples hold the same ones."""
     if grid.has_values and grid.size > 1:
         do_beside(functools.partial(_compare_samples, tensor, form, grid), _COMPARISON)
 
@@ -364,11 +341,7 @@ def _gather_statements(
 
 
 def compare_statements(rows: Sequence[Sequence[int]], sharers: Sequence[Sequence[int]]) -> None:
-    """Compare the ranks' statements; ``sharers`` are to hold the same samples.
-
-    Raises:
-        LayoutError: see `check_same_sample`.
-    """
+    """Compare the ranks' statements; ``sharers`` are to hold the same samples."""
     forms = [InputSpec.read(row) for row in rows]
     if len(set(forms)) > 1:
         raise LayoutError(

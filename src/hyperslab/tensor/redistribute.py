@@ -157,7 +157,6 @@ class LoadedBoxes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the box."""
         return self.own.shape
 
     def join(self, local: torch.Tensor) -> Sharded:

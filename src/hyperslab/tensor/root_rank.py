@@ -59,9 +59,6 @@ def send_boxes(
 
     Distribution scheme: 1. each rank sends every other one the part of its box that is wanted
     there, all at the same time, 2. and puts what arrives into its place.
-
-    Raises:
-        CommError: another rank died or did not answer within the time limit.
     """
     plan = plan_transfers(grid.rank, owned, wanted)
     return run_transfers(plan, block, block, grid, what, fill=fill, at_once=True)
@@ -87,9 +84,6 @@ def run_transfers(
 
     In new contiguous memory, of the type and on the device of ``like``. Unless ``at_once``,
     message after message: who holds all of a volume has no room for it twice.
-
-    Raises:
-        CommError: another rank died or did not answer within the time limit.
     """
     own: Any = held  # where this rank sends or keeps something
     found: Any = None if plan.wanted is None else like.new_empty(plan.wanted.shape)
@@ -228,11 +222,7 @@ def _announce_spec(
     sources: dict[int, int],
     grid: Grid,
 ) -> tuple[InputSpec, tuple[int, ...], bool]:
-    """Gather what the sources hold: its specification, its order in memory, if it is tracked.
-
-    Raises:
-        LayoutError: they differ, or the ranks ask for different things.
-    """
+    """Gather what the sources hold: its specification, its order in memory, if it is tracked."""
     order = 0
     tracked = False
     if tensor is not None and grid.rank in sources.values() and own.can_be_cut:

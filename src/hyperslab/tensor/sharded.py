@@ -238,11 +238,7 @@ class Sharded(DeferredTensor):
 
     @property
     def block(self) -> torch.Tensor:
-        """Return ``local`` for rules, which change no operand: in any memory format.
-
-        Raises:
-            LayoutError: as ``local``.
-        """
+        """Return ``local`` for rules, which change no operand: in any memory format."""
         if self._base_of_copy is not None:
             self._check_base_of_copy()
         return self._block
@@ -253,9 +249,6 @@ class Sharded(DeferredTensor):
 
         That is this tensor itself, unless something written in Python sees it: an alias takes as
         long as an operator on a few voxels.
-
-        Raises:
-            LayoutError: as ``local``.
         """
         return self if self.is_its_block and not python_looks() else self.block
 
@@ -264,9 +257,6 @@ class Sharded(DeferredTensor):
         """Return ``local`` for an operator of torch's that is written in C, as `native` does.
 
         It may make a view.
-
-        Raises:
-            LayoutError: as ``local``.
         """
         if self.readers or self.reordered or not self.is_its_block or python_looks():
             return self.local
@@ -275,11 +265,7 @@ class Sharded(DeferredTensor):
 
     @property
     def native_or_block(self) -> torch.Tensor:
-        """Return ``native`` where nothing is cut, for code that asks it for its shape, too.
-
-        Raises:
-            LayoutError: as ``local``.
-        """
+        """Return ``native`` where nothing is cut, for code that asks it for its shape, too."""
         return self.block if self._partition.axes else self.native
 
     @property

@@ -71,7 +71,6 @@ class Tiles:
 
     @property
     def voxels(self) -> int:
-        """Counts the voxels of a sample after pooling."""
         return math.prod(self.extents)
 
     @property
@@ -84,7 +83,6 @@ class Tiles:
 
     @property
     def programs(self) -> int:
-        """Counts the programs, one for each tile."""
         return self.samples * self.channel_blocks * self.voxel_blocks
 
     @property
@@ -117,7 +115,6 @@ def activation(slope: float) -> str:
 
 
 def per_sample(norm: torch.Tensor | None) -> bool:
-    """Says if there are numbers for every sample."""
     return norm is not None and norm.shape[1] > 1
 
 
