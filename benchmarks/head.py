@@ -1,8 +1,7 @@
 """What a network on statistics says beyond a ridge on them, from few universes to many.
 
     python benchmarks/head.py RECIPE --kept FOLDER [--sizes N ...] [--seeds S ...] [--levers]
-                              [--coverage] [--members M] [--plain P] [--moved FAR]
-                              --json OUT [--run FOLDER]
+                              [--coverage] --json OUT [--run FOLDER]
 
 RECIPE has `model: {name: multiscale, channels: [], summary_statistics: true}`: the network's
 features are statistics of the volume, no weights are before them, and so they are computed once,
@@ -20,10 +19,10 @@ How the head is trained:
    the linear one and the first of the dense network, and the line passes through its leaky ReLUs
    as the difference of two halves.
 
-With ``--members`` the curve is the mean of several, which is one dense network again; ``--plain``
-of them read the line of the targets alone. ``--moved`` moves training samples in each step to
-targets that far away: what the line says of a sample is the mean answer to its targets, a
-polynomial of them, and what is particular to the sample and stays as it is.
+The curve is the mean of four, which is one dense network again; two of them read the line of the
+targets alone. In each step training samples are moved to targets nearby: what the line says of a
+sample is the mean answer to its targets, a polynomial of them, and what is particular to the sample
+and stays as it is.
 
 The validation samples choose how long to train, and the ridge's statistics and strengths.
 ``--levers`` changes one choice at a time, with the first seed. ``--coverage`` trains a network that
@@ -331,7 +330,7 @@ class Training:
 
     degree: int = 3  # of the products of targets that the linear layer predicts
     powers: tuple[float, ...] = (1.0, 0.7, 0.4)  # of spreads by which it may divide features
-    counts: tuple[int, ...] = (88, 196, 712)  # of features, from the first on, that it may take
+    counts: tuple[int, ...] = (100, 160, 340, 856)  # of features, the first ones, it may take
     line: bool = True  # the linear layer is the ridge; otherwise the head begins at random
     left_out: bool = True  # the dense network learns from predictions of samples left out
     together: bool = False  # then all of the head goes on at a thirtieth of the rate
@@ -342,9 +341,9 @@ class Training:
     decay: float = 1.0
     dropout: float = 0.0
     average: float = 0.99  # of weights over steps
-    members: int = 1  # dense networks whose mean is the head's curve
-    plain: int = 0  # of them that see the targets' own lines alone, of samples moved anywhere
-    moved: float = 0.0  # how far training samples are moved in their targets, in every step
+    members: int = 4  # dense networks whose mean is the head's curve
+    plain: int = 2  # of them that see the targets' own lines alone, of samples moved anywhere
+    moved: float = 0.5  # how far training samples are moved in their targets, in every step
     validated: bool = True  # the weights with the least validation loss; otherwise the last
 
 
@@ -768,6 +767,8 @@ LEVERS: Mapping[str, Training] = {
     "nothing": AS_SHIPPED,
     "targets alone, no products": Training(degree=1),
     "products of two targets": Training(degree=2),
+    "one curve": Training(members=1, plain=0),
+    "universes stay where they are": Training(moved=0.0),
     "features divided by their spread": Training(powers=(1.0,)),
     "all features for every target": Training(counts=()),
     "predictions of samples that the line has seen": Training(left_out=False),
@@ -785,19 +786,6 @@ LEVERS: Mapping[str, Training] = {
 """What is changed alone."""
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Options for what a head is made of beyond one dense network of the universes as they are."""
-    parser.add_argument("--members", type=int)
-    parser.add_argument("--plain", type=int)
-    parser.add_argument("--moved", type=float)
-
-
-def training_of(options: argparse.Namespace, how: Training) -> Training:
-    """The training ``how``, with the options that are given."""
-    given = {key: getattr(options, key) for key in ("members", "plain", "moved")}
-    return replace(how, **{key: value for key, value in given.items() if value is not None})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipe", type=Path)
@@ -807,19 +795,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--levers", action="store_true")
     parser.add_argument("--coverage", action="store_true")
-    add_training(parser)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--run", type=Path)
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
-    shipped = training_of(options, AS_SHIPPED)
     data = universes_of(recipe, options.kept)
     largest = len(data.split["train"])
     record: dict[str, Any] = {
         "machine": machine(),
         "command": " ".join(["python", *sys.argv]),
         "splits": {which: len(chosen) for which, chosen in data.split.items()},
-        "training": asdict(shipped),
+        "training": asdict(AS_SHIPPED),
         "rows": [],
         "levers": [],
     }
@@ -829,7 +815,7 @@ def main() -> None:
 
     for count in sorted({*options.sizes, largest}):
         ridge, chosen = ridge_of(data, count, options.kept)
-        row = compared(data, said(count, shipped, options.seeds), ridge, count)
+        row = compared(data, said(count, AS_SHIPPED, options.seeds), ridge, count)
         row["chosen"] = dict(zip(data.names, chosen, strict=True))
         record["rows"].append(row)
         show(row, f"{count}")
@@ -838,11 +824,11 @@ def main() -> None:
         record["levers"].append({"name": name, **row})
         show(row, name)
     if options.coverage:
-        (gaussian,) = said(largest, replace(shipped, gaussian=True), options.seeds[:1])
+        (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), options.seeds[:1])
         record["coverage"] = coverages(data, ridge, gaussian)
     write_json(options.json, record)
     if options.run is not None:
-        net = trained(data, recipe, largest, options.seeds[0], shipped)
+        net = trained(data, recipe, largest, options.seeds[0], AS_SHIPPED)
         hs.save(options.run / "checkpoints" / "head", net)
         save_recipe(recipe, options.run / "recipe.yaml")
 

@@ -49,10 +49,16 @@ from head import (
     split_of,
     squares,
 )
+from numpy.typing import NDArray
 from regression_control import FloatArray
 
 import hyperslab as hs
-from hyperslab.models.summary_statistics import OctaveBins, pairs_of
+from hyperslab.models.summary_statistics import (
+    OctaveBins,
+    pairs_of,
+    smoothed_bins,
+    smoothing_scales,
+)
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import open_data
@@ -92,11 +98,15 @@ def read_universes(recipe: Recipe, folder: Path, width: int | None) -> Universes
 def sets_of(features: FloatArray, shape: Sequence[int]) -> dict[str, FloatArray]:
     """The sets of features, from the first on, between which ridge and head choose."""
     channels, width = shape[0], max(shape[1:])
-    bins, pairs = OctaveBins(width).count, len(pairs_of(channels))
-    power = 4 * channels + channels * bins
-    between = power + (pairs - channels) * bins
-    sets = {"power": power, "pairs": between, "all": features.shape[1]}
+    begins = 4 * channels + channels * sum(4 + bins for bins in bins_of_smoothed(width))
+    between = begins + len(pairs_of(channels)) * OctaveBins(width).count
+    sets = {"smoothed": begins, "pairs": between, "all": features.shape[1]}
     return {name: features[:, :count] for name, count in sets.items()}
+
+
+def bins_of_smoothed(width: int) -> list[int]:
+    """The bins of the spectra of smoothed fields, which have four moments each before them."""
+    return [smoothed_bins(scale, width) for scale in smoothing_scales(width)]
 
 
 def by_volume(values: FloatArray, parts: int) -> FloatArray:
@@ -123,14 +133,27 @@ def volumes_of(data: Universes) -> Universes:
 def without_long_modes(data: Universes, width: int) -> Universes:
     """The same volumes without the power and correlation of modes longer than ``width`` voxels.
 
-    Their columns are 0, so that the network is the same.
+    Nor have they the moments of smoothed fields, which such modes make. Their columns are 0, so
+    that the network is the same.
     """
     channels, *extents = data.shape
-    bins = OctaveBins(max(extents)).count
-    long = round(3 * math.log2(max(extents) / width))
-    spectra = 4 * channels + bins * np.arange(2 * len(pairs_of(channels)))
+    whole = max(extents)
+    long = round(3 * math.log2(whole / width))
+
+    def long_bins(place: int, fields: int, bins: int) -> NDArray[np.intp]:
+        spectra = place + bins * np.arange(fields)
+        return np.add.outer(spectra, np.arange(min(long, bins))).ravel()
+
+    columns, place = [], 4 * channels
+    for bins in bins_of_smoothed(whole):
+        columns += [
+            place + np.arange(4 * channels),
+            long_bins(place + 4 * channels, channels, bins),
+        ]
+        place += (4 + bins) * channels
+    columns.append(long_bins(place, 2 * len(pairs_of(channels)), OctaveBins(whole).count))
     features = data.features.copy()
-    features[:, np.add.outer(spectra, np.arange(long)).ravel()] = 0
+    features[:, np.concatenate(columns)] = 0
     return replace(data, features=features, sets=sets_of(features, data.shape))
 
 

@@ -137,7 +137,8 @@ def test_products_are_those_of_targets() -> None:
     assert products(y, 3).tolist() == [[2, 3, 4, 6, 9, 8, 12, 18, 27]]
 
 
-FEW = Training(steps=400, rate=3e-3, decay=0.1, average=0.9)
+ONE = {"members": 1, "plain": 0, "moved": 0.0}
+FEW = Training(steps=400, rate=3e-3, decay=0.1, average=0.9, **ONE)
 
 
 def test_what_is_kept_belongs_to_volumes_and_splits() -> None:
@@ -165,7 +166,7 @@ def test_a_head_that_has_not_learnt_is_the_ridge() -> None:
     train = data.split["train"]
     net = shipped(data, 2)
     head.train_head(
-        net, data, len(train), 0, Training(steps=40, rate=0.0, powers=(1.0,), counts=())
+        net, data, len(train), 0, Training(steps=40, rate=0.0, powers=(1.0,), counts=(), **ONE)
     )
     layer = LinearLayer(data.features[train], data.targets[train])
     np.testing.assert_allclose(said(net, data), layer(data.features), atol=2e-6)

@@ -90,7 +90,7 @@ def test_samples_are_summarised_by_those_that_have_not_seen_them(
         for sample in everything:
             split = splits[int(found[name][sample, 0]) - 1]
             assert sample not in split["train"]
-            assert len(split["train"]) == len(everything) * 3 / 4
+            assert len(split["train"]) == len(everything) * 9 / 10
         rest = np.setdiff1d(np.arange(80), everything)
         assert len(np.unique(found[name][rest])) == 1
         of_all = splits[int(found[name][rest[0], 0]) - 1]
@@ -115,11 +115,11 @@ def test_the_command_records_network_and_ridge(
     )
     monkeypatch.setattr(posterior, "Fitting", lambda: replace(BRIEF, epochs=2))
     out = tmp_path / "posterior.json"
-    arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out), "--members", "2"]
+    arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out)]
     monkeypatch.setattr(sys, "argv", ["posterior.py", *arguments])
     posterior.main()
     record = json.loads(out.read_text())
-    assert record["training"]["members"] == 2
+    assert record["training"]["members"] == 4
     for name in ("network", "ridge"):
         found = record["summaries"][name]["test"]
         assert found["volumes"] == 50

@@ -77,7 +77,11 @@ def test_summary_statistics_and_their_gradients_are_the_serial_ones(ranks: int) 
         4: [({"data": 2, "height": 2}, (6, 5, 9)), ({"height": 2, "width": 2}, (7, 8, 5))],
         8: [({"depth": 2, "height": 2, "width": 2}, (5, 6, 7))],
     }
-    examples = [Example(grid, (3, 3, *extents)) for grid, extents in cases[ranks]]
+    examples = [
+        Example(grid, (3, channels, *extents))
+        for grid, extents in cases[ranks]
+        for channels in (1, 3)
+    ]
     run_ranks(ranks, compare, of_counts, examples)
 
 
@@ -138,7 +142,7 @@ def test_summary_statistics_change_features_alone() -> None:
     plain, more = network(), network(8)
     assert plain.state_dict().keys() == more.state_dict().keys()
     count = summary_count(2, 8)
-    assert count == 2 * 2 + 2 * 3 * 9 + 2 * 3 * 28
+    assert count == 2 * 2 + 2 * 2 * (4 + 9) + 2 * 3 * 9 + 2 * 3 * 28
     own = 2 * (2 + sum(CHANNELS))
     assert (plain.norm.num_features, more.norm.num_features) == (own, own + count)
     seen = []

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from summary_statistics import EvenBins, bispectra, shells
 
 from hyperslab.models import summary_statistics as measures
-from hyperslab.models.summary_statistics import EvenBins, Modes, OctaveBins
+from hyperslab.models.summary_statistics import Modes, OctaveBins
 
 Numbers = NDArray[np.float64]
 
@@ -49,7 +50,7 @@ def by_octave(k: float) -> int:
 @pytest.mark.parametrize("extents", EXTENTS, ids=str)
 @pytest.mark.parametrize(("bins", "slow"), [(EvenBins, even), (OctaveBins, by_octave)])
 def test_powers_are_means_over_modes(
-    bins: type[EvenBins | OctaveBins], slow: object, extents: tuple[int, ...]
+    bins: type[OctaveBins], slow: object, extents: tuple[int, ...]
 ) -> None:
     fields = noise(2, 2, *extents)
     found = Modes.of(fields, 8).powers(bins(8))
@@ -72,7 +73,7 @@ def test_bispectra_are_sums_over_triangles(extents: tuple[int, ...]) -> None:
     field = noise(1, 1, *extents)
     field = field + 0.5 * field**2
     limits = [(1, 2), (2, 3), (2.5, 4)]
-    found = Modes.of(field, 8).bispectra(limits)[0, 0]
+    found = bispectra(Modes.of(field, 8), limits)[0, 0]
     modes = slow_modes(field[0, 0].numpy())
     for n, (low, high) in enumerate(limits):
         inside = {
@@ -109,11 +110,11 @@ def test_spectra_are_those_of_a_gaussian_field() -> None:
         assert powers[:, 0, n].mean() == pytest.approx(expected, rel=spread)
         assert spectra[1, n] == pytest.approx(0.5, abs=spread)
         assert spectra[0, n] == pytest.approx(math.log(expected), abs=2 * spread + 2 / number)
-    found = modes.bispectra(measures.shells(16))
+    found = bispectra(modes, shells(16))
     limit = 4 * found.std(0) / math.sqrt(64) + 1e-12
     assert (found.mean(0).abs() <= limit).all()
     skewed = common + common**2 / common.std()
-    skew = Modes.of(skewed, 16).bispectra(measures.shells(16)).mean(0)
+    skew = bispectra(Modes.of(skewed, 16), shells(16)).mean(0)
     used = found.std(0) > 0
     assert (skew[used] > limit[used]).all()
 
@@ -137,7 +138,7 @@ def test_distributions_are_counted(extents: tuple[int, ...]) -> None:
 
 
 def test_shells_reach_from_one_to_the_nyquist_frequency() -> None:
-    limits = measures.shells(64)
+    limits = shells(64)
     assert limits[0][0] == 1
     assert limits[-1][1] == 32
     assert [low for low, _ in limits[1:]] == [high for _, high in limits[:-1]]
@@ -160,22 +161,63 @@ def test_channels_are_a_mean_and_their_growth() -> None:
     assert measures.mean_and_steps(channels[:, :1]).equal(channels[:, :1])
 
 
+def smooth(field: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """A field (B, C, 8, 8, 8) behind a periodic Gaussian, one dim after the other as a matrix.
+
+    The Gaussian's transform is sampled at the modes, and so it is no sampled Gaussian.
+    """
+    modes = np.fft.fftfreq(8) * 2 * np.pi
+    kernel = np.exp(-0.5 * (modes * scale) ** 2)
+    places = np.arange(8)
+    angles = (places[:, None] - places)[..., None] * modes
+    matrix = (np.cos(angles) * kernel).mean(-1)
+    return np.einsum("bcdhw,xd,yh,zw->bcxyz", field, matrix, matrix, matrix)
+
+
+def test_smoothed_fields_keep_their_mean_and_know_the_scale() -> None:
+    rng = np.random.default_rng(3)
+    field = rng.poisson(2, (2, 3, 8, 8, 8)) * 1.0
+    modes = Modes.of(torch.from_numpy(field), 8)
+    for scale in (0.0, 0.7, 3.0):
+        torch.testing.assert_close(modes.smoothed(scale, 8), torch.from_numpy(smooth(field, scale)))
+
+
+def test_spectra_of_smoothed_fields_end_where_nothing_is_left() -> None:
+    assert measures.smoothing_scales(64) == [0.7, 3.0]
+    assert [measures.smoothed_bins(scale, 64) for scale in (0.5, 0.7, 3.0)] == [18, 17, 11]
+    k = np.arange(1, 56)
+    left = np.exp(-((k * 2 * np.pi / 64 * 3.0) ** 2))  # of the power of a mode
+    bins = OctaveBins(64).index(torch.from_numpy(k).double()).numpy()
+    assert left[bins < 11].min() > 1e-7
+    assert left[bins >= 11].max() < 1e-5
+
+
 def test_statistics_are_their_parts() -> None:
     x = torch.log1p(torch.from_numpy(np.random.default_rng(0).poisson(2, (2, 2, 8, 8, 8)) * 1.0))
     count = OctaveBins(8).count
-    sizes = [2 * 2, 2 * count, count, 2 * count, count, 2 * 3 * 28]
-    shape, log, cross, log_contrast, cross_contrast, shares = measures.summary_statistics(
-        x, 8
-    ).split(sizes, 1)
+    assert measures.smoothing_scales(8) == [0.5, 0.5]
+    smoothed = [2 * 4, 2 * count] * 2
+    sizes = [2 * 2, *smoothed, 2 * count, count, 2 * count, count, 2 * 3 * 28]
+    found = measures.summary_statistics(x, 8).split(sizes, 1)
+    shape, finer, fine, coarser, coarse, log, cross, log_contrast, cross_contrast, shares = found
     torch.testing.assert_close(shape.unflatten(1, (2, 2)), measures.moments(x)[..., 2:])
+    counts = measures.contrast(x)
+    fields = [torch.log(torch.from_numpy(smooth(counts.numpy(), s)) + 0.2) for s in (0.5, 0.5)]
+    for field, own in zip(fields, (finer, coarser), strict=True):
+        first, second = measures.moments(field).unbind(1)
+        expected = torch.stack([(first + second) / 2, second - first], 1)
+        torch.testing.assert_close(own, expected.flatten(1))
     for field, own, between in (
+        (fields[0], fine, None),
+        (fields[1], coarse, None),
         (x, log, cross),
-        (measures.contrast(x), log_contrast, cross_contrast),
+        (counts, log_contrast, cross_contrast),
     ):
         first, both, second = Modes.of(field, 8).spectra(OctaveBins(8)).unbind(1)
         expected = torch.stack([(first + second) / 2, second - first], 1)
         torch.testing.assert_close(own, expected.flatten(1))
-        torch.testing.assert_close(between, both)
+        if between is not None:
+            torch.testing.assert_close(between, both)
     counted = measures.distribution(x)
     growth = counted[:, 1] - counted[:, 0]
     torch.testing.assert_close(shares.unflatten(1, (2, -1))[:, 1], growth.flatten(1))

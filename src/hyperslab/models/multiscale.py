@@ -58,10 +58,11 @@ class MultiscaleNet(nn.Module):
         hidden: the width of the two hidden layers of the head.
         periodic: convolutions go on at the other side of the volume; False pads with zeros.
         summary_width: the head also reads the summary statistics of volumes that hold log(1 +
-            count): skewness and kurtosis, power spectra of each channel and between channels, of
-            the input and of the contrast of counts, and the distribution of counts at three
-            smoothings (`hyperslab.models.summary_statistics`). The bins of wave number are those of
-            a cube of so many voxels a side; volumes of other extents have the same bins per voxel.
+            count): skewness and kurtosis, moments and power spectra of the logarithm of counts that
+            two Gaussians smooth, power spectra of each channel and between channels, of the input
+            and of the contrast of counts, and the distribution of counts at three smoothings
+            (`hyperslab.models.summary_statistics`). The bins of wave number are those of a cube of
+            so many voxels a side; volumes of other extents have the same bins per voxel.
 
     Raises ValueError for sizes below 1.
     """

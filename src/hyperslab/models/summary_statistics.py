@@ -1,8 +1,8 @@
 """Computes what cosmologists measure in a periodic volume of counts, in plain torch.
 
-These are power spectra of channels and between them, bispectra of equilateral triangles and the
-distribution of counts. All of it runs on cut volumes: every rank sums over its own modes and
-voxels, and these sums are added up.
+These are power spectra of channels and between them, of counts, of their logarithms and of those of
+smoothed counts, and the distribution of counts. All of it runs on cut volumes: every rank sums over
+its own modes and voxels, and these sums are added up.
 
 Legend: B samples, C channels, P pairs of them, (D, H, W) voxels, K bins. Wave numbers k are in
 units of the fundamental mode of a cube of ``width`` voxels, on which alone the bins depend.
@@ -11,9 +11,8 @@ units of the fundamental mode of a cube of ``width`` voxels, on which alone the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +22,20 @@ SPACE = (2, 3, 4)
 LEAST = 1e-20
 """The least power: volumes without structure have finite statistics, too."""
 
-SHELLS = 9
-"""Shells of wave number whose bispectra are taken."""
-
 SMOOTHINGS = (1, 2, 4)
 """Sides [voxels] of the cells whose counts are distributed."""
+
+GAUSSIANS = (0.7, 3.0)
+"""Standard deviations [voxels] of the Gaussians that smooth counts before their logarithm.
+
+None is longer than a sixteenth of the width: something has to be left of the longest modes.
+"""
+
+FARTHEST = 3.0
+"""The wave number, in inverse standard deviations, at which spectra of smoothed fields end."""
+
+FLOOR = 0.2
+"""Added to a smoothed count / mean, whose logarithm is finite then and hears less of noise."""
 
 COUNT_STEP = 0.3
 COUNT_BINS = 28
@@ -37,9 +45,14 @@ COUNT_BINS = 28
 def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
     """Return the statistics (B, `summary_count`) of x = log(1 + count) (B, C, D, H, W).
 
-    In this order: skewness and kurtosis of each channel of x, power spectra of x and of the
-    contrast of counts, in three bins an octave, and the distribution of counts. What channels have
-    of their own is said by `mean_and_steps`.
+    In this order: skewness and kurtosis of each channel of x, moments and power spectra of the
+    logarithm of counts behind each of `GAUSSIANS`, power spectra of x and of the contrast of
+    counts, and the distribution of counts. Spectra have three bins an octave, those of x and of the
+    contrast between channels, too. What channels have of their own is said by `mean_and_steps`.
+
+    Where there is less than a count in a voxel, log(1 + count) hears little but noise in the
+    smallest scales; the logarithm of counts that are smoothed first is nearly Gaussian, and its
+    spectrum says most of what can be known (Neyrinck et al. 2009).
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     bins = OctaveBins(width)
@@ -47,9 +60,16 @@ def summary_statistics(x: torch.Tensor, width: int) -> torch.Tensor:
     auto = [n for n, (i, j) in enumerate(pairs) if i == j]
     cross = [n for n, (i, j) in enumerate(pairs) if i != j]
     parts = [moments(x)[..., 2:]]
-    for field in (x, contrast(x)):
-        spectra = Modes.of(field, width).spectra(bins)
-        parts += [mean_and_steps(spectra[:, auto]), spectra[:, cross]]
+    counts = Modes.of(contrast(x), width)
+    for scale in smoothing_scales(width):
+        field = torch.log(counts.smoothed(scale, width).clamp(min=0) + FLOOR)
+        spectra = Modes.of(field, width).spectra(bins)[:, auto, : smoothed_bins(scale, width)]
+        parts += [mean_and_steps(moments(field)), mean_and_steps(spectra)]
+    for modes in (Modes.of(x, width), counts):
+        spectra = modes.spectra(bins)
+        parts.append(mean_and_steps(spectra[:, auto]))
+        if cross:
+            parts.append(spectra[:, cross])
     parts.append(mean_and_steps(distribution(x)))
     return torch.cat([part.flatten(1) for part in parts], 1)
 
@@ -66,8 +86,20 @@ def mean_and_steps(channels: torch.Tensor) -> torch.Tensor:
 
 def summary_count(channels: int, width: int) -> int:
     """Return how many numbers `summary_statistics` makes of a volume."""
-    spectra = len(pairs_of(channels)) * OctaveBins(width).count
-    return 2 * channels + 2 * spectra + channels * len(SMOOTHINGS) * COUNT_BINS
+    smoothed = channels * sum(4 + smoothed_bins(one, width) for one in smoothing_scales(width))
+    spectra = 2 * len(pairs_of(channels)) * OctaveBins(width).count
+    return 2 * channels + smoothed + spectra + channels * len(SMOOTHINGS) * COUNT_BINS
+
+
+def smoothing_scales(width: int) -> list[float]:
+    """Return the standard deviations [voxels] of the Gaussians of volumes of this width."""
+    return [min(scale, width / 16) for scale in GAUSSIANS]
+
+
+def smoothed_bins(scale: float, width: int) -> int:
+    """Return how many of `OctaveBins` begin where a smoothed field still has power."""
+    last = FARTHEST * width / (2 * math.pi * scale)
+    return min(OctaveBins(width).count, 1 + math.floor(3 * math.log2(last)))
 
 
 def moments(x: torch.Tensor) -> torch.Tensor:
@@ -94,20 +126,6 @@ def contrast(x: torch.Tensor) -> torch.Tensor:
 def pairs_of(channels: int) -> list[tuple[int, int]]:
     """Return all pairs of channels, in the order of spectra."""
     return list(combinations_with_replacement(range(channels), 2))
-
-
-@dataclass(frozen=True, slots=True)
-class EvenBins:
-    """Counts bins around whole wave numbers, from 1 to the corner of the cube of modes."""
-
-    width: int
-
-    @property
-    def count(self) -> int:
-        return max(1, round(math.sqrt(3) * (self.width // 2)))
-
-    def index(self, k: torch.Tensor) -> torch.Tensor:
-        return k.round() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +174,12 @@ class Modes:
         times = torch.where(own_opposite, 1, 2).to(square.dtype)
         return cls(spectrum, square.sqrt(), times, extents)
 
-    def powers(self, bins: EvenBins | OctaveBins) -> torch.Tensor:
+    def smoothed(self, scale: float, width: int) -> torch.Tensor:
+        """Return the fields (B, C, D, H, W) behind a Gaussian of standard deviation ``scale``."""
+        kept = torch.exp(-0.5 * (self.k * (2 * math.pi / width * scale)) ** 2)
+        return torch.fft.irfftn(self.spectrum * kept, s=self.extents, dim=SPACE, norm="forward")
+
+    def powers(self, bins: OctaveBins) -> torch.Tensor:
         """Return (B, P, K): the mean product of the modes of two channels in each bin.
 
         Of a channel with itself it is the mean power of a mode. Bins without a mode have 0.
@@ -173,7 +196,7 @@ class Modes:
         sums = sums_by_index(torch.stack(products, 1), index, count + 1)[..., :count]
         return sums[:, :-1] / sums[:, -1:].clamp(min=1)
 
-    def spectra(self, bins: EvenBins | OctaveBins) -> torch.Tensor:
+    def spectra(self, bins: OctaveBins) -> torch.Tensor:
         """Return (B, P, K): log power of a channel with itself, correlation of two channels."""
         powers = self.powers(bins)
         pairs = pairs_of(self.spectrum.shape[1])
@@ -183,30 +206,6 @@ class Modes:
             for n, (i, j) in enumerate(pairs)
         ]
         return torch.stack(found, 1)
-
-    def bispectra(self, shells: Sequence[tuple[float, float]]) -> torch.Tensor:
-        """Return (B, C, shells): the bispectrum of triangles with all three k in [low, high).
-
-        It is the sum over all triangles of the product of their three modes, over the square of
-        the sum of the modes' power: the reduced bispectrum but for the number of triangles. As in
-        any homogeneous field on a grid, the corners of the cube of modes are neighbours: sides
-        whose sum is a multiple of the extents make a triangle.
-        """
-        found = []
-        for low, high in shells:
-            inside = self.spectrum * ((self.k >= low) & (self.k < high))
-            field = torch.fft.irfftn(inside, s=self.extents, dim=SPACE, norm="forward")
-            square = field * field
-            power = square.mean(SPACE).clamp(min=LEAST)
-            found.append((square * field).mean(SPACE) / (power * power).clamp(min=LEAST))
-        return torch.stack(found, 2)
-
-
-def shells(width: int) -> list[tuple[float, float]]:
-    """Return the limits of nine shells from 1 to the Nyquist frequency, the higher the wider."""
-    steps = (step / SHELLS for step in range(SHELLS + 1))
-    edges = [1 + round((width // 2 - 1) * (step + step * step) / 2) for step in steps]
-    return list(pairwise(edges))
 
 
 def distribution(x: torch.Tensor) -> torch.Tensor:
