@@ -433,7 +433,7 @@ def compare_facts(facts: list[Facts], hosts: list[str]) -> str:
     """
     if len({json.dumps(one) for one in facts}) == 1:  # Python takes 1 and 1.0 and True for equal
         return ""
-    flat = [{key: json.dumps(value) for key, value in flatten_facts(one).items()} for one in facts]
+    flat = [_flatten_facts(one) for one in facts]
     keys = dict.fromkeys(key for one in flat for key in one)
     differing = [key for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)]
     if not differing:
@@ -467,14 +467,14 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' * (len(known) != 1)} {listed(parts)}"
 
 
-def flatten_facts(facts: Facts, key: str = "") -> dict[str, Any]:
-    """Return values by dotted keys, those of sections inside of sections, too."""
-    found: dict[str, Any] = {}
+def _flatten_facts(facts: Facts, key: str = "") -> dict[str, str]:
+    """Return dotted keys and values as JSON."""
+    found: dict[str, str] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
-            found |= flatten_facts(value, f"{key}{name}.")
+            found |= _flatten_facts(value, f"{key}{name}.")
         else:
-            found[f"{key}{name}"] = value
+            found[f"{key}{name}"] = json.dumps(value)
     return found
 
 

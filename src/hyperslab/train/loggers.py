@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from hyperslab.comm.rendezvous import flatten_facts
 from hyperslab.errors import RecipeError
 from hyperslab.recipe.instantiate import Maker, RightKind
 from hyperslab.recipe.schema import LOGGERS
@@ -216,9 +215,8 @@ class MlflowLog:
             found = self._client.get_experiment_by_name(name)
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             begun: str = self._client.create_run(experiment, run_name=run.name).info.run_id
-            for name, value in flatten_facts(settings).items():
-                words = value if isinstance(value, str) else json.dumps(value)
-                self._client.log_param(begun, name, words[:MLFLOW_LONGEST_SETTING])
+            for name, value in _flat_settings(settings).items():
+                self._client.log_param(begun, name, value[:MLFLOW_LONGEST_SETTING])
             return begun
 
         self.id = run_identity(run, "mlflow", new=step == 0, make=begin)
@@ -237,6 +235,16 @@ class MlflowLog:
     def close(self) -> None:
         self.flush()
         self._client.set_terminated(self.id)
+
+
+def _flat_settings(settings: Mapping[str, Any], key: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat_settings(value, f"{key}{name}.")
+        else:
+            found[f"{key}{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 A_LOGGER = RightKind(
