@@ -16,7 +16,6 @@ The operators are ``normalisation``, ``running_statistics``, ``parameter_gradien
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import torch
 
@@ -188,10 +187,17 @@ def compiled_through_statistics(functions: Library, given: Operands) -> torch.Te
     return through
 
 
-_WHERE: Any = {"source": "statistics.c", "cuda": "normalization", "doubles": True}
-
-declare(normalisation, compiled_normalisation, **_WHERE)
+_SOURCE, _TRITON = "statistics.c", "normalization"
 _CHANGED = ("running_mean", "running_var")
-declare(running_statistics, compiled_running_statistics, writes=_CHANGED, **_WHERE)
-declare(parameter_gradients, compiled_parameter_gradients, **_WHERE)
-declare(through_statistics, compiled_through_statistics, **_WHERE)
+
+declare(normalisation, compiled_normalisation, _SOURCE, _TRITON, doubles=True)
+declare(
+    running_statistics,
+    compiled_running_statistics,
+    _SOURCE,
+    _TRITON,
+    writes=_CHANGED,
+    doubles=True,
+)
+declare(parameter_gradients, compiled_parameter_gradients, _SOURCE, _TRITON, doubles=True)
+declare(through_statistics, compiled_through_statistics, _SOURCE, _TRITON, doubles=True)

@@ -88,6 +88,7 @@ def _shift(x: torch.Tensor, bits: int, width: int) -> torch.Tensor:
 
 
 def mix64(x: torch.Tensor) -> torch.Tensor:
+    """Hashes integers of 64 bits, element by element, as SplitMix64 does its state."""
     x = (x ^ _shift(x, 30, 64)) * _MIX_64[0]
     x = (x ^ _shift(x, 27, 64)) * _MIX_64[1]
     return x ^ _shift(x, 31, 64)
