@@ -45,7 +45,7 @@ def test_errors_and_logs_are_harmless(capsys: pytest.CaptureFixture[str]) -> Non
     assert not harmful(shown)
 
 
-def test_a_rank_that_a_study_has_forked_prints_its_logs_once(
+def test_a_rank_that_a_study_has_forked_prints_what_repeats_itself_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = logging.getLogger("hyperslab")
@@ -54,8 +54,9 @@ def test_a_rank_that_a_study_has_forked_prints_its_logs_once(
     monkeypatch.setattr(log.root, "handlers", [])
     log_to_stdout(logging.INFO)
     show_logs(is_main=True)
-    log.info("epoch 1")
-    assert capsys.readouterr().out == "epoch 1\n"
+    for message in ("data", "data", "epoch 1", "data"):
+        log.info(message)
+    assert capsys.readouterr().out == "data\nepoch 1\ndata\n"
 
 
 def test_a_name_that_the_locale_cannot_write_is_told(

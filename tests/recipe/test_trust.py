@@ -317,6 +317,19 @@ def test_a_module_elsewhere_is_another_one(
     assert mark.exists()
 
 
+def test_a_folder_that_is_found_twice_is_one_place(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a sweep's ranks, which look in the current folder, know what PYTHONPATH has found."""
+    (home / "nets_of_mine").mkdir()
+    (home / "net_of_mine.py").rename(home / "nets_of_mine" / "net.py")
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    once = located("nets_of_mine.net.network")
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    assert located("nets_of_mine.net.network") == once
+    assert once == (str(home / "nets_of_mine"), str(home / "nets_of_mine" / "net.py"))
+
+
 def test_code_that_was_allowed_by_nobody_is_not_noted(home: Path, tmp_path: Path) -> None:
     """An argument that another one hides is never made, so no training has judged what it names."""
     hidden = {"target": "net_of_mine.network"}

@@ -11,13 +11,13 @@ import os
 from collections import defaultdict
 from dataclasses import replace
 
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, MachineError
 from hyperslab.planner import search, summary
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine, load_machine
 from hyperslab.planner.search import Candidate, PlanBounds, trace_one, words_of
-from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text, time_text
+from hyperslab.planner.summary import bytes_text, nothing_fits_text, ranks_text
 from hyperslab.recipe.schema import Recipe, planned_device
 from hyperslab.train.profile import LayerTime, Profile, Stage, predicted_path, write_profile
 
@@ -65,7 +65,7 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
     best = plan.best
     words = (
         f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(ranks)} by the plan for "
-        f"{machine.name}: {time_text(best.seconds.total)} a step, "
+        f"{machine.name}: {summary.step_text(best)} a step, "
         f"{bytes_text(best.memory.total)} of {bytes_text(bounds.nbytes)} a rank"
     )
     if best.saving != recipe.memory:
@@ -91,10 +91,10 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
         "takes %s and %s",
         best.saving,
         machine.name,
-        time_text(best.seconds.total),
+        summary.step_text(best),
         bytes_text(best.memory.total),
         bytes_text(bounds.nbytes),
-        time_text(usual.seconds.total),
+        summary.step_text(usual),
         bytes_text(usual.memory.total),
     )
     return recipe.model_copy(update={"memory": best.saving})
@@ -133,9 +133,15 @@ def machine_for(name: str | None, recipe: Recipe) -> Machine:
 
 
 def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
-    """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written."""
+    """Writes ``RUN/profile/predicted.json`` for a run's recipe, as its profile is written.
+
+    Raises:
+        MachineError: the machine has measured nothing like most of the step.
+    """
     chosen = machine_for(machine, recipe)
     found = trace_one(job_of(recipe), recipe.grid, chosen, search.machine_bounds(chosen))
+    if why := summary.unknown_time(found, chosen):
+        raise MachineError(why)
     write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))
 
 

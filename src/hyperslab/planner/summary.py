@@ -13,7 +13,8 @@ from rich.table import Table
 from hyperslab.comm.placement import axes_in_nodes, places
 from hyperslab.planner import search
 from hyperslab.planner.calibrate import instruction_set, processor_name
-from hyperslab.planner.cost import Breakdown, RankMemory
+from hyperslab.planner.cost import MOST_UNKNOWN, Breakdown, RankMemory
+from hyperslab.planner.machine import Machine
 
 PLAN_FORMAT = 1
 
@@ -112,6 +113,14 @@ def ranking_table(plan: search.GridPlan) -> Table:
 def step_text(one: search.Candidate) -> str:
     """Says how long a step takes, or that nobody knows."""
     return time_text(one.seconds.total) if one.cost.known else "unknown"
+
+
+def unknown_time(one: search.Candidate, machine: Machine) -> str:
+    """Says why nobody knows how long a step takes; "" if that is known."""
+    if one.cost.known:
+        return ""
+    most = f"{MOST_UNKNOWN:.0%} and more"
+    return f"the time is not known: {machine.name} has measured nothing like {most} of the step"
 
 
 def plan_opening(plan: search.GridPlan) -> str:

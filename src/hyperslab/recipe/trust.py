@@ -440,7 +440,8 @@ def located(name: str) -> tuple[str, ...]:
             break
         # By its last name alone: with the whole one parents would have to be there.
         spec = PathFinder.find_spec(rest.pop(0), [*spec.submodule_search_locations])
-    return tuple(map(os.path.realpath, found))
+    # A folder without `__init__.py` is found once for each entry of sys.path that leads to it.
+    return tuple(dict.fromkeys(map(os.path.realpath, found)))
 
 
 def _top_spec(name: str, *, elsewhere: bool = False) -> ModuleSpec | None:

@@ -13,12 +13,19 @@ class StdoutHandler(logging.Handler):
     """Prints messages to what is standard output now, control characters written out.
 
     A progress bar may have put itself in front of it. A reader that has gone, such as `head`, does
-    not end the training, and no more does a full disk, where the messages would go.
+    not end the training, and no more does a full disk, where the messages would go. A message that
+    follows itself, as of data that each run of a sweep opens, is printed once.
     """
 
+    last = ""
+
     def emit(self, record: logging.LogRecord) -> None:
+        text = printable(self.format(record))
+        if text == self.last:
+            return
+        self.last = text
         try:
-            print(printable(self.format(record)), file=sys.stdout, flush=True)
+            print(text, file=sys.stdout, flush=True)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

@@ -28,6 +28,7 @@ from hyperslab.planner import search
 from hyperslab.planner.cost import Breakdown
 from hyperslab.planner.job import GridJob, job_of
 from hyperslab.planner.machine import Machine
+from hyperslab.planner.summary import unknown_time
 from hyperslab.recipe.load import options_of_trust, save_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_STEPS, check_recipe, read_table
@@ -65,13 +66,14 @@ class MeasuredStep:
 class PredictedStep:
     """Holds a predicted step: its ``parts`` [s], the ``memory`` and the ``limit`` of a rank [B].
 
-    ``doubts`` say how far its times are to be trusted.
+    ``doubts`` say how far its times are to be trusted, and ``unknown`` why not at all.
     """
 
     parts: Breakdown
     memory: int
     limit: int
     doubts: tuple[str, ...] = ()
+    unknown: str = ""
 
     @property
     def seconds(self) -> float:
@@ -165,8 +167,10 @@ class Predictor:
     def predict(self, job: GridJob) -> PredictedStep:
         """Predicts a step of the job on the grid of its recipe."""
         found = search.trace_one(job, job.recipe.grid, self.machine, self.bounds)
-        doubts = tuple(_prediction_doubts(found, self.machine))
-        return PredictedStep(found.seconds, found.memory.total, self.machine.memory, doubts)
+        unknown = unknown_time(found, self.machine)
+        doubts = (*_prediction_doubts(found, self.machine), *([unknown] if unknown else ()))
+        limit = self.machine.memory
+        return PredictedStep(found.seconds, found.memory.total, limit, doubts, unknown)
 
     def best_points(self, recipe: Recipe, ranks: Iterable[int]) -> list[ScalingPoint]:
         """Makes points of the grid that the plan likes best for each number of ranks.
@@ -189,11 +193,6 @@ def _prediction_doubts(found: search.Candidate, machine: Machine) -> Iterator[st
     cost = found.cost
     if cost.guessed >= 0.005:
         yield f"{cost.guessed:.0%} of the operators' time was not measured for these shapes"
-    if not cost.known:
-        yield (
-            f"the time is not known: {machine.name} has measured nothing like the operators of "
-            f"{cost.unknown:.0%} of the step"
-        )
     if cost.left_out:
         share = f"about {cost.left_out_share:.1%} of the step"
         yield f"{', '.join(cost.left_out)}: not predicted, because they have no meta form; {share}"

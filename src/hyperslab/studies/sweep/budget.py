@@ -27,12 +27,15 @@ from hyperslab.util.free_memory import free_memory
 
 log = logging.getLogger("hyperslab")
 
+MEASURE = "`hyperslab calibrate RECIPE --out FILE` measures them, for --machine FILE"
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Holds what is predicted of a variant: a ``step``, an ``epoch`` with its validation [s].
 
-    ``memory`` is what a rank takes of its device [B]; ``unknown`` says why nothing is known.
+    ``memory`` is what a rank takes of its device [B]; ``unknown`` says why no time is known. Times
+    are a lower bound then, or 0.
     """
 
     step: float = 0.0
@@ -77,7 +80,9 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
         steps = -(-job.samples // (job.batch * job.accumulated))
         forward = step.parts.forward / job.accumulated
         validation = -(-(job.shown - job.samples) // job.batch) * forward
-        found[variant.name] = Forecast(step.seconds, steps * step.seconds + validation, step.memory)
+        epoch = steps * step.seconds + validation
+        why = f"{step.unknown}; {MEASURE}" if step.unknown else ""
+        found[variant.name] = Forecast(step.seconds, epoch, step.memory, why)
     return SweepForecast(sweep, chosen.name, chosen.device, found)
 
 
@@ -109,7 +114,7 @@ def runs_at_once(forecast: SweepForecast, ranks: int, asked: int | None) -> int:
 def forecast_table(forecast: SweepForecast) -> Table:
     """Tables each variant and stage, and their sum, with what is still to be run.
 
-    Where there is no prediction, the reason stands in its place.
+    Where there is no prediction, the caption has the reason.
 
     Raises:
         RecipeError: a folder holds another run.
@@ -142,7 +147,7 @@ def forecast_table(forecast: SweepForecast) -> Table:
             times = [time_text(of.step), duration(of.epoch * epochs), duration(of.epoch * left)]
             total += of.epoch * left
             cells = [f"{variant.name}: {stage}", count, rates, _values_text(seeds), epochs, ready]
-            rows.append([*map(str, cells), *([of.unknown, "", ""] if of.unknown else times)])
+            rows.append([*map(str, cells), *(["unknown", "", ""] if of.unknown else times)])
     more_than = "more than " if any(one.unknown for one in forecast.variants.values()) else ""
     blank = [""] * 7
     if sweep.halve:
@@ -151,8 +156,11 @@ def forecast_table(forecast: SweepForecast) -> Table:
         rows.append(["without wider rates", *blank, f"{more_than}{duration(total - wider)}"])
     rows.append(["all, one run at a time", *blank, f"{more_than}{duration(total)}"])
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "a run", "all")
-    caption = f"training and validation, predicted for {forecast.machine}"
-    return Table(caption, head, rows)
+    caption = [f"training and validation, predicted for {forecast.machine}"]
+    for why in dict.fromkeys(one.unknown for one in forecast.variants.values() if one.unknown):
+        of_them = [name for name, one in forecast.variants.items() if one.unknown == why]
+        caption.append(f"{', '.join(of_them)}: {why}")
+    return Table("\n".join(caption), head, rows)
 
 
 def _done(runs: Sequence[SweepRun]) -> tuple[int, int]:
