@@ -24,7 +24,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32, as_result
 from hyperslab.ops.elementwise import apply_pointwise
-from hyperslab.ops.fusion import Population, moments_over_ranks
+from hyperslab.ops.fusion import Population, adds_up_moments, moments_over_ranks
 from hyperslab.ops.operands import (
     LAYOUTS,
     block_of,
@@ -247,7 +247,7 @@ def variance(
     x = without_empty_shards(input, dims)
     name = operator.__name__
     group = group_over(x, dims) if x.numel() else None
-    if group is None:
+    if group is None and not adds_up_moments(x.local, dims):
         found = operator(x.local, dims, correction=correction, keepdim=keepdim)
         blocks = found if isinstance(found, tuple) else (found,)
     elif x.dtype.is_complex:

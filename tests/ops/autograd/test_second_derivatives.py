@@ -60,7 +60,8 @@ def conv(x: Any, w: torch.Tensor) -> Any:
 
 
 CASES: dict[str, Case] = {
-    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), AFFINE),
+    # Without a large eps the bias has a gradient of rounding alone.
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True, 0, 0.1), AFFINE),
     "batch norm, no weight": (lambda x: F.batch_norm(x, None, None, None, None, True), ()),
     "instance norm": (lambda x, w, b: F.instance_norm(x, weight=w, bias=b), AFFINE),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), AFFINE),
@@ -68,6 +69,7 @@ CASES: dict[str, Case] = {
     "rms norm": (lambda x, w: F.rms_norm(x, (8, 6, 4), w), ((8, 6, 4),)),
     "softmax": (lambda x: F.softmax(x, 2), ()),
     "log softmax": (lambda x: F.log_softmax(x, 2), ()),
+    "variance": (lambda x: torch.var(x, (2, 3, 4)) + torch.std(x, (0, 2, 3, 4)), ()),
     "amax": (lambda x: torch.amax(x, (2, 3)), ()),
     "norm, activation, maxima": (
         lambda x, w, b: F.max_pool3d(F.relu(F.batch_norm(x, None, None, w, b, True)), 2),

@@ -158,8 +158,8 @@ def forecast_table(forecast: SweepForecast) -> Table:
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "a run", "all")
     caption = [f"training and validation, predicted for {forecast.machine}"]
     for why in dict.fromkeys(one.unknown for one in forecast.variants.values() if one.unknown):
-        of_them = [name for name, one in forecast.variants.items() if one.unknown == why]
-        caption.append(f"{', '.join(of_them)}: {why}")
+        names = [name for name, one in forecast.variants.items() if one.unknown == why]
+        caption.append(f"{', '.join(names)}: {why}")
     return Table("\n".join(caption), head, rows)
 
 
