@@ -21,8 +21,8 @@ leaves out volumes with all of their cubes, an eighth of them at a time.
 
 Predictions of cubes count as such, averaged over their volume, and recalibrated by a line for each
 target, which the validation volumes give. The control is a ridge on the same statistics: moments
-and power of log(1 + count), those and power between channels, or all. The validation samples choose
-one of the three and its strength for each target.
+and spectra of smoothed counts, those and power between channels, or all. The validation samples
+choose one of the three and its strength for each target.
 """
 
 from __future__ import annotations
