@@ -53,3 +53,10 @@ def test_an_optimizer_that_looks_at_values_is_refused_by_name() -> None:
     work = job_of(recipe_of_values(values("adafactor"), "f", trust=OWN)).workload()
     with pytest.raises(UnsupportedOp, match="the optimizer Adafactor looks at values in its step"):
         trace_step(work, {})
+
+
+def test_a_loss_of_one_hot_codes_is_traced() -> None:
+    """Such as MONAI's without ``to_onehot_y``; torch's own ``one_hot`` reads the classes."""
+    loss = {"target": "monai.losses.DiceLoss", "softmax": True}
+    work = job_of(recipe_of_values({**values("adamw"), "loss": loss}, "f", trust=OWN)).workload()
+    assert trace_step(work, {"depth": 2}).operators

@@ -661,7 +661,14 @@ def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
             f"one_hot of {input.partition} counts the classes of one rank only\n"
             "    give num_classes"
         )
-    return input.like(F.one_hot(input.local, num_classes), _with_last(input, num_classes))
+    classes = input.local
+    if classes.dtype != torch.int64:
+        raise TypeError(f"one_hot takes classes of torch.int64, not {classes.dtype}")
+    # Torch's own reads the least and the largest class first, of which a traced step has none;
+    # scatter_ refuses classes that there are not, too.
+    codes = classes.new_zeros((*classes.shape, num_classes))
+    codes.scatter_(-1, classes.unsqueeze(-1), 1)
+    return input.like(codes, _with_last(input, num_classes))
 
 
 def _with_last(x: Sharded, extent: int) -> Partition:
