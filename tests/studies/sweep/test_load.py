@@ -122,7 +122,7 @@ def test_what_no_run_could_be_evaluated_on_is_said_before(
     assert "compares on test" in str(caught.value)
 
 
-@pytest.mark.parametrize("at", ["{1: 0.1}", "{4: 0.5, 5: 0.1}"])
+@pytest.mark.parametrize("at", ["{1: 0.1}", "{3: 0.5, 4: 0.1}"])
 def test_steps_of_the_rate_that_a_share_has_no_place_for(tmp_path: Path, at: str) -> None:
     write_sweep(tmp_path)
     words = [f"optimizer.schedule={{name: steps, at: {at}}}", "epochs=9"]
