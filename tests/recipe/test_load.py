@@ -62,6 +62,8 @@ def test_an_override_of_the_rate_is_the_one_that_counts(
     optimizer = recipe.optimizer.build([torch.nn.Parameter(torch.ones(1))])
     assert optimizer.param_groups[0]["lr"] == recipe.optimizer.learning_rate == 0.25
     assert load_recipe(write(tmp_path, values)).optimizer.learning_rate == 0.5
+    saved = {**SMALLEST, "optimizer": {"name": "adamw", "learning_rate": None, "lr": 0.5}}
+    assert load_recipe(write(tmp_path, saved)).optimizer.learning_rate == 0.5
     both = {**SMALLEST, "optimizer": {"name": "adamw", said: given, word.split(".")[-1]: 0.25}}
     if len(both["optimizer"]) == 3:
         assert "mine.yaml: optimizer.lr and optimizer.learning_rate are the same number" in error(

@@ -118,7 +118,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
         rates = [of[key] for of, key in ((values, "lr"), (inner, "lr")) if key in of]
         if not rates:
             return values
-        if len(rates) > 1 or "learning_rate" in values:
+        if len(rates) > 1 or values.get("learning_rate") is not None:
             raise ValueError(
                 "optimizer.lr and optimizer.learning_rate are the same number, and both are given: "
                 "leave one out"
