@@ -449,10 +449,32 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 
 
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
-    """Return the mean of the normalised targets (P,) over the training split."""
+    """Return the mean of the normalised targets (P,) over the training split.
+
+    Of all samples, where all are measured and they have no such split: a folder of a few others.
+    """
     source = data.source
-    chosen = samples_of_split(recipe, source, "train")
+    try:
+        chosen = samples_of_split(recipe, source, "train")
+    except DataError:
+        chosen = [*data.schedule.samples]
+        if len(chosen) < len(source.names):
+            raise
+        if data.grid.is_main:
+            log.warning(
+                "%s has no training split: errors are compared with those of predicting the mean "
+                "of all samples",
+                recipe.data.where,
+            )
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
+
+
+def _are_others(trained: object, recipe: Recipe, source: Source) -> bool:
+    """Say whether a network was trained on another split or other files, if that is known."""
+    try:
+        return trained is not None and trained != training_digest(recipe, source)
+    except DataError:  # these have no training split
+        return True
 
 
 def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
@@ -585,10 +607,7 @@ def evaluate(
         model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)
         use_averages(model, state.get("ema"), path)
-        if grid.is_main and state.get("samples") not in (
-            None,
-            training_digest(recipe, data.source),
-        ):
+        if grid.is_main and _are_others(state.get("samples"), recipe, data.source):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
                 "samples that it has seen",

@@ -391,6 +391,22 @@ def test_the_same_on_every_grid(
     assert [row["sample"] for row in read(run)] == list(serial.predictions.samples)
 
 
+def test_a_folder_of_too_few_to_be_split_is_measured_as_a_whole(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two universes, of which one would validate and one test."""
+    few = tmp_path / "few"
+    few.mkdir()
+    for file in sorted((made.parent / "universes").glob("*.hdf5"))[:2]:
+        shutil.copy(file, few)
+    words = ["grid.depth=1", f"data.path={few}"]
+    result = evaluate(made, split="all", overrides=words)
+    assert result.facts["samples"] == 2
+    assert "few has no training split: errors are compared" in caplog.text
+    with pytest.raises(DataError, match="no volume for split 'train'"):
+        evaluate(made, split="test", overrides=words)
+
+
 @pytest.mark.parametrize(
     ("here", "there", "words"),
     [
