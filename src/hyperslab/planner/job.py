@@ -181,8 +181,9 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
     counts = [len(samples_of_split(recipe, source, split)) for split in splits]
     target = 1 if source.classes else 8 * len(source.parameters.names)
     voxel = source.dtype.itemsize
-    numbers = (*counts[:2], sum(counts), voxel, target)
-    return GridJob(recipe, data_card(source), *numbers, assumed)
+    train, validation = counts[:2]
+    card = data_card(source)
+    return GridJob(recipe, card, train, validation, sum(counts), voxel, target, assumed)
 
 
 _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", "folds")) | {
