@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from hyperslab.errors import RecipeError
@@ -47,6 +48,27 @@ def test_larc_takes_the_papers_numbers(tmp_path: Path) -> None:
     assert (larc.trust, larc.otherwise) == (0.002, 6.25e-5)
     assert "unknown key 'optimizer.larc.eta'" in error(path, "optimizer.larc.eta=1")
     assert "'optimizer.larc.trust'" in error(path, "optimizer.larc.trust=0")
+
+
+@pytest.mark.parametrize("said", ["lr", "learning_rate", "arguments"])
+@pytest.mark.parametrize("word", ["lr", "learning_rate", "arguments.lr"])
+def test_an_override_of_the_rate_is_the_one_that_counts(
+    tmp_path: Path, said: str, word: str
+) -> None:
+    """Whether it has torch's name or ours, in the file and in the override."""
+    given = {"lr": 0.5} if said == "arguments" else 0.5
+    values = {**SMALLEST, "optimizer": {"name": "adamw", said: given}}
+    recipe = load_recipe(write(tmp_path, values), [f"optimizer.{word}=0.25"])
+    optimizer = recipe.optimizer.build([torch.nn.Parameter(torch.ones(1))])
+    assert optimizer.param_groups[0]["lr"] == recipe.optimizer.learning_rate == 0.25
+    assert load_recipe(write(tmp_path, values)).optimizer.learning_rate == 0.5
+    saved = {**SMALLEST, "optimizer": {"name": "adamw", "learning_rate": None, "lr": 0.5}}
+    assert load_recipe(write(tmp_path, saved)).optimizer.learning_rate == 0.5
+    both = {**SMALLEST, "optimizer": {"name": "adamw", said: given, word.split(".")[-1]: 0.25}}
+    if len(both["optimizer"]) == 3:
+        assert "mine.yaml: optimizer.lr and optimizer.learning_rate are the same number" in error(
+            write(tmp_path, both)
+        )
 
 
 def test_overrides_are_yaml_and_reach_into_missing_sections(tmp_path: Path) -> None:

@@ -35,15 +35,17 @@ ASSUMED_SAMPLES = 128  # where there are no data: Oyama et al. 2020, section V-B
 class GridJob:
     """Holds a recipe and the facts about its data that a plan needs.
 
-    ``samples`` are those of the training split, ``shown`` those of an epoch, validation among
-    them; ``voxel_bytes`` [B] are stored for a voxel of a
-    channel, ``target_bytes`` [B] for the class of one, or for all numbers of a sample.
+    ``samples`` are those of the training split, ``validated`` those of the validation, ``shown``
+    all that an epoch shows, the test among them where it is followed; ``voxel_bytes`` [B] are
+    stored for a voxel of a channel, ``target_bytes`` [B] for the class of one, or for all numbers
+    of a sample.
     ``assumed`` says what was taken for granted where there are no data.
     """
 
     recipe: Recipe
     about: DataCard
     samples: int
+    validated: int
     shown: int
     voxel_bytes: int
     target_bytes: int
@@ -51,11 +53,16 @@ class GridJob:
 
     @property
     def batch(self) -> int:
-        return min(self.recipe.data.batch_size, self.samples)
+        return min(self.recipe.data.batch_size, self.samples * self.recipe.data.repeat)
 
     @property
     def accumulated(self) -> int:
         return self.recipe.optimizer.accumulate
+
+    @property
+    def steps(self) -> int:
+        """Counts the steps of an epoch, which may show every sample to train on several times."""
+        return -(-self.samples * self.recipe.data.repeat // (self.batch * self.accumulated))
 
     @property
     def inputs(self) -> VolumeShape:
@@ -170,11 +177,13 @@ def job_of(recipe: Recipe, shape: VolumeShape | None = None) -> GridJob:
         recipe = recipe.model_copy(update={"data": data.model_copy(update=_DRAWN_SPLITS)})
     else:
         source = data.chosen_volumes()
-    count = len(samples_of_split(recipe, source, "train"))
-    shown = count + len(samples_of_split(recipe, source, "validation"))
+    splits = ("train", "validation", *(["test"] if recipe.follow_test else []))
+    counts = [len(samples_of_split(recipe, source, split)) for split in splits]
     target = 1 if source.classes else 8 * len(source.parameters.names)
     voxel = source.dtype.itemsize
-    return GridJob(recipe, data_card(source), count, shown, voxel, target, assumed)
+    train, validation = counts[:2]
+    card = data_card(source)
+    return GridJob(recipe, card, train, validation, sum(counts), voxel, target, assumed)
 
 
 _DRAWN_SPLITS = dict.fromkeys(("counts", "train", "validation", "test", "fold", "folds")) | {

@@ -95,6 +95,14 @@ def put_override(values: dict[str, Any], key: str, value: Any) -> None:
             found = inner[place] = {}
         inner = found
     inner[_place_in(inner, words[-1])] = value
+    for other in RATE_KEYS if key in RATE_KEYS else ():
+        section = value_at(values, other.rpartition(".")[0])
+        if other != key and isinstance(section, dict):
+            section.pop(other.rpartition(".")[2], None)
+
+
+RATE_KEYS = ("optimizer.learning_rate", "optimizer.lr", "optimizer.arguments.lr")
+"""Names the learning rate as recipes and as torch do: an override replaces all of them."""
 
 
 def _place_in(values: Any, word: str) -> int | str:

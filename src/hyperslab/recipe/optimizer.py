@@ -107,10 +107,26 @@ class TargetOptimizer(TargetSection, OptimizerSection):
     @model_validator(mode="before")
     @classmethod
     def _as_torch_names_it(cls, values: Any) -> Any:
-        """Take ``lr`` for the learning rate, as torch calls it."""
-        if not isinstance(values, dict) or "lr" not in values or "learning_rate" in values:
+        """Take ``lr`` for the learning rate, as torch calls it, also among the arguments.
+
+        Else a rate that is set later, by a sweep say, would not be the one that counts.
+        """
+        if not isinstance(values, dict):
             return values
-        return {("learning_rate" if key == "lr" else key): v for key, v in values.items()}
+        arguments = values.get("arguments")
+        inner = arguments if isinstance(arguments, dict) else {}
+        rates = [of[key] for of, key in ((values, "lr"), (inner, "lr")) if key in of]
+        if not rates:
+            return values
+        if len(rates) > 1 or values.get("learning_rate") is not None:
+            raise ValueError(
+                "optimizer.lr and optimizer.learning_rate are the same number, and both are given: "
+                "leave one out"
+            )
+        rest = {key: value for key, value in values.items() if key != "lr"}
+        if "lr" in inner:
+            rest["arguments"] = {key: value for key, value in inner.items() if key != "lr"}
+        return {**rest, "learning_rate": rates[0]}
 
     def check(self) -> None:
         """Look at the target and its arguments, and make nothing."""
@@ -132,7 +148,7 @@ class TargetOptimizer(TargetSection, OptimizerSection):
     def _with_rate(self) -> TargetOptimizer:
         if self.learning_rate is None:
             return self
-        return self.model_copy(update={"arguments": {"lr": self.learning_rate, **self.arguments}})
+        return self.model_copy(update={"arguments": {**self.arguments, "lr": self.learning_rate}})
 
 
 def check_optimizer_class(kind: Any, name: str) -> None:

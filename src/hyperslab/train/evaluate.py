@@ -36,6 +36,8 @@ from hyperslab.comm.agreement import (
 )
 from hyperslab.data import Dataset
 from hyperslab.errors import DataError, HyperslabError
+from hyperslab.formats.source import Source
+from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
@@ -447,22 +449,48 @@ def _errors_and_means(p: Predictions) -> dict[str, Any]:
 
 
 def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
-    """Return the mean of the normalised targets (P,) over the training split."""
+    """Return the mean of the normalised targets (P,) over the training split.
+
+    Of all samples, where all are measured and they have no such split: a folder of a few others.
+    """
     source = data.source
-    chosen = samples_of_split(recipe, source, "train")
+    try:
+        chosen = samples_of_split(recipe, source, "train")
+    except DataError:
+        chosen = [*data.schedule.samples]
+        if len(chosen) < len(source.names):
+            raise
+        if data.grid.is_main:
+            log.warning(
+                "%s has no training split: errors are compared with those of predicting the mean "
+                "of all samples",
+                recipe.data.where,
+            )
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
+
+
+def _are_others(trained: object, recipe: Recipe, source: Source) -> bool:
+    """Say whether a network was trained on another split or other files, if that is known."""
+    try:
+        return trained is not None and trained != training_digest(recipe, source)
+    except DataError:  # these have no training split
+        return True
 
 
 def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -> Recipe:
     """Return the recipe with the ranges of the training, where the data have others; else itself.
 
     Targets of tables and keys are scaled by the least and the greatest of all samples, unless a
-    recipe says otherwise: of other samples these are other numbers.
+    recipe says otherwise: of other samples these are other numbers. Those in the volumes' files are
+    scaled already.
 
     Raises:
-        DataError: the targets are not those of the training.
+        DataError: the targets are not those of the training, or scaled otherwise.
     """
-    if about is None or not data.source.targets_apart:
+    if about is None:
+        return recipe
+    if not data.source.targets_apart:
+        check_scales(recipe, data.source, about.parameters)
         return recipe
     trained, found = about.parameters, data.parameters
     if trained.names != found.names:
@@ -477,6 +505,36 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
     ranges = {**(recipe.data.ranges or {}), **trained.ranges}
     section = recipe.data.model_copy(update={"ranges": ranges})
     return recipe.model_copy(update={"data": section})
+
+
+NEAR_SCALE = 1e-3  # of a parameter's range: lines are fitted to the files' numbers
+
+
+def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
+    """Refuse targets that stand for other physical values than those of the training did.
+
+    Lines may differ where no sample is. Files without physical values say nothing, nor do
+    parameters that did not vary in the training.
+
+    Raises:
+        DataError: names the parameter and its ranges.
+    """
+    found = source.parameters
+    unknown = Parameters.normalised(trained.names)
+    if trained.names != found.names or not trained.names or unknown in (trained, found):
+        return
+    unit = np.array([source.target(sample) for sample in range(len(source.names))])
+    off = np.abs(found.physical(unit) - trained.physical(unit)).max(0)
+    near = NEAR_SCALE + 2 * max(trained.misfit, found.misfit)
+    wrong = [i for i, scale in enumerate(trained.scale) if scale and off[i] > near * abs(scale)]
+    if wrong:
+        name = trained.names[wrong[0]]
+        here, there = (" to ".join(f"{v:.4g}" for v in of.ranges[name]) for of in (found, trained))
+        raise DataError(
+            f"{recipe.data.where} gives {name} as -1 to 1 for {here}, and the network was trained "
+            f"on -1 to 1 for {there}\n    `hyperslab predict` gives physical values of such files; "
+            "or bring them to the same ranges (hyperslab simulate --ranges)"
+        )
 
 
 def evaluate(
@@ -549,10 +607,7 @@ def evaluate(
         model = builders.build_model(recipe, about, grid, given)
         state = load(path, model)
         use_averages(model, state.get("ema"), path)
-        if grid.is_main and state.get("samples") not in (
-            None,
-            training_digest(recipe, data.source),
-        ):
+        if grid.is_main and _are_others(state.get("samples"), recipe, data.source):
             log.warning(
                 "%s was trained on another split or other files: the %s split of %s may hold "
                 "samples that it has seen",

@@ -88,6 +88,20 @@ def test_a_terminal_of_80_columns_shows_it(both: Study) -> None:
     assert second == "2048 ranks: does not fit: a rank needs 16.0 GiB, and it has 8.00 GiB"
 
 
+def test_a_time_that_nobody_knows_is_not_shown_as_one(both: Study) -> None:
+    rows = [
+        row
+        if row.predicted is None
+        else replace(row, predicted=replace(row.predicted, unknown="?"))
+        for row in both.rows
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(short_table(replace(both, rows=tuple(rows))))
+    lines = [line.split() for line in console.export_text().splitlines() if "predicted" in line]
+    assert [line[-2:] for line in lines] == [["predicted", "unknown"]] * 3
+    assert "not known" in figure_of(replace(both, rows=tuple(rows))).axes[0].get_title("left")
+
+
 def test_no_number_is_cut_off_by_a_long_grid() -> None:
     grids = [GridSection(), GridSection(data=16, depth=8, height=8, width=16)]
     times = [predicted_step(70.0, fits=False), predicted_step(0.0335, fits=True)]

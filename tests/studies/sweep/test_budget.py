@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 from hyperslab.cli import app
 from hyperslab.launch import restarts
 from hyperslab.launch.restarts import LaunchSlot
+from hyperslab.planner.cost import Breakdown
+from hyperslab.planner.job import job_of
+from hyperslab.studies.scaling.study import PredictedStep
 from hyperslab.studies.sweep import budget
 from hyperslab.studies.sweep.budget import Forecast, SweepForecast, forecast_sweep, runs_at_once
 from hyperslab.studies.sweep.results import RunResult
@@ -146,6 +149,29 @@ def test_what_no_machine_has_measured_has_no_times(tmp_path: Path) -> None:
     variants = forecast_sweep(load_sweep(path)).variants
     assert variants["half"].unknown
     assert variants["half"].memory > 0
+
+
+def test_an_epoch_that_shows_samples_again_takes_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 samples 14 are trained on, 3 validated and 3 tested, by four."""
+    step = PredictedStep(Breakdown(forward=1.0, backward_data=9.0), memory=1, limit=2)
+    monkeypatch.setattr(budget.Predictor, "predict", lambda *_: step)
+    variants = {
+        "once": {},
+        "thrice": {"data.repeat": 3, "follow_test": True},
+        "few": {"data.repeat": 3, "data.counts": [3, 4, 4]},
+    }
+    words = ["data.fractions=[0.7,0.15,0.15]"]
+    sweep = load_sweep(write_sweep(tmp_path, variants=variants), words)
+    found = forecast_sweep(sweep).variants
+    assert {name: one.epoch for name, one in found.items()} == {
+        "once": 4 * 10 + 1,
+        "thrice": 11 * 10 + 1,
+        "few": 3 * 10 + 1,
+    }
+    jobs = [job_of(variant.recipe) for variant in sweep.variants]
+    assert [(job.batch, job.shown) for job in jobs] == [(4, 17), (4, 20), (4, 7)]
 
 
 def test_planned_and_taken_times_are_compared(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hyperslab.errors import RecipeError
+from hyperslab.errors import DataError, RecipeError
 from hyperslab.recipe.load import load_recipe
-from hyperslab.studies.sweep.schema import load_sweep, shortened
+from hyperslab.studies.sweep.schema import check_variant, load_sweep, shortened
 from tests.studies.sweep.sweeps import write_sweep
 
 SWEEPS = sorted((Path(__file__).parents[3] / "recipes" / "sweeps").glob("*.yaml"))
@@ -96,7 +96,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, keys: dict[str, Any], words: str
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["seed=1", "output=x", "optimizer={learning_rate: 1}"])
+OF_A_SWEEP = ["seed=1", "output=x", "optimizer={learning_rate: 1}", "optimizer.lr=1"]
+
+
+@pytest.mark.parametrize("word", [*OF_A_SWEEP, "optimizer={arguments: {lr: 1}}"])
 def test_no_override_is_left_out_for_what_the_sweep_sets(tmp_path: Path, word: str) -> None:
     with pytest.raises(RecipeError, match=r"override: .* is set by the sweep itself\n    give "):
         load_sweep(write_sweep(tmp_path), [word])
@@ -105,6 +108,27 @@ def test_no_override_is_left_out_for_what_the_sweep_sets(tmp_path: Path, word: s
 def test_rates_are_chosen_on_something(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="chosen on a validation split"):
         load_sweep(write_sweep(tmp_path), ["data.fractions=[0.8,0,0.2]"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "split"), [("[16,4,0]", "test"), ("[0,4,4]", "train"), ("[20,4,4]", "train 20")]
+)
+def test_what_no_run_could_be_evaluated_on_is_said_before(
+    tmp_path: Path, counts: str, split: str
+) -> None:
+    (variant, _) = load_sweep(write_sweep(tmp_path), [f"data.counts={counts}"]).variants
+    with pytest.raises(DataError, match=f"variant 'plain': .*{split}") as caught:
+        check_variant(variant)
+    assert "compares on test" in str(caught.value)
+
+
+@pytest.mark.parametrize("at", ["{1: 0.1}", "{3: 0.5, 4: 0.1}"])
+def test_steps_of_the_rate_that_a_share_has_no_place_for(tmp_path: Path, at: str) -> None:
+    write_sweep(tmp_path)
+    words = [f"optimizer.schedule={{name: steps, at: {at}}}", "epochs=9"]
+    recipe = load_recipe(tmp_path / "recipe.yaml", words)
+    with pytest.raises(RecipeError, match=r"no place for the steps at .*\n    choose in more"):
+        shortened(recipe, 1 / 3)
 
 
 def test_runs_end_after_equal_epochs(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,11 +30,14 @@ from hyperslab.cli import app
 from hyperslab.cli.evaluate import show_evaluation
 from hyperslab.data.sampler import samples_of
 from hyperslab.errors import DataError, HyperslabError, LayoutError
+from hyperslab.formats.synthetic import SyntheticVolumes
+from hyperslab.formats.targets import Parameters
 from hyperslab.models import MultiscaleNet
 from hyperslab.recipe.load import recipe_for
 from hyperslab.studies.table import number
 from hyperslab.train.evaluate import (
     Evaluation,
+    check_scales,
     evaluate,
     find_checkpoint,
     started_ranks,
@@ -385,3 +389,44 @@ def test_the_same_on_every_grid(
         np.testing.assert_allclose(predicted, serial.predictions.predicted, atol=1e-5)
         assert errors["ratio"] == pytest.approx(serial.errors["sigma_8"]["ratio"], rel=1e-4)
     assert [row["sample"] for row in read(run)] == list(serial.predictions.samples)
+
+
+def test_a_folder_of_too_few_to_be_split_is_measured_as_a_whole(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two universes, of which one would validate and one test."""
+    few = tmp_path / "few"
+    few.mkdir()
+    for file in sorted((made.parent / "universes").glob("*.hdf5"))[:2]:
+        shutil.copy(file, few)
+    words = ["grid.depth=1", f"data.path={few}"]
+    result = evaluate(made, split="all", overrides=words)
+    assert result.facts["samples"] == 2
+    assert "few has no training split: errors are compared" in caplog.text
+    with pytest.raises(DataError, match="no volume for split 'train'"):
+        evaluate(made, split="test", overrides=words)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ({"a": (0.2, 0.4), "b": (63, 77)}, {"a": (0.2, 0.4), "b": (63, 77)}, ""),
+        ({"a": (0.27, 0.33), "b": (63, 77)}, {"a": (0.2, 0.4), "b": (63, 77)}, "a as -1 to 1 for"),
+        ({"a": (0.2, 0.4), "b": (63, 77)}, {"a": (0.2, 0.4), "b": (70, 70)}, ""),  # never varied
+        ({"a": (-1, 1), "b": (-1, 1)}, {"a": (0.2, 0.4), "b": (63, 77)}, ""),  # not known
+    ],
+)
+def test_targets_that_are_scaled_otherwise_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: dict[str, tuple[float, float]],
+    there: dict[str, tuple[float, float]],
+    words: str,
+) -> None:
+    """Universes of other ranges, say: each has its parameters from -1 to 1."""
+    source = SyntheticVolumes((1, 8, 8, 8), 5, targets=2)
+    monkeypatch.setattr(SyntheticVolumes, "parameters", Parameters.of_ranges(here))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(data="universes", run=tmp_path))
+    recipe = recipe_for(tmp_path, [])
+    with pytest.raises(DataError, match=words) if words else nullcontext():
+        check_scales(recipe, source, Parameters.of_ranges(there))

@@ -92,7 +92,9 @@ def short_table(study: Study) -> rich.table.Table:
         if row.measured is not None and measured is not None:
             rows.append([*point, "measured", *_merits(row.measured.seconds, measured), ""])
             point = [""] * len(point)
-        if row.predicted is not None and predicted is not None:
+        if row.predicted is not None and row.predicted.unknown:
+            rows.append([*point, "predicted", "unknown", "", "", "", ""])
+        elif row.predicted is not None and predicted is not None:
             off = "" if row.deviation is None else f"{row.deviation:+.1%}"
             rows.append([*point, "predicted", *_merits(row.predicted.seconds, predicted), off])
     # A grid of three axes is long, and all has to fit into 80 columns.
@@ -213,6 +215,8 @@ def _title(study: Study) -> str:
         words += "\n* more ranks than cores or GPUs: meaningless as a measure of scaling"
     if any(row.predicted and not row.predicted.fits for row in study.rows):
         words += f"\n{DAGGER} does not fit into a rank's memory"
+    if any(row.predicted and row.predicted.unknown for row in study.rows):
+        words += "\nof operators that nobody has measured: predicted times are not known"
     if study.refused:
         words += f"\ncannot be: {', '.join(str(one.ranks) for one in study.refused)} ranks"
     return words

@@ -77,10 +77,9 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
         except errors.HyperslabError as error:
             found[variant.name] = Forecast(unknown=str(error).splitlines()[0])
             continue
-        steps = -(-job.samples // (job.batch * job.accumulated))
         forward = step.parts.forward / job.accumulated
-        validation = -(-(job.shown - job.samples) // job.batch) * forward
-        epoch = steps * step.seconds + validation
+        validation = -(-job.validated // job.batch) * forward
+        epoch = job.steps * step.seconds + validation
         why = f"{step.unknown}; {MEASURE}" if step.unknown else ""
         found[variant.name] = Forecast(step.seconds, epoch, step.memory, why)
     return SweepForecast(sweep, chosen.name, chosen.device, found)

@@ -19,9 +19,10 @@ from pydantic import (
     field_validator,
 )
 
-from hyperslab.errors import LayoutError, RecipeError
+from hyperslab.errors import DataError, LayoutError, RecipeError
 from hyperslab.recipe.compare import settings_of, value_at
 from hyperslab.recipe.load import (
+    RATE_KEYS,
     explain_errors,
     load_recipe,
     parse_override,
@@ -35,7 +36,7 @@ from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
 SWEPT = {
-    "optimizer.learning_rate": "give rates in the sweep's file",
+    **dict.fromkeys(RATE_KEYS, "give rates in the sweep's file"),
     "seed": "give seeds in the sweep's file",
     "output": "give --output, or output in the sweep's file",
 }
@@ -338,11 +339,18 @@ def load_sweep(
 
 
 def check_variant(variant: SweepVariant) -> None:
-    """Refuses a variant of other volumes than its data hold, or uncuttable ones (`RecipeError`)."""
+    """Refuses a variant that could not be trained and evaluated on its data, as far as is known.
+
+    Raises:
+        RecipeError: it is of other volumes than its data hold, or of uncuttable ones.
+        DataError: there are no data to train, validate or test on.
+    """
     data = variant.recipe.data
     if not data.is_here:
         return  # its runs will say so
-    from hyperslab.formats.views import selected  # numpy
+    from hyperslab.data.sampler import SPLITS  # numpy
+    from hyperslab.formats.views import selected
+    from hyperslab.train.samples import samples_of_split
 
     source = data.whole_volumes()
     if data.shape and not source.shapes and data.shape[1:] != tuple(source.shape[1:]):
@@ -353,9 +361,17 @@ def check_variant(variant: SweepVariant) -> None:
             f"data.shape=[{','.join(map(str, source.shape))}]"
         )
     try:
-        selected(source, None, None, data.subvolume)
+        chosen = selected(source, data.redshifts, data.targets, data.subvolume, data.multiple)
     except LayoutError as error:
         raise RecipeError(f"variant {variant.name!r}: {error}") from None
+    for split in SPLITS:  # that of the test would be missed when all is trained
+        try:
+            samples_of_split(variant.recipe, chosen, split)
+        except DataError as error:
+            raise DataError(
+                f"variant {variant.name!r}: {error}\n    a sweep trains, chooses rates on "
+                "validation, and compares on test"
+            ) from None
 
 
 def shortened(recipe: Recipe, share: float) -> Recipe:
@@ -380,7 +396,14 @@ def shortened(recipe: Recipe, share: float) -> Recipe:
         if key in values:
             values[key] *= factor
     if "at" in values:
-        values["at"] = {round(epoch * factor): value for epoch, value in values["at"].items()}
+        steps = {epoch: round(epoch * factor) for epoch in values["at"]}
+        if len({*steps.values()}) < len(steps) or any(e and not steps[e] for e in steps):
+            raise RecipeError(
+                f"optimizer.schedule.at: a share of {share:g} of {recipe.epochs} epochs, in which "
+                f"rates are chosen, has no place for the steps at {', '.join(map(str, steps))}\n"
+                "    choose in more epochs: choose.epochs"
+            )
+        values["at"] = {steps[epoch]: value for epoch, value in values["at"].items()}
     shorter = type(schedule).model_validate(values)
     optimizer = recipe.optimizer.model_copy(update={"schedule": shorter})
     return recipe.model_copy(
