@@ -123,6 +123,16 @@ def unknown_time(one: search.Candidate, machine: Machine) -> str:
     return f"the time is not known: {machine.name} has measured nothing like {most} of the step"
 
 
+def other_processor(machine: Machine) -> str:
+    """Says that a machine's times are not those of this one; "" if they are, as far as is known."""
+    there = machine.processor, machine.instructions
+    here = processor_name(), instruction_set() if machine.instructions else ""
+    if not machine.measured or there == here:
+        return ""
+    was, now = (f"{name} ({kind})" if kind else name for name, kind in (there, here))
+    return f"{machine.name} was measured on {was}, and this is {now}: the times are for the former"
+
+
 def plan_opening(plan: search.GridPlan) -> str:
     """Says what is planned, on what, in one line."""
     job = plan.job
@@ -177,14 +187,8 @@ def _doubts(plan: search.GridPlan) -> Iterator[str]:
     machine = plan.machine
     if machine.note:
         yield f"machine    {machine.name}: {machine.note}"
-    there = machine.processor, machine.instructions
-    here = processor_name(), instruction_set() if machine.instructions else ""
-    if machine.measured and there != here:
-        was, now = (f"{name} ({kind})" if kind else name for name, kind in (there, here))
-        yield (
-            f"machine    {machine.name} was measured on {was}, and this is {now}: the times are "
-            "for the former; `hyperslab plan --calibrate FILE` measures the latter"
-        )
+    if other := other_processor(machine):
+        yield f"machine    {other}; `hyperslab plan --calibrate FILE` measures the latter"
     farthest = machine.link(0, plan.ranks - 1)
     if plan.ranks > 1 and farthest not in machine.links:
         yield (

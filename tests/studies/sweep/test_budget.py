@@ -135,8 +135,11 @@ def test_a_dry_run_says_what_widening_may_add_and_what_halving_saves(tmp_path: P
         assert rows[name] == duration(epochs * of.epoch).split(), name
 
 
-def test_what_no_machine_has_measured_has_no_times(tmp_path: Path) -> None:
+def test_what_no_machine_has_measured_has_no_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half precision, as the usual machine's file has operators of float32 alone."""
+    monkeypatch.setattr("hyperslab.planner.summary.processor_name", lambda: "another one")
     path = write_sweep(tmp_path, variants={"plain": {}, "half": {"precision": "bf16"}})
     ended = CliRunner().invoke(app, ["sweep", str(path), "--dry-run"])
     assert ended.exit_code == 0, ended.output
@@ -145,7 +148,8 @@ def test_what_no_machine_has_measured_has_no_times(tmp_path: Path) -> None:
     assert "more than" in " ".join(rows["all, one run at a time"])
     words = " ".join(ended.output.split())
     assert "half: the time is not known: laptop-2core has measured nothing like 50% and" in words
-    assert "`hyperslab calibrate RECIPE --out FILE` measures them" in words
+    assert "`hyperslab calibrate RECIPE --out FILE` measures this one, for --machine FILE" in words
+    assert "and this is another one" in words
     variants = forecast_sweep(load_sweep(path)).variants
     assert variants["half"].unknown
     assert variants["half"].memory > 0

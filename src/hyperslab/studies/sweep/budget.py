@@ -17,7 +17,7 @@ from hyperslab.launch.supervisor import cores_here
 from hyperslab.planner.auto import machine_for
 from hyperslab.planner.job import job_of
 from hyperslab.planner.search import process_bytes
-from hyperslab.planner.summary import time_text
+from hyperslab.planner.summary import other_processor, time_text
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
 from hyperslab.studies.scaling.study import Predictor
 from hyperslab.studies.sweep.results import RunRecord, finished_result
@@ -27,7 +27,7 @@ from hyperslab.util.free_memory import free_memory
 
 log = logging.getLogger("hyperslab")
 
-MEASURE = "`hyperslab calibrate RECIPE --out FILE` measures them, for --machine FILE"
+MEASURE = "`hyperslab calibrate RECIPE --out FILE` measures this one, for --machine FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,16 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class SweepForecast:
-    """Holds what is predicted of the variants of a sweep, for a ``machine``."""
+    """Holds what is predicted of the variants of a sweep, for a ``machine``.
+
+    ``doubt`` says that this is another one.
+    """
 
     sweep: Sweep
     machine: str
     device: str
     variants: Mapping[str, Forecast]
+    doubt: str = ""
 
     def epoch_of(self, variant: str) -> float | None:
         return None if (of := self.variants[variant]).unknown else of.epoch
@@ -80,9 +84,9 @@ def forecast_sweep(sweep: Sweep, machine: str | None = None) -> SweepForecast:
         forward = step.parts.forward / job.accumulated
         validation = -(-job.validated // job.batch) * forward
         epoch = job.steps * step.seconds + validation
-        why = f"{step.unknown}; {MEASURE}" if step.unknown else ""
+        why = step.unknown and f"{step.unknown}; {MEASURE}"
         found[variant.name] = Forecast(step.seconds, epoch, step.memory, why)
-    return SweepForecast(sweep, chosen.name, chosen.device, found)
+    return SweepForecast(sweep, chosen.name, chosen.device, found, other_processor(chosen))
 
 
 def runs_at_once(forecast: SweepForecast, ranks: int, asked: int | None) -> int:
@@ -156,6 +160,8 @@ def forecast_table(forecast: SweepForecast) -> Table:
     rows.append(["all, one run at a time", *blank, f"{more_than}{duration(total)}"])
     head = ("variant", "runs", "rates", "seeds", "epochs", "done", "a step", "a run", "all")
     caption = [f"training and validation, predicted for {forecast.machine}"]
+    if forecast.doubt:
+        caption.append(f"{forecast.doubt}; {MEASURE}")
     for why in dict.fromkeys(one.unknown for one in forecast.variants.values() if one.unknown):
         names = [name for name, one in forecast.variants.items() if one.unknown == why]
         caption.append(f"{', '.join(names)}: {why}")
