@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from hyperslab.errors import RecipeError
@@ -46,11 +45,6 @@ def test_a_class_gets_its_arguments() -> None:
     assert isinstance(net, own_classes.Net)
     assert (net.head.out_features, net.head.in_features) == (2, 6)
     assert net.body[1].negative_slope == 1e-3  # YAML 1.1 reads 1e-3 as a text
-
-
-def test_an_argument_is_given_once() -> None:
-    with pytest.raises(ValidationError, match="'width' is given twice: once in `arguments`"):
-        section_of(f"{HERE}.Net", width=6, arguments={"width": 8})
 
 
 def test_a_function_that_says_what_it_returns_is_called() -> None:

@@ -152,6 +152,11 @@ class KernelOperator:
                 return result
         return self.reference(*arguments)
 
+    def runs_in_c(self) -> bool:
+        """Tells if there is a C version, compiled and not forced away; it may decline operands."""
+        forced_away = _forced.get() and self._is_forced()
+        return self.cpu is not None and library() is not None and not forced_away
+
     def on_cuda(self, block: torch.Tensor, *rest: Any) -> Any:
         """Runs the Triton version where it knows the dtypes, else the reference."""
         others = [value for value in rest if isinstance(value, torch.Tensor | torch.dtype)]

@@ -665,9 +665,12 @@ def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
     if classes.dtype != torch.int64:
         raise TypeError(f"one_hot takes classes of torch.int64, not {classes.dtype}")
     # Torch's own reads the least and the largest class first, of which a traced step has none;
-    # scatter_ refuses classes that there are not, too.
+    # scatter_ refuses others, too.
     codes = classes.new_zeros((*classes.shape, num_classes))
-    codes.scatter_(-1, classes.unsqueeze(-1), 1)
+    try:
+        codes.scatter_(-1, classes.unsqueeze(-1), 1)
+    except RuntimeError as error:
+        raise RuntimeError(f"one_hot: a class is not in 0..{num_classes - 1}: {error}") from None
     return input.like(codes, _with_last(input, num_classes))
 
 

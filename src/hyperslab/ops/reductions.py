@@ -260,8 +260,9 @@ def variance(
         mean, var = moments_over_ranks(as_float32(x.local), dims, Population(count, group))
         left = count - correction
         var = var * (count / left if left > 0 else math.inf)
-        blocks = (_square_root(var) if name.startswith("std") else var, mean)
-        blocks = blocks if name.endswith("_mean") else blocks[:1]
+        blocks = (_square_root(var) if name.startswith("std") else var,)
+        # Programs may change the mean in place, which the backward pass needs as it is.
+        blocks += (mean.clone(),) if name.endswith("_mean") else ()
         blocks = tuple(block.to(x.dtype) for block in blocks)
         blocks = blocks if keepdim else tuple(block.squeeze(dims) for block in blocks)
     results = tuple(wrap_reduced(x, block, dims, keepdim) for block in blocks)

@@ -65,7 +65,7 @@ def choose_grid(recipe: Recipe, ranks: int, machine: Machine, bounds: PlanBounds
     best = plan.best
     words = (
         f"grid=auto: {words_of(best.grid)} is the best of {ranks_text(ranks)} by the plan for "
-        f"{machine.name}: {summary.step_text(best)} a step, "
+        f"{machine.name}: {_of_a_step(best)}, "
         f"{bytes_text(best.memory.total)} of {bytes_text(bounds.nbytes)} a rank"
     )
     if best.saving != recipe.memory:
@@ -87,17 +87,21 @@ def _choose_memory(job: GridJob, machine: Machine, bounds: PlanBounds) -> Recipe
         )
     usual = trace_one(job.with_recipe(memory="none"), recipe.grid, machine, bounds)
     log.info(
-        "memory=auto: memory=%s by the plan for %s: %s a step and %s of %s a rank; memory=none "
+        "memory=auto: memory=%s by the plan for %s: %s and %s of %s a rank; memory=none "
         "takes %s and %s",
         best.saving,
         machine.name,
-        summary.step_text(best),
+        _of_a_step(best),
         bytes_text(best.memory.total),
         bytes_text(bounds.nbytes),
-        summary.step_text(usual),
+        _of_a_step(usual),
         bytes_text(usual.memory.total),
     )
     return recipe.model_copy(update={"memory": best.saving})
+
+
+def _of_a_step(one: Candidate) -> str:
+    return f"{summary.step_text(one)} a step" if one.cost.known else "an unknown time a step"
 
 
 MARGIN = 0.9  # of the tensors may be left, where a plan that should have fitted did not
@@ -140,9 +144,11 @@ def write_prediction(recipe: Recipe, machine: str | None = None) -> None:
     """
     chosen = machine_for(machine, recipe)
     found = trace_one(job_of(recipe), recipe.grid, chosen, search.machine_bounds(chosen))
+    path = predicted_path(recipe.output)
     if why := summary.unknown_time(found, chosen):
+        path.unlink(missing_ok=True)  # that of an earlier run
         raise MachineError(why)
-    write_profile(predicted_path(recipe.output), predicted_profile(found, recipe))
+    write_profile(path, predicted_profile(found, recipe))
 
 
 def predicted_profile(found: Candidate, recipe: Recipe) -> Profile:

@@ -114,18 +114,22 @@ class TargetOptimizer(TargetSection, OptimizerSection):
         if not isinstance(values, dict):
             return values
         arguments = values.get("arguments")
-        inner = arguments if isinstance(arguments, dict) else {}
-        rates = [of[key] for of, key in ((values, "lr"), (inner, "lr")) if key in of]
+        inner = arguments.get("lr") if isinstance(arguments, dict) else None
+        if not (isinstance(inner, (int, float)) and inner > 0):
+            inner = None  # an object that takes the place of a number
+        given = (values.get("lr"), inner, values.get("learning_rate"))
+        rates = [rate for rate in given if rate is not None]
         if not rates:
             return values
-        if len(rates) > 1 or values.get("learning_rate") is not None:
+        if any(rate != rates[0] for rate in rates):
             raise ValueError(
-                "optimizer.lr and optimizer.learning_rate are the same number, and both are given: "
-                "leave one out"
+                "optimizer.lr and optimizer.learning_rate are the same number, and are given as "
+                f"{' and '.join(map(str, rates))}: leave one out, or give optimizer.lr=... on the "
+                "command line"
             )
         rest = {key: value for key, value in values.items() if key != "lr"}
-        if "lr" in inner:
-            rest["arguments"] = {key: value for key, value in inner.items() if key != "lr"}
+        if isinstance(arguments, dict) and inner is not None:
+            rest["arguments"] = {key: value for key, value in arguments.items() if key != "lr"}
         return {**rest, "learning_rate": rates[0]}
 
     def check(self) -> None:

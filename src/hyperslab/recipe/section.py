@@ -77,8 +77,6 @@ class TargetSection(CodeSection):
         given = own.get("arguments", {})
         if not isinstance(given, Mapping):
             return values
-        if twice := sorted({*given} & {*others}):
-            raise ValueError(f"the argument {twice[0]!r} is given twice: once in `arguments`")
         return {**own, "arguments": {**given, **others}}
 
     @model_serializer(mode="wrap")

@@ -456,15 +456,16 @@ def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
     source = data.source
     try:
         chosen = samples_of_split(recipe, source, "train")
-    except DataError:
+    except DataError as error:
         chosen = [*data.schedule.samples]
         if len(chosen) < len(source.names):
             raise
         if data.grid.is_main:
             log.warning(
                 "%s has no training split: errors are compared with those of predicting the mean "
-                "of all samples",
+                "of all samples\n    (%s)",
                 recipe.data.where,
+                str(error).splitlines()[0],
             )
     return np.mean([source.target(sample) for sample in chosen], axis=0, dtype=np.float64)
 
@@ -526,7 +527,12 @@ def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
     unit = np.array([source.target(sample) for sample in range(len(source.names))])
     off = np.abs(found.physical(unit) - trained.physical(unit)).max(0)
     near = NEAR_SCALE + 2 * max(trained.misfit, found.misfit)
-    wrong = [i for i, scale in enumerate(trained.scale) if scale and off[i] > near * abs(scale)]
+    lines = list(zip(found.centre, found.scale, strict=True))
+    wrong = [
+        i
+        for i, scale in enumerate(trained.scale)
+        if scale and off[i] > near * abs(scale) and lines[i] != (0, 1)
+    ]
     if wrong:
         name = trained.names[wrong[0]]
         here, there = (" to ".join(f"{v:.4g}" for v in of.ranges[name]) for of in (found, trained))

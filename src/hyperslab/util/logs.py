@@ -14,18 +14,18 @@ class StdoutHandler(logging.Handler):
 
     A progress bar may have put itself in front of it. A reader that has gone, such as `head`, does
     not end the training, and no more does a full disk, where the messages would go. A message that
-    follows itself, as of data that each run of a sweep opens, is printed once.
+    follows itself, as of data that each run of a sweep opens, is printed once; warnings always are.
     """
 
     last = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(self.format(record))
-        if text == self.last:
+        if text == self.last and record.levelno < logging.WARNING:
             return
-        self.last = text
         try:
             print(text, file=sys.stdout, flush=True)
+            self.last = text
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())

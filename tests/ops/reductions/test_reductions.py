@@ -198,6 +198,18 @@ def edges() -> None:
     assert torch.allclose(x.std(2, False).full(), full.std(2, False))
     assert torch.allclose(x.var(2, True, True).full(), full.var(2, True, True))
     assert (x.std(0, correction=4).full() == torch.inf).all()
+    single = torch.randn(2, 3, 6, 4)
+    a, b = single.clone().requires_grad_(), single.clone().requires_grad_()
+    for z in (a, hs.shard(b, grid)):
+        var, mean = torch.var_mean(z, 1)
+        mean -= 1  # which the backward pass needs as it was
+        loss = (var * mean).sum()
+        (loss.full() if isinstance(loss, hs.Sharded) else loss).backward()
+        var, mean = torch.var_mean(z * 2, (2, 3))
+        mean.neg_()
+        loss = (var * mean).sum()
+        (loss.full() if isinstance(loss, hs.Sharded) else loss).backward()
+    assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5)
     for nothing in torch.var_mean(x[:, :0], (0, 1, 2)):
         assert torch.isnan(nothing).all()
         assert nothing.shape == (4,)

@@ -127,8 +127,14 @@ def test_steps_of_the_rate_that_a_share_has_no_place_for(tmp_path: Path, at: str
     write_sweep(tmp_path)
     words = [f"optimizer.schedule={{name: steps, at: {at}}}", "epochs=9"]
     recipe = load_recipe(tmp_path / "recipe.yaml", words)
-    with pytest.raises(RecipeError, match=r"no place for the steps at .*\n    choose in more"):
+    words_of_it = r"no place for the steps at .*\n    choose in more"
+    with pytest.raises(RecipeError, match=words_of_it):
         shortened(recipe, 1 / 3)
+    steps = {"optimizer.schedule": {"name": "steps", "at": yaml.safe_load(at)}, "epochs": 9}
+    with pytest.raises(RecipeError, match=rf"sweep\.yaml, variant 'stepped': .*{words_of_it}"):
+        load_sweep(write_sweep(tmp_path, variants={"plain": {}, "stepped": steps}))
+    steps["rates"] = [1e-3]  # of which none is chosen
+    load_sweep(write_sweep(tmp_path, variants={"stepped": steps, "plain": {}}))
 
 
 def test_runs_end_after_equal_epochs(tmp_path: Path) -> None:

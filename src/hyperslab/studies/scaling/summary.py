@@ -216,7 +216,7 @@ def _title(study: Study) -> str:
     if any(row.predicted and not row.predicted.fits for row in study.rows):
         words += f"\n{DAGGER} does not fit into a rank's memory"
     if any(row.predicted and row.predicted.unknown for row in study.rows):
-        words += "\nof operators that nobody has measured: predicted times are not known"
+        words += "\npredicted times are not known: most of a step's operators were never measured"
     if study.refused:
         words += f"\ncannot be: {', '.join(str(one.ranks) for one in study.refused)} ranks"
     return words

@@ -325,12 +325,16 @@ def load_sweep(
         try:
             recipe = load_recipe(base, words, varied=varied, trust=trust)
             recipe.check_extents()
-            variants.append(_variant(name, section, file, recipe))
+            variant = _variant(name, section, file, recipe)
+            if variant.choosing_runs:
+                shortened(recipe, file.choose.epochs)  # refuses steps that it has no place for
+            variants.append(variant)
         except RecipeError as error:
             raise RecipeError(f"{path}, variant {name!r}: {error}") from None
     choose = file.choose
     sweep = Sweep(folder, tuple(variants), choose.epochs, choose.widen, choose.halve)
-    if choose.halve and all(len(sweep.rungs(variant)) == 1 for variant in variants):
+    several = [variant for variant in variants if variant.choosing_runs]
+    if choose.halve and all(len(sweep.rungs(variant)) == 1 for variant in several):
         raise RecipeError(
             f"{path}: choose.halve={choose.halve} stops no run: no variant has several rates that "
             "are tried in more epochs\n    leave it out, or choose in more: choose.epochs"
@@ -362,7 +366,7 @@ def check_variant(variant: SweepVariant) -> None:
         )
     try:
         chosen = selected(source, data.redshifts, data.targets, data.subvolume, data.multiple)
-    except LayoutError as error:
+    except (LayoutError, DataError) as error:
         raise RecipeError(f"variant {variant.name!r}: {error}") from None
     for split in SPLITS:  # that of the test would be missed when all is trained
         try:
