@@ -779,9 +779,11 @@ LEVERS: Mapping[str, Training] = {
     "no average of weights": Training(average=0.0),
     "dropout of 0.2": Training(dropout=0.2),
     "weight decay of 0.1": Training(decay=0.1),
+    "a third of the rate": Training(rate=3e-4),
     "three times the rate": Training(rate=3e-3),
     "a quarter of the steps": Training(steps=500),
     "twice the steps": Training(steps=4000),
+    "four times the steps": Training(steps=8000),
 }
 """What is changed alone."""
 

@@ -514,8 +514,8 @@ NEAR_SCALE = 1e-3  # of a parameter's range: lines are fitted to the files' numb
 def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
     """Refuse targets that stand for other physical values than those of the training did.
 
-    Lines may differ where no sample is. Files without physical values say nothing, nor do
-    parameters that did not vary in the training.
+    Lines may differ where no sample is. Parameters whose physical values are the normalised ones
+    say nothing, nor do those that did not vary in the training.
 
     Raises:
         DataError: names the parameter and its ranges.
@@ -525,13 +525,14 @@ def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
     if trained.names != found.names or not trained.names or unknown in (trained, found):
         return
     unit = np.array([source.target(sample) for sample in range(len(source.names))])
-    off = np.abs(found.physical(unit) - trained.physical(unit)).max(0)
+    physical = found.physical(unit)
+    off = np.abs(physical - trained.physical(unit)).max(0)
     near = NEAR_SCALE + 2 * max(trained.misfit, found.misfit)
-    lines = list(zip(found.centre, found.scale, strict=True))
+    said = np.abs(physical - unit).max(0) > near  # else they are normalised, too
     wrong = [
         i
         for i, scale in enumerate(trained.scale)
-        if scale and off[i] > near * abs(scale) and lines[i] != (0, 1)
+        if scale and said[i] and off[i] > near * abs(scale)
     ]
     if wrong:
         name = trained.names[wrong[0]]
