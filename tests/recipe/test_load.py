@@ -64,6 +64,10 @@ def test_an_override_of_the_rate_is_the_one_that_counts(
     assert load_recipe(write(tmp_path, values)).optimizer.learning_rate == 0.5
     saved = {**SMALLEST, "optimizer": {"name": "adamw", "learning_rate": None, "lr": 0.5}}
     assert load_recipe(write(tmp_path, saved)).optimizer.learning_rate == 0.5
+    text = {"name": "adamw", "lr": "5e-1", "learning_rate": 0.5}  # YAML takes 5e-1 for a text
+    assert load_recipe(write(tmp_path, {**SMALLEST, "optimizer": text})).optimizer.learning_rate
+    text = {"name": "adamw", "learning_rate": 0.5, "arguments": {"lr": "1e-3"}}
+    assert "given as 1e-3 and 0.5" in error(write(tmp_path, {**SMALLEST, "optimizer": text}))
     both = {**SMALLEST, "optimizer": {"name": "adamw", said: given, word.split(".")[-1]: 0.25}}
     if len(both["optimizer"]) == 3:
         assert "mine.yaml: optimizer.lr and optimizer.learning_rate are the same number" in error(

@@ -85,6 +85,10 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise RecipeError(f"override {text!r}: the value is not valid YAML: {error}") from None
 
 
+RATE_KEYS = ("optimizer.learning_rate", "optimizer.lr", "optimizer.arguments.lr")
+"""Names the learning rate as recipes and as torch do: an override replaces all of them."""
+
+
 def put_override(values: dict[str, Any], key: str, value: Any) -> None:
     inner: Any = values
     words = key.split(".")
@@ -99,10 +103,6 @@ def put_override(values: dict[str, Any], key: str, value: Any) -> None:
         section = value_at(values, other.rpartition(".")[0])
         if other != key and isinstance(section, dict):
             section.pop(other.rpartition(".")[2], None)
-
-
-RATE_KEYS = ("optimizer.learning_rate", "optimizer.lr", "optimizer.arguments.lr")
-"""Names the learning rate as recipes and as torch do: an override replaces all of them."""
 
 
 def _place_in(values: Any, word: str) -> int | str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
@@ -115,13 +116,13 @@ class TargetOptimizer(TargetSection, OptimizerSection):
             return values
         arguments = values.get("arguments")
         inner = arguments.get("lr") if isinstance(arguments, dict) else None
-        if not (isinstance(inner, (int, float)) and inner > 0):
+        if not (isinstance(rate := _number(inner), float) and rate > 0):
             inner = None  # an object that takes the place of a number
         given = (values.get("lr"), inner, values.get("learning_rate"))
         rates = [rate for rate in given if rate is not None]
         if not rates:
             return values
-        if any(rate != rates[0] for rate in rates):
+        if any(_number(rate) != _number(rates[0]) for rate in rates):
             raise ValueError(
                 "optimizer.lr and optimizer.learning_rate are the same number, and are given as "
                 f"{' and '.join(map(str, rates))}: leave one out, or give optimizer.lr=... on the "
@@ -153,6 +154,13 @@ class TargetOptimizer(TargetSection, OptimizerSection):
         if self.learning_rate is None:
             return self
         return self.model_copy(update={"arguments": {**self.arguments, "lr": self.learning_rate}})
+
+
+def _number(value: Any) -> Any:
+    """Return a number, also of a text: YAML takes 1e-3 for one."""
+    with suppress(TypeError, ValueError):
+        return float(value)
+    return value
 
 
 def check_optimizer_class(kind: Any, name: str) -> None:

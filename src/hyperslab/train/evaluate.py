@@ -491,7 +491,7 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
     if about is None:
         return recipe
     if not data.source.targets_apart:
-        check_scales(recipe, data.source, about.parameters)
+        check_scales(recipe, data.source, data.schedule.samples, about.parameters)
         return recipe
     trained, found = about.parameters, data.parameters
     if trained.names != found.names:
@@ -511,7 +511,9 @@ def with_trained_ranges(recipe: Recipe, data: Dataset, about: DataCard | None) -
 NEAR_SCALE = 1e-3  # of a parameter's range: lines are fitted to the files' numbers
 
 
-def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
+def check_scales(
+    recipe: Recipe, source: Source, samples: Sequence[int], trained: Parameters
+) -> None:
     """Refuse targets that stand for other physical values than those of the training did.
 
     Lines may differ where no sample is. Parameters whose physical values are the normalised ones
@@ -524,7 +526,7 @@ def check_scales(recipe: Recipe, source: Source, trained: Parameters) -> None:
     unknown = Parameters.normalised(trained.names)
     if trained.names != found.names or not trained.names or unknown in (trained, found):
         return
-    unit = np.array([source.target(sample) for sample in range(len(source.names))])
+    unit = np.array([source.target(sample) for sample in samples])
     physical = found.physical(unit)
     off = np.abs(physical - trained.physical(unit)).max(0)
     near = NEAR_SCALE + 2 * max(trained.misfit, found.misfit)

@@ -429,4 +429,4 @@ def test_targets_that_are_scaled_otherwise_are_refused(
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(data="universes", run=tmp_path))
     recipe = recipe_for(tmp_path, [])
     with pytest.raises(DataError, match=words) if words else nullcontext():
-        check_scales(recipe, source, Parameters.of_ranges(there))
+        check_scales(recipe, source, range(5), Parameters.of_ranges(there))
