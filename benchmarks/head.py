@@ -1,13 +1,14 @@
 """What a network on statistics says beyond a ridge on them, from few universes to many.
 
     python benchmarks/head.py RECIPE --kept FOLDER [--sizes N ...] [--seeds S ...] [--levers]
-                              [--coverage] --json OUT [--run FOLDER]
+                              [--coverage] --json OUT [--run FOLDER] [--dry-run]
 
 RECIPE has `model: {name: multiscale, channels: [], summary_statistics: true}`: the network's
 features are statistics of the volume, no weights are before them, and so they are computed once,
-by the network's own modules. FOLDER keeps them, and the statistics of `ridge.py`, piece by piece:
-stopped, the program goes on where it was. Then only the head is trained, for many epochs in
-seconds, on the first N training samples, and so is the ridge.
+by the network's own modules. FOLDER keeps them, the statistics of `ridge.py`, and all that is
+trained, piece by piece: stopped, the program goes on where it was. ``--dry-run`` tries what is
+missing on a small scale, and says how long it will take. Then only the head is trained, for many
+epochs in seconds, on the first N training samples, and so is the ridge.
 
 How the head is trained:
 
@@ -39,9 +40,10 @@ import hashlib
 import json
 import math
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ from typing import Any
 import numpy as np
 import torch
 from clock import machine
+from kept import Arrays, Kept, Trial, extrapolated, run_planned
 from numpy.typing import NDArray
 from regression_control import PENALTIES, FloatArray, Split, fit_ridge
 from ridge import ALONE, split_of
@@ -57,7 +60,6 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.errors import DataError
-from hyperslab.formats.files import ANY, naming
 from hyperslab.formats.source import Source
 from hyperslab.formats.targets import Parameters
 from hyperslab.geometry import Box
@@ -72,39 +74,60 @@ from hyperslab.train.uncertainty import (
     standard_deviations,
     uncertainty_of,
 )
-from hyperslab.util.atomic_files import created_aside, write_json
+from hyperslab.util.atomic_files import write_json
 
 PIECE = 128
 """Samples whose statistics are kept in one file."""
 
-Measure = Callable[[NDArray[Any]], Mapping[str, NDArray[np.float32]]]
+Measure = Callable[[NDArray[Any]], Arrays]
 
 
-def kept(folder: Path, kind: str, source: Source, measure: Measure) -> dict[str, FloatArray]:
-    """What ``measure`` finds in all volumes, two at a time; what the folder has is read.
+def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[str, NDArray[Any]]:
+    """What ``measure`` finds in all volumes, two at a time, so many of them in a piece.
 
     Raises:
-        DataError: the folder has what was found in other volumes.
+        DataError: what is kept was found in other volumes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+
+    def found(names: Sequence[str], first: int) -> Arrays:
+        parts = []
+        stop = first + len(names)
+        for start in range(first, stop, 2):
+            samples = range(start, min(start + 2, stop))
+            volumes = [source.read(sample, Box.whole(source.shape)) for sample in samples]
+            parts.append(measure(np.stack(volumes)))
+        arrays = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
+        return {"names": np.array(names), **arrays}
+
+    def tried(names: Sequence[str], first: int) -> Trial:
+        found(names[:2], first)  # what is done first in a process takes longer
+        some = names[:6]
+        begin = time.perf_counter()
+        arrays = {**found(some, first)}
+        each = (time.perf_counter() - begin) / len(some)
+        del arrays["names"]
+        random = np.random.default_rng(0)  # statistics that are all alike would be quicker
+        like = {
+            key: random.standard_normal((len(one) // len(some) * len(names), one.shape[1]))
+            for key, one in arrays.items()
+        }
+        return Trial(each * len(names), like)
+
     pieces: list[dict[str, NDArray[Any]]] = []
     for first in range(0, len(source.names), PIECE):
         names = list(source.names[first : first + PIECE])
-        path = folder / f"{kind}-{first:05}.npz"
-        if not path.exists():
-            found = []
-            for start in range(first, first + len(names), 2):
-                samples = range(start, min(start + 2, first + len(names)))
-                volumes = [source.read(sample, Box.whole(source.shape)) for sample in samples]
-                found.append(measure(np.stack(volumes)))
-            parts = {key: np.concatenate([one[key] for one in found]) for key in found[0]}
-            with created_aside(path) as file:
-                np.savez(file, names=np.array(names), **parts)
-            print(path, file=sys.stderr)
-        with naming(path, "statistics of benchmarks/head.py", ANY), np.load(path) as file:
-            piece = dict(file)
-        if piece.pop("names").tolist() != names:
-            raise DataError(f"{path} has the statistics of other volumes; name another folder")
+        piece = kept.arrays(
+            f"statistics, {kind}",
+            f"{kind}-{first:05}",
+            partial(found, names, first),
+            partial(tried, names, first),
+            ("statistics", kind, len(names)),
+        )
+        if piece.pop("names", np.array(names)).tolist() != names:
+            raise DataError(
+                f"{kept.folder} has in {kind}-{first:05}.npz the statistics of other volumes; "
+                f"name another folder"
+            )
         pieces.append(piece)
     return {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}
 
@@ -130,25 +153,26 @@ class Universes:
     def key(self) -> str:
         """Tells what was trained and chosen on these volumes from what was on others."""
         parts = (self.targets, self.features, self.split["train"], self.split["validation"])
-        return _digest(parts)
+        return digest(parts)
 
     def learnt_from(self, count: int) -> str:
         """Tells networks of the first ``count`` training samples from others, whatever the test."""
         samples = np.concatenate([self.split["train"][:count], self.split["validation"]])
-        return _digest((self.targets[samples], self.features[samples]))
+        return digest((self.targets[samples], self.features[samples]))
 
 
-def _digest(parts: Sequence[NDArray[Any]]) -> str:
+def digest(parts: Sequence[NDArray[Any]]) -> str:
+    """A number that is different where any array is."""
     return hashlib.sha256(b"".join(np.ascontiguousarray(part) for part in parts)).hexdigest()
 
 
-def universes_of(recipe: Recipe, folder: Path) -> Universes:
-    """All volumes of a recipe, by what ``folder`` keeps of them."""
+def universes_of(recipe: Recipe, kept: Kept) -> Universes:
+    """All volumes of a recipe, by what is kept of them."""
     with open_data(recipe, hs.Grid(), split="all") as data:
         source = data.source
         names = source.parameters.names
-        own = features_of(recipe, source, folder)
-        parts = kept(folder, "ridge", source, summary_statistics)
+        own = features_of(recipe, source, kept)
+        parts = measured(kept, "ridge", source, summary_statistics)
     sets = {
         name: np.concatenate([parts[part] for part in of], axis=1, dtype=np.float64)
         for name, of in SETS.items()
@@ -160,20 +184,18 @@ def universes_of(recipe: Recipe, folder: Path) -> Universes:
     return Universes(names, source.shape, targets, own, sets, split)
 
 
-def features_of(
-    recipe: Recipe, source: Source, folder: Path, width: int | None = None
-) -> FloatArray:
+def features_of(recipe: Recipe, source: Source, kept: Kept, width: int | None = None) -> FloatArray:
     """The network's features (N, F) of all volumes; with ``width`` of cubes cut out of them."""
     shape = source.shape if width is None else (source.shape[0], width, width, width)
     net = network(recipe, shape, len(source.parameters.names))
 
-    def measure(counts: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
+    def measure(counts: NDArray[Any]) -> Arrays:
         volumes = torch.from_numpy(counts if width is None else cubes(counts, width))
         with torch.no_grad():
             return {"features": net.features(torch.log1p(volumes.float())).numpy()}
 
     kind = "network" if width is None else f"network-{width}"
-    return kept(folder, kind, source, measure)["features"].astype(np.float64)
+    return measured(kept, kind, source, measure)["features"].astype(np.float64)
 
 
 def cubes(volumes: NDArray[Any], width: int) -> NDArray[Any]:
@@ -192,7 +214,23 @@ def network(recipe: Recipe, shape: tuple[int, ...], outputs: int) -> hs.models.M
     return net.eval()
 
 
-class LinearLayer:
+@dataclass
+class Line:
+    """Says targets (T,) of features (F,) by a linear layer, and what it said of n samples.
+
+    ``seen`` (n, T) is said by the layer itself, ``left_out`` by one of the other samples.
+    """
+
+    weight: FloatArray
+    bias: FloatArray
+    seen: FloatArray
+    left_out: FloatArray
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        return x @ self.weight + self.bias
+
+
+class LinearLayer(Line):
     """Ridge regressions of targets (n, T) on features (n, F), in closed form.
 
     Features are divided by a power of their spread: 1 makes all alike, less lets those count more
@@ -213,7 +251,6 @@ class LinearLayer:
         self.chosen = [(0, 0.0, 0.0)] * y.shape[1]
         """By target, the number of features, the power and the penalty."""
         self.left_out = np.empty_like(y)
-        """(n, T): what is said of each sample by a regression on the others."""
         self.seen = np.empty_like(y)
         self.weight = np.zeros((x.shape[1], y.shape[1]))
         for count, power in product(counts or (len(spread),), powers):
@@ -240,9 +277,6 @@ class LinearLayer:
                     own_weight = axes @ (covariances[:, target] * shrunk)
                     self.weight[first, target] = scale[first] * own_weight
         self.bias = mean - middle @ self.weight
-
-    def __call__(self, x: FloatArray) -> FloatArray:
-        return x @ self.weight + self.bias
 
 
 FOLDS = 8
@@ -302,17 +336,33 @@ class FoldedLayer(LinearLayer):
         self.bias = mean - middle @ self.weight
 
 
-@lru_cache(maxsize=2)
-def line_of(
-    data: Universes, count: int, degree: int, powers: Sequence[float], counts: Sequence[int]
-) -> LinearLayer:
+def line_of(data: Universes, count: int, how: Training, kept: Kept) -> Line:
     """The linear layer of the first training samples, on products of targets; of any seed."""
     train = data.split["train"][:count]
-    targets = products(data.targets[train], degree)
-    x = data.features[train]
-    if data.parts > 1:
-        return FoldedLayer(x, targets, powers, counts, train // data.parts)
-    return LinearLayer(x, targets, powers, counts)
+    targets = products(data.targets[train], how.degree)
+
+    def fitted(count: int) -> Line:
+        x, y = data.features[train[:count]], targets[:count]
+        if data.parts > 1:
+            return FoldedLayer(x, y, how.powers, how.counts, train[:count] // data.parts)
+        return LinearLayer(x, y, how.powers, how.counts)
+
+    def tried() -> Trial:
+        seconds = extrapolated(fitted, (128, 512), count)
+        weight = np.zeros((data.features.shape[1], targets.shape[1]))
+        off = targets + np.random.default_rng(0).normal(size=targets.shape)
+        return Trial(seconds, vars(Line(weight, targets.mean(0), off, off)))
+
+    about = [how.degree, how.powers, how.counts, data.parts]
+    name = f"line-{count}-{named([*about, data.learnt_from(count)])}"
+    alike = ("line", count, len(data.features), *about)
+    made = kept.arrays("lines", name, lambda: asdict(fitted(count)), tried, alike)
+    return Line(**made)
+
+
+def named(about: object) -> str:
+    """Part of a piece's name that is different where any of these facts is."""
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
 
 
 def products(y: FloatArray, degree: int) -> FloatArray:
@@ -476,9 +526,17 @@ def fit(
 
 
 def train_head(
-    net: hs.models.MultiscaleNet, data: Universes, count: int, seed: int, how: Training
+    net: hs.models.MultiscaleNet,
+    data: Universes,
+    count: int,
+    seed: int,
+    how: Training,
+    layer: Line | None,
 ) -> None:
-    """Train the head of a network on the first ``count`` training samples, in place."""
+    """Train the head of a network on the first ``count`` training samples, in place.
+
+    It begins as the ``layer``, or at random.
+    """
     torch.manual_seed(seed)
     train, validation = data.split["train"][:count], data.split["validation"]
     x, y = data.features, data.targets
@@ -493,7 +551,7 @@ def train_head(
     )
     spread = np.sqrt(variance + net.norm.eps)
     none, one = np.zeros(y.shape[1]), np.ones(y.shape[1])
-    if not how.line:
+    if layer is None:
         middle, off = y[train].mean(0), y[train].std(0)
         begins = precision_of(off)
         standard = (x - mean) / spread
@@ -501,7 +559,6 @@ def train_head(
         fit(net.head, problem, train, validation, how)
         scale_outputs(net.head[-1], off, middle, begins)
         return
-    layer = line_of(data, count, how.degree, how.powers, how.counts)
     z = layer(x)
     z[train] = layer.left_out if how.left_out else layer.seen
     base = z[:, : y.shape[1]]
@@ -642,15 +699,6 @@ def fold(
             layer.bias.copy_(biases)
 
 
-def trained(
-    data: Universes, recipe: Recipe, count: int, seed: int, how: Training
-) -> hs.models.MultiscaleNet:
-    """The recipe's network, its head trained on the first ``count`` training samples."""
-    net = network(recipe, data.shape, outputs_for(data, how))
-    train_head(net, data, count, seed, how)
-    return net
-
-
 def outputs_for(data: Universes, how: Training) -> int:
     """How many numbers a network predicts."""
     return gaussian_outputs(len(data.names)) if how.gaussian else len(data.names)
@@ -664,35 +712,67 @@ def said_of(net: hs.models.MultiscaleNet, features: FloatArray) -> FloatArray:
     return said
 
 
-def outputs_of(
-    data: Universes, recipe: Recipe, count: int, seed: int, how: Training, folder: Path
-) -> FloatArray:
-    """What a trained network says of all samples (N, O); the folder keeps its weights.
+def trained(
+    data: Universes, recipe: Recipe, count: int, seed: int, how: Training, kept: Kept
+) -> hs.models.MultiscaleNet:
+    """The recipe's network, its head trained on the first ``count`` training samples.
 
-    So volumes that are simulated later are seen by networks that were finished before.
+    Its weights are kept. So volumes that are simulated later are seen by networks that were
+    finished before.
     """
-    about = json.dumps({**asdict(how), "count": count, "data": data.learnt_from(count)})
-    path = folder / f"head-{count}-{seed}-{hashlib.sha256(about.encode()).hexdigest()[:12]}.npz"
     net = network(recipe, data.shape, outputs_for(data, how))
-    if not path.exists():
-        train_head(net, data, count, seed, how)
-        with created_aside(path) as file:
-            np.savez(file, **{key: value.numpy() for key, value in net.state_dict().items()})
-    with np.load(path) as file:
-        net.load_state_dict({key: torch.from_numpy(file[key]) for key in file.files})
-    return said_of(net, data.features)
+    about = {**asdict(how), "count": count, "data": data.learnt_from(count)}
+    name = f"head-{count}-{seed}-{named(about)}"
+    layer = line_of(data, count, how, kept) if how.line else None
+
+    def fitted(how: Training) -> Arrays:
+        train_head(net, data, count, seed, how, layer)
+        return {key: value.numpy() for key, value in net.state_dict().items()}
+
+    def tried() -> Trial:
+        steps = (LOOKS, 3 * LOOKS)  # with as many looks as in all of them
+        seconds = extrapolated(lambda some: fitted(replace(how, steps=some)), steps, how.steps)
+        return Trial(seconds, {key: value.numpy() for key, value in net.state_dict().items()})
+
+    cost = (how.degree, how.gaussian, how.steps, how.batch, how.members, how.plain, how.together)
+    alike = ("head", count, len(data.features), data.shape, how.line, *cost)
+    made = kept.arrays("heads", name, lambda: fitted(how), tried, alike)
+    net.load_state_dict({key: torch.from_numpy(value) for key, value in made.items()})
+    return net.eval()
 
 
-def ridge_of(data: Universes, count: int, folder: Path) -> tuple[FloatArray, list[list[Any]]]:
-    """What the ridge says of all samples (N, P), and its choices; the folder keeps them, too."""
-    path = folder / f"regression-{count}-{data.key[:12]}.npz"
-    if not path.exists():
+def outputs_of(
+    data: Universes, recipe: Recipe, count: int, seed: int, how: Training, kept: Kept
+) -> FloatArray:
+    """What a trained network says of all samples (N, O)."""
+    return said_of(trained(data, recipe, count, seed, how, kept), data.features)
+
+
+def ridge_of(data: Universes, count: int, kept: Kept) -> tuple[FloatArray, list[list[Any]]]:
+    """What the ridge says of all samples (N, P), and its choices."""
+    everything = len(data.targets)
+
+    def fitted(samples: int) -> Arrays:
+        share = samples / everything
         split = {**data.split, "train": data.split["train"][:count]}
-        ridge = fit_ridge(data.sets, data.targets, split)
-        with created_aside(path) as file:
-            np.savez(file, predicted=ridge.predicted, chosen=np.array(json.dumps(ridge.chosen)))
-    with np.load(path) as file:
-        return file["predicted"], json.loads(str(file["chosen"]))
+        some = {which: chosen[: math.ceil(share * len(chosen))] for which, chosen in split.items()}
+        rows = np.sort(np.concatenate(list(some.values()))) if share < 1 else slice(None)
+        if share < 1:
+            some = {which: np.searchsorted(rows, chosen) for which, chosen in some.items()}
+        sets = {name: numbers[rows] for name, numbers in data.sets.items()}
+        ridge = fit_ridge(sets, data.targets[rows], some)
+        return {"predicted": ridge.predicted, "chosen": np.array(json.dumps(ridge.chosen))}
+
+    def tried() -> Trial:
+        seconds = extrapolated(fitted, (1024, 4096), everything)  # eigenvectors are most of it
+        off = data.targets + np.random.default_rng(0).normal(size=data.targets.shape)
+        chosen = [[name, 1.0] for name in [*data.sets][-1:] * len(data.names)]
+        return Trial(seconds, {"predicted": off, "chosen": np.array(json.dumps(chosen))})
+
+    name = f"regression-{count}-{data.key[:12]}"
+    alike = ("ridge", everything, tuple(one.shape[1] for one in data.sets.values()))
+    made = kept.arrays("ridges", name, lambda: fitted(everything), tried, alike)
+    return made["predicted"], json.loads(str(made["chosen"]))
 
 
 def squares(data: Universes, predicted: FloatArray, split: str) -> FloatArray:
@@ -788,49 +868,79 @@ LEVERS: Mapping[str, Training] = {
 """What is changed alone."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def work(
+    recipe: Recipe, sizes: Sequence[int], seeds: Sequence[int], levers: bool, coverage: bool
+) -> Callable[[Kept], dict[str, Any]]:
+    """All that is measured, of what is kept."""
+
+    def measure(kept: Kept) -> dict[str, Any]:
+        data = universes_of(recipe, kept)
+        largest = len(data.split["train"])
+        record: dict[str, Any] = {
+            "splits": {which: len(chosen) for which, chosen in data.split.items()},
+            "training": asdict(AS_SHIPPED),
+            "rows": [],
+            "levers": [],
+        }
+
+        def said(count: int, how: Training, seeds: Sequence[int]) -> list[FloatArray]:
+            return [outputs_of(data, recipe, count, seed, how, kept) for seed in seeds]
+
+        for count in sorted({*sizes, largest}):
+            ridge, chosen = ridge_of(data, count, kept)
+            row = compared(data, said(count, AS_SHIPPED, seeds), ridge, count)
+            row["chosen"] = dict(zip(data.names, chosen, strict=True))
+            record["rows"].append(row)
+            show(row, f"{count}")
+        for name, how in LEVERS.items() if levers else ():
+            row = compared(data, said(largest, how, seeds[:1]), ridge, largest)
+            record["levers"].append({"name": name, **row})
+            show(row, name)
+        if coverage:
+            (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), seeds[:1])
+            record["coverage"] = coverages(data, ridge, gaussian)
+        return record
+
+    return measure
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What the programs of heads have in common."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--kept", type=Path, required=True)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes of the recipe")
+    parser.add_argument(
+        "--kept", type=Path, required=True, metavar="FOLDER", help="of all pieces of the work"
+    )
+    parser.add_argument("--json", type=Path, required=True, metavar="OUT", help="the record")
+    parser.add_argument("--dry-run", action="store_true", help="only say what it will take")
+    return parser
+
+
+def record_planned(options: argparse.Namespace, measure: Callable[[Kept], dict[str, Any]]) -> None:
+    """Say what the measurement will take; unless that is all, write its record."""
+    about = {"machine": machine(), "command": " ".join(["python", *sys.argv])}
+    record = run_planned(options.kept, measure, options.dry_run)
+    if record is not None:
+        write_json(options.json, {**about, **record})
+
+
+def main() -> None:
+    parser = arguments()
+    parser.description = (__doc__ or "").split("\n")[0]
+    parser.add_argument("--sizes", type=int, nargs="+", default=[], help="training samples")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--levers", action="store_true")
-    parser.add_argument("--coverage", action="store_true")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--run", type=Path)
+    parser.add_argument("--levers", action="store_true", help="change each choice alone, too")
+    parser.add_argument("--coverage", action="store_true", help="predict a covariance, too")
+    parser.add_argument("--run", type=Path, help="the folder of a run with the network")
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
-    data = universes_of(recipe, options.kept)
-    largest = len(data.split["train"])
-    record: dict[str, Any] = {
-        "machine": machine(),
-        "command": " ".join(["python", *sys.argv]),
-        "splits": {which: len(chosen) for which, chosen in data.split.items()},
-        "training": asdict(AS_SHIPPED),
-        "rows": [],
-        "levers": [],
-    }
-
-    def said(count: int, how: Training, seeds: Sequence[int]) -> list[FloatArray]:
-        return [outputs_of(data, recipe, count, seed, how, options.kept) for seed in seeds]
-
-    for count in sorted({*options.sizes, largest}):
-        ridge, chosen = ridge_of(data, count, options.kept)
-        row = compared(data, said(count, AS_SHIPPED, options.seeds), ridge, count)
-        row["chosen"] = dict(zip(data.names, chosen, strict=True))
-        record["rows"].append(row)
-        show(row, f"{count}")
-    for name, how in LEVERS.items() if options.levers else ():
-        row = compared(data, said(largest, how, options.seeds[:1]), ridge, largest)
-        record["levers"].append({"name": name, **row})
-        show(row, name)
-    if options.coverage:
-        (gaussian,) = said(largest, replace(AS_SHIPPED, gaussian=True), options.seeds[:1])
-        record["coverage"] = coverages(data, ridge, gaussian)
-    write_json(options.json, record)
-    if options.run is not None:
-        net = trained(data, recipe, largest, options.seeds[0], AS_SHIPPED)
+    measure = work(recipe, options.sizes, options.seeds, options.levers, options.coverage)
+    record_planned(options, measure)
+    if options.run is not None and not options.dry_run:
+        kept = Kept(options.kept)
+        data = universes_of(recipe, kept)
+        net = trained(data, recipe, len(data.split["train"]), options.seeds[0], AS_SHIPPED, kept)
         hs.save(options.run / "checkpoints" / "head", net)
         save_recipe(recipe, options.run / "recipe.yaml")
 

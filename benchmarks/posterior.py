@@ -1,9 +1,10 @@
 """What is left to be known of parameters after a network's summary: posteriors by a flow.
 
     python benchmarks/posterior.py RECIPE [key=value ...] --kept FOLDER --json OUT [--seed S]
+                                   [--dry-run]
 
-The network is that of `head.py`, with the same kept statistics, and its predictions are the summary
-of a volume. A normalizing flow (`zuko`: neural splines, Durkan et al. 2019) learns the distribution
+The network is that of `head.py`, with the same kept pieces, and its predictions are the summary of
+a volume. A normalizing flow (`zuko`: neural splines, Durkan et al. 2019) learns the distribution
 of the parameters for each summary, of which no Gaussian is asked. It learns from what is said of
 training samples by networks that have not seen them: each tenth of them by a network of the other
 nine, which is nearly as good as that of all. The ridge's predictions get a flow of their own in the
@@ -16,35 +17,36 @@ samples that are more probable than the true values.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import zuko
-from clock import machine
 from head import (
     AS_SHIPPED,
     LEVELS_DRAWN,
     Training,
     Universes,
+    arguments,
+    digest,
+    named,
     outputs_of,
+    record_planned,
     ridge_of,
     universes_of,
 )
+from kept import Arrays, Kept, Trial, seconds_of
+from numpy.typing import NDArray
 from regression_control import FloatArray
 from ridge import ALONE
 
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.uncertainty import RankStatistics, levels_of
-from hyperslab.util.atomic_files import write_json
 
 # To import zuko ends the checks of torch's distributions for the whole process.
 torch.distributions.Distribution.set_default_validate_args(__debug__)
@@ -58,19 +60,19 @@ NEAREST = 1e-4
 
 
 def summaries(
-    data: Universes, recipe: Recipe, seed: int, how: Training, folder: Path
+    data: Universes, recipe: Recipe, seed: int, how: Training, kept: Kept
 ) -> dict[str, FloatArray]:
     """What network and ridge say of all samples (N, P), none of which they were trained on."""
     train = data.split["train"]
-    ridge, chosen = ridge_of(data, len(train), folder)
-    found = {"network": outputs_of(data, recipe, len(train), seed, how, folder), "ridge": ridge}
+    ridge, chosen = ridge_of(data, len(train), kept)
+    found = {"network": outputs_of(data, recipe, len(train), seed, how, kept), "ridge": ridge}
     sets = {name: data.sets[name] for name, _ in chosen}  # those that were best for all of them
     for fold in range(FOLDS):
         own = train[fold::FOLDS]
         rest = np.setdiff1d(train, own)
         part = replace(data, split={**data.split, "train": rest}, sets=sets)
-        found["network"][own] = outputs_of(part, recipe, len(rest), seed, how, folder)[own]
-        found["ridge"][own] = ridge_of(part, len(rest), folder)[0][own]
+        found["network"][own] = outputs_of(part, recipe, len(rest), seed, how, kept)[own]
+        found["ridge"][own] = ridge_of(part, len(rest), kept)[0][own]
     return found
 
 
@@ -180,8 +182,45 @@ def calibration(names: tuple[str, ...], ranks: FloatArray, joint: FloatArray) ->
     }
 
 
+def ranked(
+    data: Universes, summary: FloatArray, seed: int, how: Fitting, kept: Kept
+) -> dict[str, NDArray[Any]]:
+    """Ranks and levels of validation and test samples by a flow, and how it fits the former."""
+    pairs = {which: (summary[own], data.targets[own]) for which, own in data.split.items()}
+
+    def fitted(how: Fitting, samples: int | None = None) -> Arrays:
+        posterior = Posterior(*pairs["train"], (-1, 1))
+        loss = posterior.fit(pairs["train"], pairs["validation"], seed, how)
+        found = {"loss": np.array(loss)}
+        for which in ("validation", "test"):
+            some = (one[:samples] for one in pairs[which])
+            found[f"ranks, {which}"], found[f"levels, {which}"] = posterior.ranks(*some, seed)
+        return found
+
+    def tried() -> Trial:
+        few = 64
+        one = seconds_of(lambda: fitted(replace(how, epochs=1), few))
+        fit = seconds_of(lambda: fitted(replace(how, epochs=2), few)) - one
+        more = seconds_of(lambda: fitted(replace(how, epochs=1), 2 * few)) - one
+        others = sum(len(pairs[which][0]) for which in ("validation", "test"))
+        seconds = one + fit * (how.epochs - 1) + more * (others - 2 * few) / (2 * few)
+        random = np.random.default_rng(0)
+        shapes = {"ranks": data.targets.shape[1:], "levels": ()}
+        arrays = {
+            f"{key}, {which}": random.random((len(pairs[which][0]), *shape))
+            for which in ("validation", "test")
+            for key, shape in shapes.items()
+        }
+        return Trial(seconds, {"loss": np.array(0.0), **arrays})
+
+    about = {**asdict(how), "data": digest((summary, data.targets, *data.split.values()))}
+    alike = ("flow", how, summary.shape, *map(len, data.split.values()))
+    name = f"posterior-{seed}-{named(about)}"
+    return kept.arrays("flows", name, lambda: fitted(how), tried, alike)
+
+
 def posteriors(
-    data: Universes, said: Mapping[str, FloatArray], seed: int, how: Fitting
+    data: Universes, said: Mapping[str, FloatArray], seed: int, how: Fitting, kept: Kept
 ) -> dict[str, Any]:
     """By summary, how its flow fits validation samples, and how calibrated it is on these and test.
 
@@ -191,16 +230,14 @@ def posteriors(
     if np.abs(data.targets).max() > 1:
         raise ValueError("targets lie in a box of -1 to 1, as of `hyperslab simulate`")
     found: dict[str, Any] = {}
-    split = data.split
     for name, summary in said.items():
-        pairs = {which: (summary[own], data.targets[own]) for which, own in split.items()}
-        posterior = Posterior(*pairs["train"], (-1, 1))
-        loss = posterior.fit(pairs["train"], pairs["validation"], seed, how)
+        ranks = ranked(data, summary, seed, how, kept)
+        loss = float(ranks["loss"])
         found[name] = {"validation_loss": loss}
         for which in ("validation", "test"):
-            measured = calibration(data.names, *posterior.ranks(*pairs[which], seed))
-            found[name][which] = measured
-            show(f"{name}, {which}, {loss:.3f}", measured)
+            of = (ranks[f"{key}, {which}"] for key in ("ranks", "levels"))
+            found[name][which] = calibration(data.names, *of)
+            show(f"{name}, {which}, {loss:.3f}", found[name][which])
     return found
 
 
@@ -214,28 +251,27 @@ def show(name: str, measured: Mapping[str, Any]) -> None:
     print(f"{name:30}", *cells, sep=" | ", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--kept", type=Path, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_intermixed_args()
-    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
-    data = universes_of(recipe, options.kept)
-    said = summaries(data, recipe, options.seed, AS_SHIPPED, options.kept)
+def work(recipe: Recipe, seed: int, kept: Kept) -> dict[str, Any]:
+    """The record of network and ridge."""
+    data = universes_of(recipe, kept)
+    said = summaries(data, recipe, seed, AS_SHIPPED, kept)
     fitting = Fitting()
-    record = {
-        "machine": machine(),
-        "command": " ".join(["python", *sys.argv]),
+    return {
         "splits": {which: len(chosen) for which, chosen in data.split.items()},
         "training": asdict(AS_SHIPPED),
         "flow": asdict(fitting),
         "levels": LEVELS_DRAWN,
-        "summaries": posteriors(data, said, options.seed, fitting),
+        "summaries": posteriors(data, said, seed, fitting, kept),
     }
-    write_json(options.json, record)
+
+
+def main() -> None:
+    parser = arguments()
+    parser.description = (__doc__ or "").split("\n")[0]
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_intermixed_args()
+    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+    record_planned(options, lambda kept: work(recipe, options.seed, kept))
 
 
 if __name__ == "__main__":

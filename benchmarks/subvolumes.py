@@ -1,9 +1,11 @@
 """What volume is worth to a network on statistics: whole universes against their sub-volumes.
 
     python benchmarks/subvolumes.py RECIPE --kept FOLDER [--widths W ...] [--seeds S ...] --json OUT
+                                    [--dry-run]
 
-The network is that of `head.py`, and FOLDER keeps its statistics as there, of whole volumes and of
-all cubes of W voxels that they are cut into; stopped, the program goes on where it was. It has no
+The network is that of `head.py`, and FOLDER keeps its statistics and heads as there, of whole
+volumes and of all cubes of W voxels that they are cut into; stopped, the program goes on where it
+was, and ``--dry-run`` says how long what is missing will take, without further rates. It has no
 batch norm. Configurations of the same training volumes:
 
 - whole volumes;
@@ -27,28 +29,27 @@ choose one of the three and its strength for each target.
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from clock import machine
 from head import (
     ALONE,
     AS_SHIPPED,
     Training,
     Universes,
+    arguments,
     features_of,
     outputs_of,
+    record_planned,
     ridge_of,
     split_of,
     squares,
 )
+from kept import Kept
 from numpy.typing import NDArray
 from regression_control import FloatArray
 
@@ -63,7 +64,6 @@ from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import Recipe
 from hyperslab.train.builders import open_data
 from hyperslab.train.metrics import fit_calibration, ratio_interval
-from hyperslab.util.atomic_files import write_json
 
 RATES = (1e-3, 3e-3, 9e-3)
 """That every configuration tries; further ones are three times as large or as small."""
@@ -77,11 +77,11 @@ SHARES = (2.5, 25, 50, 75, 97.5)
 """Percentiles of residuals, for a figure."""
 
 
-def read_universes(recipe: Recipe, folder: Path, width: int | None) -> Universes:
+def read_universes(recipe: Recipe, kept: Kept, width: int | None) -> Universes:
     """All volumes of a recipe, or the cubes that they are cut into, by the network's statistics."""
     with open_data(recipe, hs.Grid(), split="all") as data:
         source = data.source
-        features = features_of(recipe, source, folder, width)
+        features = features_of(recipe, source, kept, width)
     parts = len(features) // len(source.names)
     listed = [source.target(volume) for volume in range(len(source.names))]
     some = np.arange(0, parts, max(1, parts // OF_EACH))
@@ -167,9 +167,9 @@ class Configuration:
     ridge: bool = True
 
 
-def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Iterator[Configuration]:
+def configurations(recipe: Recipe, kept: Kept, widths: Sequence[int]) -> Iterator[Configuration]:
     """The whole first, then those of each width."""
-    whole = read_universes(recipe, folder, None)
+    whole = read_universes(recipe, kept, None)
     name = str(whole.shape[-1])
     counts = tuple(one.shape[1] for one in whole.sets.values())
     how = replace(AS_SHIPPED, counts=counts)
@@ -178,7 +178,7 @@ def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Itera
         short = without_long_modes(whole, width)
         yield Configuration(f"{name}, no modes longer than {width}", short, how)
     for width in widths:
-        data = read_universes(recipe, folder, width)
+        data = read_universes(recipe, kept, width)
         counts = tuple(one.shape[1] for one in data.sets.values())
         how, many = replace(AS_SHIPPED, counts=counts), min(data.parts, OF_EACH)
         yield Configuration(f"{width}", data, replace(how, batch=how.batch * many))
@@ -187,10 +187,15 @@ def configurations(recipe: Recipe, folder: Path, widths: Sequence[int]) -> Itera
         yield Configuration(f"{width}, equal samples", data, more, ridge=False)
 
 
-def rated(error: Callable[[float], float]) -> dict[float, float]:
-    """Errors by rate, of `RATES` and of further ones until the best is inside."""
+def rated(
+    error: Callable[[float], float], known: Callable[[], bool] = lambda: True
+) -> dict[float, float]:
+    """Errors by rate, of `RATES` and of further ones until the best is inside.
+
+    Errors that are not ``known``, as in a plan, choose no further rate.
+    """
     found = {rate: error(rate) for rate in RATES}
-    while len(found) < MOST_RATES:
+    while known() and len(found) < MOST_RATES:
         best = min(found, key=found.__getitem__)
         if min(found) < best < max(found):
             break
@@ -258,22 +263,23 @@ def numbers_of(one: Scored, whole: Scored, of_mean: FloatArray, names: Sequence[
 
 
 def trained(
-    recipe: Recipe, folder: Path, one: Configuration, seeds: Sequence[int]
+    recipe: Recipe, kept: Kept, one: Configuration, seeds: Sequence[int]
 ) -> tuple[list[FloatArray], FloatArray, dict[str, Any]]:
     """What network, for each seed at its best rate, and ridge say of all samples; the facts."""
     data, count = one.data, len(one.data.split["train"])
-    ridge, chosen = ridge_of(data, count, folder)
+    ridge, chosen = ridge_of(data, count, kept)
     least = squares(data, ridge, "validation")[:-1].mean(1)
 
     def said(rate: float, seed: int) -> FloatArray:
-        return outputs_of(data, recipe, count, seed, replace(one.how, rate=rate), folder)
+        return outputs_of(data, recipe, count, seed, replace(one.how, rate=rate), kept)
 
     def error(rate: float) -> float:
         found = squares(data, said(rate, seeds[0]), "validation")[:-1].mean(1)
         print(f"{one.name}, rate {rate:.2g}:", *(found / least).round(3), flush=True)
         return float(np.mean(found / least))
 
-    rates = rated(error)
+    before = kept.missing
+    rates = rated(error, known=lambda: kept.missing == before)
     rate = min(rates, key=rates.__getitem__)
     facts = {
         "name": one.name,
@@ -289,22 +295,14 @@ def trained(
     return [said(rate, seed) for seed in seeds], ridge, facts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--kept", type=Path, required=True)
-    parser.add_argument("--widths", type=int, nargs="+", default=[32, 16])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_intermixed_args()
-    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+def compare(recipe: Recipe, widths: Sequence[int], seeds: Sequence[int], kept: Kept) -> Any:
+    """The record of all configurations."""
     networks: list[Scored] = []
     ridges: list[Scored] = []
     about: list[dict[str, Any]] = []
     record: dict[str, Any] = {}
-    for one in configurations(recipe, options.kept, options.widths):
-        said, ridge, facts = trained(recipe, options.kept, one, options.seeds)
+    for one in configurations(recipe, kept, widths):
+        said, ridge, facts = trained(recipe, kept, one, seeds)
         about.append(facts)
         networks += scored(one.name, one.data, said, control=False)
         if one.ridge:
@@ -314,8 +312,6 @@ def main() -> None:
             middle = data.targets[data.split["train"]].mean(0)
             of_mean = squares(data, np.broadcast_to(middle, data.targets.shape), "test")[:, None]
             record = {
-                "machine": machine(),
-                "command": " ".join(["python", *sys.argv]),
                 "parameters": data.names,
                 "reference": one.name,
                 "splits": {which: len(chosen) for which, chosen in data.split.items()},
@@ -324,10 +320,20 @@ def main() -> None:
             }
     names = [*record["parameters"], "mean"]
     rows = [numbers_of(one, kind[0], of_mean, names) for kind in (networks, ridges) for one in kind]
-    write_json(options.json, {**record, "configurations": about, "rows": rows})
     for row in rows:
         cells = (f"{one['value']:.3g}" for one in row["ratio"].values())
         print(f"{row['name']:56}", *cells)
+    return {**record, "configurations": about, "rows": rows}
+
+
+def main() -> None:
+    parser = arguments()
+    parser.description = (__doc__ or "").split("\n")[0]
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 16], help="[voxels] of cubes")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = parser.parse_intermixed_args()
+    recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
+    record_planned(options, lambda kept: compare(recipe, options.widths, options.seeds, kept))
 
 
 if __name__ == "__main__":

@@ -161,13 +161,20 @@ def said(net: hs.models.MultiscaleNet, data: Universes) -> torch.Tensor:
         return net.eval().head(net.norm(torch.tensor(data.features, dtype=torch.float32)))
 
 
+def fitted(data: Universes, outputs: int, how: Training) -> hs.models.MultiscaleNet:
+    """A network whose head is trained on all training samples."""
+    net = shipped(data, outputs)
+    train = data.split["train"]
+    y = products(data.targets[train], how.degree)
+    layer = LinearLayer(data.features[train], y, how.powers, how.counts)
+    head.train_head(net, data, len(train), 0, how, layer)
+    return net
+
+
 def test_a_head_that_has_not_learnt_is_the_ridge() -> None:
     data = curved()
     train = data.split["train"]
-    net = shipped(data, 2)
-    head.train_head(
-        net, data, len(train), 0, Training(steps=40, rate=0.0, powers=(1.0,), counts=(), **ONE)
-    )
+    net = fitted(data, 2, Training(steps=40, rate=0.0, powers=(1.0,), counts=(), **ONE))
     layer = LinearLayer(data.features[train], data.targets[train])
     np.testing.assert_allclose(said(net, data), layer(data.features), atol=2e-6)
 
@@ -175,8 +182,7 @@ def test_a_head_that_has_not_learnt_is_the_ridge() -> None:
 def test_a_head_learns_what_a_line_misses() -> None:
     data = curved()
     ridge = fit_ridge(data.sets, data.targets, data.split).predicted
-    net = shipped(data, 2)
-    head.train_head(net, data, len(data.split["train"]), 0, FEW)
+    net = fitted(data, 2, FEW)
     test = data.split["test"]
     errors, of_ridge = (
         ((found - data.targets)[test] ** 2).mean(0) for found in (said(net, data).numpy(), ridge)
@@ -232,8 +238,7 @@ def test_moved_universes_and_several_networks_learn_the_curve_better() -> None:
     data = replace(data, split={**data.split, "train": train})
     errors = []
     for how in (FEW, replace(FEW, members=4, plain=2, moved=0.5, degree=2)):
-        net = shipped(data, 2)
-        head.train_head(net, data, len(train), 0, how)
+        net = fitted(data, 2, how)
         errors.append(((said(net, data).numpy() - data.targets)[test] ** 2).mean())
     assert errors[1] < errors[0]
 
@@ -241,8 +246,7 @@ def test_moved_universes_and_several_networks_learn_the_curve_better() -> None:
 @pytest.mark.long
 def test_a_gaussian_head_says_how_far_it_is_off() -> None:
     data = curved()
-    net = shipped(data, 5)
-    head.train_head(net, data, len(data.split["train"]), 0, replace(FEW, gaussian=True))
+    net = fitted(data, 5, replace(FEW, gaussian=True))
     mean, covariance = gaussian_moments(said(net, data)[data.split["test"]].double())
     off = torch.from_numpy(data.targets[data.split["test"]]) - mean
     squares = (off**2 / covariance.diagonal(dim1=1, dim2=2)).mean(0)
@@ -251,7 +255,10 @@ def test_a_gaussian_head_says_how_far_it_is_off() -> None:
 
 @pytest.mark.long
 def test_the_command_goes_on_and_its_network_is_the_shipped_one(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Errors of the whole network on the volumes, read anew, are those that are recorded."""
     monkeypatch.setattr(head, "PIECE", 15)
@@ -261,7 +268,15 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     kept, run = tmp_path / "kept", tmp_path / "run"
     arguments = [str(recipe.data.path / "recipe.yaml"), "--kept", str(kept), "--sizes", "12"]
     arguments += ["--seeds", "3", "--levers", "--coverage", "--json", str(tmp_path / "head.json")]
-    monkeypatch.setattr(sys, "argv", ["head.py", *arguments, "--run", str(run)])
+    arguments += ["--run", str(run)]
+    monkeypatch.setattr(sys, "argv", ["head.py", *arguments, "--dry-run"])
+    head.main()
+    assert not [*kept.parent.glob("*")]  # nothing was made
+    plan = {line[:44].strip(): line[44:].split() for line in capsys.readouterr().out.splitlines()}
+    missing = {kind: int(row[1]) for kind, row in plan.items() if kind not in ("pieces", "all")}
+    asked = {"statistics, network": 3, "statistics, ridge": 3, "ridges": 2, "lines": 2, "heads": 4}
+    assert missing == asked
+    monkeypatch.setattr(sys, "argv", ["head.py", *arguments])
     head.main()
     record = json.loads((tmp_path / "head.json").read_text())
     assert [row["universes"] for row in record["rows"]] == [12, 24]
@@ -270,6 +285,11 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
         "ridge over mean",
         "network over ridge",
     }
+    budget = record["budget"]
+    assert {kind: row["timed"] for kind, row in budget.items()} == asked
+    assert all(row["expected_s"] > 0 < row["taken_s"] for row in budget.values())
+    assert not any(row["unforeseen"] for row in budget.values())
+    assert "expected" in capsys.readouterr().out
     found = evaluate(run, checkpoint="head")
     for name, errors in found.errors.items():
         recorded = record["rows"][-1]["test"]["network over mean"][name]["value"]
@@ -282,12 +302,13 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     monkeypatch.setattr(head, "summary_statistics", none)
     monkeypatch.setattr(head, "train_head", none)
     monkeypatch.setattr(head, "fit_ridge", none)
-    monkeypatch.setattr(sys, "argv", ["head.py", *arguments])
+    monkeypatch.setattr(head, "LinearLayer", none)
     head.main()
     again = json.loads((tmp_path / "head.json").read_text())
     assert again["rows"] == record["rows"]
+    assert again["budget"] == budget  # what it took is kept with the pieces
     (kept / "ridge-00015.npz").write_bytes((kept / "ridge-00000.npz").read_bytes())
-    with pytest.raises(hs.DataError, match=r"ridge-00015.npz has the statistics of other"):
+    with pytest.raises(hs.DataError, match=r"ridge-00015.npz the statistics of other"):
         head.main()
     with pytest.raises(hs.DataError, match=r"head\.py trains model"):
         head.network(

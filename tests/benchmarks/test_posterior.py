@@ -16,6 +16,7 @@ pytest.importorskip("zuko", reason="the extra 'posterior'")
 
 import head
 import posterior
+from kept import Kept
 from posterior import Fitting, Posterior, calibration
 
 from tests.benchmarks.test_head import FEW, curved
@@ -84,7 +85,7 @@ def test_samples_are_summarised_by_those_that_have_not_seen_them(
         posterior, "ridge_of", lambda part, *_: (constant(part), [("network", 0.1)])
     )
     recipe: Any = None  # what would read it is replaced
-    found = posterior.summaries(data, recipe, 0, FEW, tmp_path)
+    found = posterior.summaries(data, recipe, 0, FEW, Kept(tmp_path))
     everything = data.split["train"]
     for name in ("network", "ridge"):
         for sample in everything:
@@ -101,7 +102,7 @@ def test_targets_outside_of_the_box_are_refused() -> None:
     data = curved(40)
     wide = replace(data, targets=2 * data.targets)
     with pytest.raises(ValueError, match="box of -1 to 1"):
-        posterior.posteriors(wide, {"ridge": wide.targets}, 0, BRIEF)
+        posterior.posteriors(wide, {"ridge": wide.targets}, 0, BRIEF, Kept(Path()))
 
 
 def test_the_command_records_network_and_ridge(
@@ -116,10 +117,14 @@ def test_the_command_records_network_and_ridge(
     monkeypatch.setattr(posterior, "Fitting", lambda: replace(BRIEF, epochs=2))
     out = tmp_path / "posterior.json"
     arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", ["posterior.py", *arguments, "--dry-run"])
+    posterior.main()
+    assert not [*tmp_path.iterdir()]
     monkeypatch.setattr(sys, "argv", ["posterior.py", *arguments])
     posterior.main()
     record = json.loads(out.read_text())
     assert record["training"]["members"] == 4
+    assert record["budget"]["flows"]["timed"] == 2
     for name in ("network", "ridge"):
         found = record["summaries"][name]["test"]
         assert found["volumes"] == 50

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import subvolumes
 import torch
+from kept import Kept
 from regression_control import fit_ridge
 from subvolumes import rated, read_universes, treated, volumes_of, without_long_modes
 
@@ -71,14 +72,14 @@ def test_parts_are_averaged_and_recalibrated_over_their_volumes(
     recipe: Recipe, tmp_path: Path
 ) -> None:
     """Errors are those of the shipped network on cut volumes, as `hyperslab evaluate` has them."""
-    data = read_universes(recipe, tmp_path / "kept", 4)
+    data = read_universes(recipe, Kept(tmp_path / "kept", Kept(tmp_path)), 4)
     assert data.parts == 8
     assert {key: len(chosen) for key, chosen in data.split.items()} == {
         "train": 80,
         "validation": 40,
         "test": 40,
     }
-    net = head.trained(data, recipe, 80, 0, replace(FEW, counts=()))
+    net = head.trained(data, recipe, 80, 0, replace(FEW, counts=()), Kept(tmp_path, Kept(tmp_path)))
     hs.save(tmp_path / "run" / "checkpoints" / "head", net)
     save_recipe(of_parts(recipe), tmp_path / "run" / "recipe.yaml")
     found = evaluate(tmp_path / "run", checkpoint="head", calibrate=True)
@@ -93,7 +94,7 @@ def test_parts_are_averaged_and_recalibrated_over_their_volumes(
 
 
 def test_statistics_of_volumes_are_the_means_of_their_parts(recipe: Recipe, tmp_path: Path) -> None:
-    data = read_universes(recipe, tmp_path / "kept", 4)
+    data = read_universes(recipe, Kept(tmp_path / "kept", Kept(tmp_path)), 4)
     whole = volumes_of(data)
     np.testing.assert_allclose(whole.features[1], data.features[8:16].mean(0))
     assert whole.split["test"].tolist() == list(range(15, 20))
@@ -102,7 +103,7 @@ def test_statistics_of_volumes_are_the_means_of_their_parts(recipe: Recipe, tmp_
         name: (20, one.shape[1]) for name, one in data.sets.items()
     }
     # of 64 parts of a volume eight train, and all are averaged
-    smaller = read_universes(recipe, tmp_path / "kept", 2)
+    smaller = read_universes(recipe, Kept(tmp_path / "kept", Kept(tmp_path)), 2)
     assert smaller.split["train"][:9].tolist() == [*range(0, 64, 8), 64]
     assert len(smaller.split["test"]) == 5 * 64
     assert volumes_of(smaller).split["train"].tolist() == list(range(10))
@@ -110,7 +111,7 @@ def test_statistics_of_volumes_are_the_means_of_their_parts(recipe: Recipe, tmp_
 
 
 def test_long_modes_are_taken_out_of_spectra_alone(recipe: Recipe, tmp_path: Path) -> None:
-    data = read_universes(recipe, tmp_path / "kept", None)
+    data = read_universes(recipe, Kept(tmp_path / "kept", Kept(tmp_path)), None)
     short = without_long_modes(data, 4)
     with open_data(recipe, hs.Grid(), split="all") as opened:
         counts = opened.source.read(0, Box.whole(opened.source.shape))
@@ -143,6 +144,9 @@ def test_the_command_goes_on_and_compares_with_the_whole(
     monkeypatch.setattr(subvolumes, "AS_SHIPPED", FEW)
     arguments = [str(recipe.data.path / "recipe.yaml"), "--kept", str(tmp_path / "kept")]
     arguments += ["--widths", "4", "--seeds", "3", "4", "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(sys, "argv", ["subvolumes.py", *arguments, "--dry-run"])
+    subvolumes.main()
+    assert not (tmp_path / "kept").exists()
     monkeypatch.setattr(sys, "argv", ["subvolumes.py", *arguments])
     subvolumes.main()
     record = json.loads((tmp_path / "found.json").read_text())
@@ -154,6 +158,10 @@ def test_the_command_goes_on_and_compares_with_the_whole(
         "4, equal samples": (4, 320),
         "statistics of 4, averaged": (4, 40),
     }
+    heads = record["budget"]["heads"]
+    tried = [rate["rate"] for one in record["configurations"] for rate in one["rates"]]
+    assert heads["timed"] == len(tried) + 5  # a second seed of each
+    assert heads["unforeseen"] == len(tried) - 15  # three rates are foreseen
     rows = {row["name"]: row for row in record["rows"]}
     made = ["", ", averaged", ", averaged and recalibrated"]
     short = "8, no modes longer than 4"
@@ -168,7 +176,7 @@ def test_the_command_goes_on_and_compares_with_the_whole(
     assert list(rows) == networks + ridges
     assert [row["seeds"] for row in rows.values()] == [2] * 9 + [1] * 6
     assert rows["8"]["to_reference"]["mean"] is rows["ridge, 8"]["to_reference"]["mean"] is None
-    whole = read_universes(recipe, tmp_path / "kept", None)
+    whole = read_universes(recipe, Kept(tmp_path / "kept", Kept(tmp_path)), None)
     ridge = fit_ridge(whole.sets, whole.targets, whole.split).predicted
     of_mean = (whole.targets[:10].mean(0) - whole.targets[15:]) ** 2
     expected = ((ridge[15:] - whole.targets[15:]) ** 2).mean(0) / of_mean.mean(0)

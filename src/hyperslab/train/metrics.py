@@ -257,7 +257,7 @@ def bootstrap_means(
     means = []
     for array in errors:
         of_seeds = _replicate_shares(random, len(array), replicates)
-        means.append(np.sum((of_seeds @ array) * of_volumes, axis=1))
+        means.append(np.sum((of_volumes @ array.T) * of_seeds, axis=1))
     return np.stack(means)
 
 
@@ -272,7 +272,7 @@ def ratio_interval(
     return ConfidenceInterval(value, float(ends[0]), float(ends[1]))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # of test and validation samples, which take turns
 def _first_shares(seed: int, count: int, replicates: int) -> tuple[FloatArray, Mapping[str, Any]]:
     """Return the shares that a fresh generator draws first, and its state after them.
 
