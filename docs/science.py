@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hyperslab.studies.table import duration
+
 PAGES = tuple(
     Path(__file__).with_name(name) for name in ("science.md", "sc18.md", "receptive-field.md")
 )
@@ -223,10 +225,24 @@ def posterior(numbers: dict[str, Any], split: str = "test") -> list[str]:
     return lines
 
 
+def budget(numbers: dict[str, Any]) -> list[str]:
+    """How long the pieces of a record were to take, and took."""
+    lines = _head(["pieces", "made and timed", "not foreseen", "expected", "taken"])
+    rows = {kind: row for kind, row in numbers["budget"].items() if row["timed"]}
+    whole = {key: sum(row[key] for row in rows.values()) for key in next(iter(rows.values()))}
+    for kind, row in {**rows, "all": whole}.items():
+        counts = [str(row[key]) for key in ("timed", "unforeseen")]
+        lines.append(_line([kind, *counts, *(duration(row[key]) for key in SECONDS)]))
+    return lines
+
+
+SECONDS = ("expected_s", "taken_s")
+
 BLOCKS: dict[str, Callable[..., list[str]]] = {
     "errors": errors,
     "ratios": ratios,
     "bars": bars,
+    "budget": budget,
     "plateau": plateau,
     "windows": windows,
     "learning": learning,

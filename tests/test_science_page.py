@@ -223,6 +223,18 @@ def of_subvolumes() -> dict[str, Any]:
     }
 
 
+def test_budgets_are_compared(science: ModuleType) -> None:
+    untimed = {"pieces": 2, "timed": 0, "unforeseen": 0, "expected_s": 0.0, "taken_s": 0.0}
+    heads = {"pieces": 9, "timed": 3, "unforeseen": 1, "expected_s": 60.0, "taken_s": 95.2}
+    lines = {"pieces": 1, "timed": 1, "unforeseen": 0, "expected_s": 5.0, "taken_s": 4.0}
+    found = science.budget({"budget": {"old": untimed, "heads": heads, "lines": lines}})
+    assert found[2:] == [
+        "| heads | 3 | 1 | 1 min 0 s | 1 min 35 s |",
+        "| lines | 1 | 0 | 5.00 s | 4.00 s |",
+        "| all | 4 | 1 | 1 min 5 s | 1 min 39 s |",
+    ]
+
+
 def test_parts_stand_beside_those_of_other_methods(science: ModuleType) -> None:
     kept = json.loads((science.RESULTS / "science-figure9-batch-norm.json").read_text())
     lines = science.parts(of_subvolumes(), "with batch norm", "science-figure9-batch-norm.json")

@@ -305,14 +305,19 @@ def _open_keyed(
         found.redshifts = found.redshifts or about.stored_redshifts
         source = Selected(found, redshifts=about.redshifts)
     if not native and not about.varied:
-        _check_extents(path, source.shape[1:], about.whole[1:], "voxels")
+        remedy = "\n    --native predicts it as it is" if about.classes else ""
+        _check_extents(path, source.shape[1:], about.whole[1:], "voxels", remedy)
     return source, affine
 
 
-def _check_extents(path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
+def _check_extents(
+    path: Path, found: tuple[int, ...], wanted: tuple[int, ...], what: str, remedy: str = ""
+) -> None:
     if found != wanted:
         has, trained = (" x ".join(map(str, shape)) for shape in (found, wanted))
-        raise DataError(f"{path}: has {has} {what} but the network was trained on {trained}")
+        raise DataError(
+            f"{path}: has {has} {what} but the network was trained on {trained}{remedy}"
+        )
 
 
 def check_prediction(

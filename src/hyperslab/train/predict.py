@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,8 @@ from hyperslab.util.atomic_files import (
 from hyperslab.util.documents import read_json_lines
 
 T = TypeVar("T")
+
+log = logging.getLogger("hyperslab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +203,15 @@ class Journal:
         with suppress(OSError, ValueError):  # a foreign file has none
             lines = read_json_lines(self.path)[0]
         first, *rows = lines or [{}]
-        known = [row for row in rows if first == by and _is_row(row)]
-        self.rows: dict[str, JournalRow] = {row["name"]: row for row in known}
+        listed = {row["name"]: row for row in rows if _is_row(row)}
+        if listed and first != by:
+            log.warning(
+                "%s holds %d results of another network, or of other options: they no longer "
+                "count, and are replaced for the inputs that are given now",
+                folder,
+                len(listed),
+            )
+        self.rows: dict[str, JournalRow] = listed if first == by else {}
         with system_errors_as(DataError, f"cannot write into {folder}", named=False):
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path, json_lines([by, *self.rows.values()]))

@@ -89,6 +89,27 @@ def test_layers_make_the_file_that_the_library_writes(
     assert path.read_bytes() == (tmp_path / f"a{suffix}").read_bytes()
 
 
+@pytest.mark.parametrize("extents", [(1,), (1, 1), (1, 3), (1, 3, 1), (3, 1)])
+@pytest.mark.parametrize("suffix", nifti.NIFTI_SUFFIXES)
+def test_dims_of_one_do_not_count(tmp_path: Path, suffix: str, extents: tuple[int, ...]) -> None:
+    """ITK writes channels along the fifth dim, as components of vectors."""
+    raw = np.random.default_rng(0).integers(0, 200, (*XYZ, *extents)).astype("int16")
+    path = write(tmp_path / f"v{suffix}", raw, "LAS", intent_code=1007)
+    file = nifti.open_nifti(path)
+    channels = raw.reshape(*XYZ, -1).transpose(3, 2, 1, 0)
+    assert file.shape == channels.shape
+    np.testing.assert_array_equal(file.read(), channels)
+    box = Box((0, 1, 0, 2), (len(channels), 3, 5, 4))
+    np.testing.assert_array_equal(file.read(box), channels[box.slices()])
+    nifti.write_mask(tmp_path / f"m{suffix}", lambda box: channels[0][box.slices()] > 99, file)
+    image = nib.load(tmp_path / f"m{suffix}")
+    assert image.shape == XYZ
+    stored = nib.load(path).get_fdata().reshape(*XYZ, -1)
+    np.testing.assert_array_equal(image.get_fdata(), stored[..., 0] > 99)
+    np.testing.assert_array_equal(image.affine, nib.load(path).affine)
+    assert (image.header["intent_code"] == 0) == (len(raw.shape) > 4)
+
+
 @pytest.mark.parametrize("dtype", ["int16", "uint8", "uint16", "int32", "float32", "float64"])
 def test_slope_and_intercept(tmp_path: Path, dtype: str) -> None:
     raw = np.random.default_rng(0).integers(0, 200, XYZ).astype(dtype)

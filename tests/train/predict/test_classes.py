@@ -114,7 +114,8 @@ def bad_inputs(folder: Path) -> dict[str, str]:
         "text.nii": "truncated or of another format",
         "4d.nii": "is 4-D",
         "flat.nii": "is empty: every voxel is 0",
-        "small.hdf5": "has 9 x 13 x 12 voxels but the network was trained on 10 x 13 x 12",
+        "small.hdf5": "has 9 x 13 x 12 voxels but the network was trained on 10 x 13 x 12\n"
+        "    --native predicts it as it is",
         "foreign.h5": "cannot be read as HDF5",
         "empty.hdf5": "none of the data sets full, x, volume",
         "scan.mha": r"takes \.nii, \.nii\.gz, \.hdf5, \.h5",

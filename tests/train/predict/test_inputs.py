@@ -111,7 +111,14 @@ def test_what_is_noted_is_done_until_it_changes(tmp_path: Path, entry: InputFile
     assert not again.done(entry)
 
 
-def test_another_network_has_done_nothing(tmp_path: Path, entry: InputFile) -> None:
+def test_another_network_has_done_nothing(
+    tmp_path: Path, entry: InputFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    Journal(tmp_path, BY).add(entry, state_of_input(entry))
+    Journal(tmp_path, BY)
+    assert not caplog.records
+    Journal(tmp_path, {**BY, "network": "third"})
+    assert f"{tmp_path} holds 1 results of another network" in caplog.text
     Journal(tmp_path, BY).add(entry, state_of_input(entry))
     assert not Journal(tmp_path, {**BY, "checkpoint": "other"}).done(entry)
     assert not Journal(tmp_path, BY).done(entry), "and what the other did is no longer the first's"

@@ -59,7 +59,12 @@ class NiftiFile:
     @property
     def shape(self) -> tuple[int, ...]:
         """Returns the shape (C, D, H, W) of the volume."""
-        return self.order.volume_shape(self.image.shape)
+        return self.order.volume_shape(self.extents)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Returns the extents of the file's dims, (i, j, k) or (i, j, k, c)."""
+        return _extents_of(self.image)
 
     @property
     def itemsize(self) -> int:
@@ -81,8 +86,8 @@ class NiftiFile:
     def read(self, box: Box | None = None) -> NDArray[Any]:
         """Reads a box (C, d, h, w), or all, along the patient's axes, with slope and intercept."""
         with files.naming(self.path, NIFTI, files.ANY):
-            whole = Box.whole(self.image.shape)
-            stored = whole if box is None else self.order.to_file(box, self.image.shape)
+            whole = Box.whole(self.extents)
+            stored = whole if box is None else self.order.to_file(box, self.extents)
             place = stored.slices()
             if self.packed and stored == whole:
                 # Only who reads all of it comes to the sum at gzip's end.
@@ -100,7 +105,7 @@ class NiftiFile:
         threads: threads that read side by side would put them back wrongly.
         """
         stored = self.image.dataobj
-        spec = (stored.shape, stored.dtype, stored.offset)
+        spec = (self.extents, stored.dtype, stored.offset)
         values = optional.nibabel().arrayproxy.ArrayProxy(file, spec, mmap=False)[place]
         with np.errstate(over="ignore", invalid="ignore"):  # infinite values are refused later
             for operation, number, nothing in (
@@ -138,11 +143,19 @@ def open_nifti(path: Path) -> NiftiFile:
         turn = _orientation(path, image)
         dims = "".join("WHD"[int(axis)] for axis, _ in turn)
         flipped = "".join("WHD"[int(axis)] for axis, flip in turn if flip < 0)
-        order = StorageOrder(dims + "C" * (len(image.shape) - 3), flipped)
+        order = StorageOrder(dims + "C" * (len(_extents_of(image)) - 3), flipped)
         unit = MILLIMETRES.get(int(image.header["xyzt_units"]) & 7, 1.0)
         back = nibabel.orientations.inv_ornt_aff(turn, image.shape[:3])
         affine = np.diag([unit, unit, unit, 1.0]) @ image.affine @ back
         return NiftiFile(path, image, order, affine[:, [2, 1, 0, 3]])
+
+
+def _extents_of(image: Any) -> tuple[int, ...]:
+    """Returns the extents of an image's dims, without those of 1 behind the third.
+
+    The fourth is time and the fifth has a vector's components, as ITK writes channels.
+    """
+    return (*image.shape[:3], *(extent for extent in image.shape[3:] if extent != 1))
 
 
 def _check_claims(path: Path) -> None:
@@ -186,7 +199,7 @@ def _check_extensions(block: bytes, endianness: str) -> None:
 def _orientation(path: Path, image: Any) -> NDArray[Any]:
     """Finds how the file's axes become RAS+, if the file says so, is 3-D and not oblique."""
     extents = " x ".join(map(str, image.shape))
-    if len(image.shape) not in (3, 4):
+    if len(image.shape) < 3 or len(_extents_of(image)) > 4:
         raise DataError(f"{path}: is {len(image.shape)}-D, {extents}; needs one volume")
     if 0 in image.shape:
         raise DataError(f"{path}: is empty: {extents} voxels")
@@ -262,6 +275,8 @@ def write_mask(path: Path, read: Callable[[Box], Mask], like: NiftiFile) -> None
     """
     header = like.image.header.copy()
     header["cal_min"] = header["cal_max"] = 0  # the window in which a viewer shows the CT
+    if len(like.image.shape) > 4:
+        header["intent_code"] = 0  # the scan's voxels are vectors
     order = StorageOrder(like.order.dims.replace("C", ""), like.order.flipped.replace("C", ""))
     write_layers(path, read, like.shape[1:], order, None, header)
 

@@ -531,7 +531,7 @@ class NiftiFolder(Source):
         """Describes the first channel's file, where each has its own."""
         file = open_nifti(self.listed.pairs[sample].image)
         order = file.order.reversed  # the file's first index is fastest
-        shape = file.image.shape[::-1]
+        shape = file.extents[::-1]
         size = file.path.stat().st_size
         plain = Storage(order, shape, file.itemsize, size, buffer=FILE_BUFFER)
         return replace(plain, compression="gzip", packed=True) if file.packed else plain
