@@ -134,7 +134,7 @@ class Kept:
         arrays = make()
         taken = time.perf_counter() - begin
         path.parent.mkdir(parents=True, exist_ok=True)
-        with created_aside(path) as file:
+        with created_aside(path, concurrent=True) as file:  # two programs share a folder
             np.savez(file, **{SECONDS: np.array([expected, taken])}, **arrays)
         print(f"{path} ({duration(taken)})", file=sys.stderr, flush=True)
 
@@ -192,7 +192,7 @@ def run_planned(
     print(kept.said(), flush=True)
     if only_plan:
         return None
-    if kept.missing:
+    if any(row.missing for row in kept.rows.values()):
         kept = Kept(folder, kept)
         found = work(kept)
     else:
