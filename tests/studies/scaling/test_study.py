@@ -48,7 +48,7 @@ def test_merits_are_relative_to_the_first_that_there_is() -> None:
     assert first.throughput == pytest.approx(8 / (1.1 * (0.1 + 10 / 8)))
     assert second.speedup == pytest.approx(1.35 / 0.725)
     assert second.efficiency == pytest.approx(1.35 / 0.725 / 2)
-    predicted = study(ScalingKind.WEAK, RANKS, measured=2, predicted=3).speeds("predicted")
+    predicted = study(ScalingKind.WEAK, RANKS, measured=2, predicted=3).speeds("forecast")
     assert predicted[0] is None
     last = predicted[-1]
     assert last is not None
@@ -99,7 +99,21 @@ def test_a_time_that_nobody_knows_is_not_shown_as_one(both: Study) -> None:
     console.print(short_table(replace(both, rows=tuple(rows))))
     lines = [line.split() for line in console.export_text().splitlines() if "predicted" in line]
     assert [line[-2:] for line in lines] == [["predicted", "unknown"]] * 3
-    assert "not known" in figure_of(replace(both, rows=tuple(rows))).axes[0].get_title("left")
+    axes = figure_of(replace(both, rows=tuple(rows))).axes[0]
+    assert "not known" in axes.get_title("left")
+    labels = axes.get_legend_handles_labels()[1]
+    assert any("measured" in label for label in labels)
+    assert not any("predicted" in label for label in labels)
+    cells = table_of_study(replace(both, rows=tuple(rows)))
+    empty = ("predicted_seconds", "predicted_throughput", "predicted_total", "deviation")
+    assert {row.get(key) for row in cells for key in empty} == {None}
+    assert any(row["predicted_memory"] for row in cells)
+    alone = [replace(row, measured=None) for row in rows if row.predicted is not None]
+    for kind in ScalingKind:
+        axes = figure_of(replace(both, kind=kind, rows=tuple(alone))).axes[0]
+        assert "not known" in axes.get_title("left")
+        assert not axes.containers
+        assert not axes.lines
 
 
 def test_no_number_is_cut_off_by_a_long_grid() -> None:

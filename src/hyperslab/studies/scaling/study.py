@@ -99,11 +99,16 @@ class StudyRow:
     failure: str = ""
 
     @property
+    def forecast(self) -> PredictedStep | None:
+        """Returns the predicted step if its time is known."""
+        return None if self.predicted is None or self.predicted.unknown else self.predicted
+
+    @property
     def deviation(self) -> float | None:
         """Computes the prediction's deviation: predicted / measured - 1."""
-        if self.measured is None or self.predicted is None:
+        if self.measured is None or self.forecast is None:
             return None
-        return self.predicted.seconds / self.measured.seconds - 1
+        return self.forecast.seconds / self.measured.seconds - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ class Study:
     machine: str = ""
     refused: tuple[RefusedPoint, ...] = ()
 
-    def speeds(self, kind: Literal["measured", "predicted"]) -> list[Speed | None]:
+    def speeds(self, kind: Literal["measured", "forecast"]) -> list[Speed | None]:
         """Returns the speeds by row; None where there is no such time."""
         speeds: list[Speed | None] = []
         base: tuple[int, float] | None = None
@@ -149,7 +154,7 @@ class Study:
         return speeds
 
     def rows_with_speeds(self) -> Iterator[tuple[StudyRow, Speed | None, Speed | None]]:
-        return zip(self.rows, self.speeds("measured"), self.speeds("predicted"), strict=True)
+        return zip(self.rows, self.speeds("measured"), self.speeds("forecast"), strict=True)
 
 
 @dataclass(frozen=True, slots=True)

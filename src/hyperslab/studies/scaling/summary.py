@@ -45,7 +45,7 @@ def write_tables(study: Study, folder: Path) -> None:
     """Writes ``study.csv`` and ``study.json``: one row a point; what is not there is empty.
 
     Times are in seconds, throughputs in samples/s, memory in bytes; ``deviation`` is
-    predicted / measured - 1. In the JSON ``remark`` and the facts stand beside them.
+    predicted / measured - 1. Predicted times that are not known are empty, too. In the JSON ``remark`` and the facts stand beside them.
     """
     rows = table_of_study(study)
     cells = [
@@ -94,9 +94,9 @@ def short_table(study: Study) -> rich.table.Table:
             point = [""] * len(point)
         if row.predicted is not None and row.predicted.unknown:
             rows.append([*point, "predicted", "unknown", "", "", "", ""])
-        elif row.predicted is not None and predicted is not None:
+        elif row.forecast is not None and predicted is not None:
             off = "" if row.deviation is None else f"{row.deviation:+.1%}"
-            rows.append([*point, "predicted", *_merits(row.predicted.seconds, predicted), off])
+            rows.append([*point, "predicted", *_merits(row.forecast.seconds, predicted), off])
     # A grid of three axes is long, and all has to fit into 80 columns.
     return Table("", SHORT_HEAD, rows).for_terminal(left=("grid", ""), padding=0, wrap="grid")
 
@@ -142,8 +142,8 @@ def _row_cells(row: StudyRow, measured: Speed | None, predicted: Speed | None) -
     cells["batch_size"] = row.point.batch_size
     cells |= _named("measured", MeasuredStep, row.measured)
     cells |= _named("measured", Speed, measured)
-    cells["predicted_seconds"] = None if row.predicted is None else row.predicted.seconds
-    cells |= _named("predicted", Breakdown, row.predicted and row.predicted.parts)
+    cells["predicted_seconds"] = None if row.forecast is None else row.forecast.seconds
+    cells |= _named("predicted", Breakdown, row.forecast and row.forecast.parts)
     cells |= _named("predicted", Speed, predicted)
     cells["predicted_memory"] = None if row.predicted is None else row.predicted.memory
     cells["deviation"] = row.deviation
@@ -190,8 +190,8 @@ def figure_of(study: Study) -> Figure:
     wide = max(6.4, 1.6 + 0.95 * len(study.rows))
     figure = Figure(figsize=(wide, 4.6), layout="constrained")
     axes = figure.subplots()
-    steps = [step for row in study.rows for step in (row.measured, row.predicted) if step]
-    seconds = [step.seconds for step in steps]
+    steps = [step for row in study.rows for step in (row.measured, row.forecast) if step]
+    seconds = [step.seconds for step in steps] or [0.0]
     alike = study.kind is ScalingKind.STRONG and max(seconds) <= COMPARABLE * min(seconds)
     (_bars if alike else _lines)(axes, study)
     axes.set_title(_title(study), loc="left", fontsize=10)
@@ -225,12 +225,12 @@ def _title(study: Study) -> str:
 def _bars(axes: Axes, study: Study) -> None:
     """Draws the time of a step, measured beside predicted, which is shaded by its parts."""
     rows = study.rows
-    both = any(row.measured for row in rows) and any(row.predicted for row in rows)
+    both = any(row.measured for row in rows) and any(row.forecast for row in rows)
     width = 0.38 if both else 0.6
     # Side by side where there are both, else in the middle.
-    shifts = [width / 2 if row.measured and row.predicted else 0.0 for row in rows]
+    shifts = [width / 2 if row.measured and row.forecast else 0.0 for row in rows]
     measured = [(n, row.measured) for n, row in enumerate(rows) if row.measured is not None]
-    predicted = [(n, row.predicted) for n, row in enumerate(rows) if row.predicted is not None]
+    predicted = [(n, row.forecast) for n, row in enumerate(rows) if row.forecast is not None]
     tops: list[float] = []
     if measured:
         places = [place - shifts[place] for place, _ in measured]
@@ -254,10 +254,10 @@ def _bars(axes: Axes, study: Study) -> None:
                 edgecolor="white", linewidth=0.5, label=f"predicted: {name}",
             )  # fmt: skip
             below += seconds
-        _label_bars(axes, bars, study.speeds("predicted"))
+        _label_bars(axes, bars, study.speeds("forecast"))
         tops += below.tolist()
     axes.set_xticks(range(len(rows)), [_point_label(row) for row in rows])
-    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops)), xlim=(-0.6, len(rows) - 0.4))
+    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops, default=1.0)), xlim=(-0.6, len(rows) - 0.4))
 
 
 def _label_bars(axes: Axes, bars: BarContainer, speeds: Iterable[Speed | None]) -> None:
@@ -274,7 +274,7 @@ def _lines(axes: Axes, study: Study) -> None:
     """Draws throughput over ranks, both logarithmic; a dotted line is ideal scaling."""
     ranks = [row.point.ranks for row in study.rows]
     _line(axes, ranks, study.speeds("measured"), above=True)
-    _line(axes, ranks, study.speeds("predicted"), above=False)
+    _line(axes, ranks, study.speeds("forecast"), above=False)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(ranks))
