@@ -720,6 +720,7 @@ def trained(
     Its weights are kept. So volumes that are simulated later are seen by networks that were
     finished before.
     """
+    torch.manual_seed(seed)  # a head without a line begins with the network's own weights
     net = network(recipe, data.shape, outputs_for(data, how))
     about = {**asdict(how), "count": count, "data": data.learnt_from(count)}
     name = f"head-{count}-{seed}-{named(about)}"
