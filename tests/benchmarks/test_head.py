@@ -296,6 +296,13 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
         assert errors["ratio"] == pytest.approx(recorded, rel=1e-4)
     assert 0 <= record["coverage"]["network"]["parameters"]["number"]["coverage_68"] <= 1
 
+    for path in list(kept.glob("head-*.npz")):
+        path.unlink()
+    head.main()
+    again = json.loads((tmp_path / "head.json").read_text())
+    assert (again["rows"], again["levers"]) == (record["rows"], record["levers"])
+    budget = again["budget"]
+
     def none(*_: object) -> None:
         raise AssertionError("it was there")
 
