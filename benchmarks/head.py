@@ -151,9 +151,10 @@ class Universes:
 
     @cached_property
     def key(self) -> str:
-        """Tells what was trained and chosen on these volumes from what was on others."""
+        """Tells what was fitted and chosen on these volumes and sets from what was on others."""
         parts = (self.targets, self.features, self.split["train"], self.split["validation"])
-        return digest(parts)
+        widths = {name: numbers.shape[1] for name, numbers in self.sets.items()}
+        return named([digest(parts), widths])
 
     def learnt_from(self, count: int) -> str:
         """Tells networks of the first ``count`` training samples from others, whatever the test."""
@@ -770,7 +771,7 @@ def ridge_of(data: Universes, count: int, kept: Kept) -> tuple[FloatArray, list[
         chosen = [[name, 1.0] for name in [*data.sets][-1:] * len(data.names)]
         return Trial(seconds, {"predicted": off, "chosen": np.array(json.dumps(chosen))})
 
-    name = f"regression-{count}-{data.key[:12]}"
+    name = f"regression-{count}-{data.key}"
     alike = ("ridge", everything, tuple(one.shape[1] for one in data.sets.values()))
     made = kept.arrays("ridges", name, lambda: fitted(everything), tried, alike)
     return made["predicted"], json.loads(str(made["chosen"]))

@@ -145,7 +145,9 @@ def test_what_is_kept_belongs_to_volumes_and_splits() -> None:
     data = curved()
     assert data.key == curved().key
     fewer = {**data.split, "validation": data.split["validation"][1:]}
-    assert len({data.key, replace(data, split=fewer).key, curved(601).key}) == 3
+    others = {"network": data.sets["network"], "first": data.features[:, :3]}
+    keys = [data.key, replace(data, split=fewer).key, replace(data, sets=others).key]
+    assert len({*keys, curved(601).key}) == 4
 
 
 def shipped(data: Universes, outputs: int) -> hs.models.MultiscaleNet:
