@@ -136,9 +136,9 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
 class Universes:
     """What is known of N volumes: targets (N, P), features (N, F) and the sets of a ridge.
 
-    ``sets`` have the features, too, as a ridge may choose them. ``names`` are the targets',
-    ``shape`` (C, D, H, W) is a volume's. Where the volumes are parts of larger ones, ``parts`` of
-    them follow each other.
+    ``sets`` have the features, too, and the first ones of them, as a ridge may choose them.
+    ``names`` are the targets', ``shape`` (C, D, H, W) is a volume's. Where the volumes are parts of
+    larger ones, ``parts`` of them follow each other.
     """
 
     names: tuple[str, ...]
@@ -179,6 +179,9 @@ def universes_of(recipe: Recipe, kept: Kept) -> Universes:
         for name, of in SETS.items()
     }
     sets["network"] = own
+    for count in AS_SHIPPED.counts:  # between which the head's line may choose, too
+        if count < own.shape[1]:
+            sets[f"network, first {count}"] = own[:, :count]
     listed = [source.target(sample) for sample in range(len(source.names))]
     targets = np.array(listed, dtype=np.float64)
     split = split_of(source, recipe, recipe.data.seed)

@@ -1,7 +1,7 @@
 """What is left to be known of parameters after a network's summary: posteriors by a flow.
 
-    python benchmarks/posterior.py RECIPE [key=value ...] --kept FOLDER --json OUT [--seed S]
-                                   [--dry-run]
+    python benchmarks/posterior.py RECIPE [key=value ...] --kept FOLDER --json OUT
+                                   [--seeds S ...] [--dry-run]
 
 The network is that of `head.py`, with the same kept pieces, and its predictions are the summary of
 a volume. A normalizing flow (`zuko`: neural splines, Durkan et al. 2019) learns the distribution
@@ -12,14 +12,15 @@ same way. Validation samples choose how long a flow trains.
 
 Whether posteriors are right is measured by ranks of the true values among samples of the posterior
 (Talts et al. 2018) on test samples, by parameter, and for all together by the share of posterior
-samples that are more probable than the true values.
+samples that are more probable than the true values. Networks and flows of each seed are others, and
+so are these probabilities; the first seed's posteriors are recorded whole.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -251,27 +252,44 @@ def show(name: str, measured: Mapping[str, Any]) -> None:
     print(f"{name:30}", *cells, sep=" | ", flush=True)
 
 
-def work(recipe: Recipe, seed: int, kept: Kept) -> dict[str, Any]:
+def work(recipe: Recipe, seeds: Sequence[int], kept: Kept) -> dict[str, Any]:
     """The record of network and ridge."""
     data = universes_of(recipe, kept)
-    said = summaries(data, recipe, seed, AS_SHIPPED, kept)
     fitting = Fitting()
+    found = []
+    for seed in seeds:
+        said = summaries(data, recipe, seed, AS_SHIPPED, kept)
+        found.append(posteriors(data, said, seed, fitting, kept))
     return {
         "splits": {which: len(chosen) for which, chosen in data.split.items()},
         "training": asdict(AS_SHIPPED),
         "flow": asdict(fitting),
         "levels": LEVELS_DRAWN,
-        "summaries": posteriors(data, said, seed, fitting, kept),
+        "summaries": found[0],
+        "seeds": [
+            {"seed": seed, **probabilities(one)} for seed, one in zip(seeds, found, strict=True)
+        ],
+    }
+
+
+def probabilities(found: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """By summary, the probability of ranks as uneven as those of test samples."""
+    return {
+        name: {
+            **{key: row["ks_probability"] for key, row in one["test"]["parameters"].items()},
+            "together": one["test"]["joint"]["ks_probability"],
+        }
+        for name, one in found.items()
     }
 
 
 def main() -> None:
     parser = arguments()
     parser.description = (__doc__ or "").split("\n")[0]
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_intermixed_args()
     recipe = load_recipe(options.recipe, [*ALONE, *options.overrides])
-    record_planned(options, lambda kept: work(recipe, options.seed, kept))
+    record_planned(options, lambda kept: work(recipe, options.seeds, kept))
 
 
 if __name__ == "__main__":

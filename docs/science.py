@@ -209,19 +209,21 @@ def parts(numbers: dict[str, Any], *others: str) -> list[str]:
     return lines
 
 
-def posterior(numbers: dict[str, Any], split: str = "test") -> list[str]:
+def posterior(numbers: dict[str, Any]) -> list[str]:
     """How often intervals of a flow's posteriors hold the true value, and a test of all ranks."""
     lines = []
     for name in ("ridge", "network"):
-        found = numbers["summaries"][name][split]
+        found = numbers["summaries"][name]["test"]
         rows = {**found["parameters"], "together": found["joint"]}
         if not lines:
             lines = _head(["posterior from", "of true values", *rows])
         for level in (68, 95):
             cells = [_share(row, f"coverage_{level}") for row in rows.values()]
             lines.append(_line([name, f"in intervals of {level} %", *cells]))
-        cells = [f"{row['ks_probability']:.2f}" for row in rows.values()]
-        lines.append(_line([name, "probability of ranks so uneven", *cells]))
+        for one in numbers["seeds"]:
+            cells = [f"{one[name][key]:.2f}" for key in rows]
+            what = f"probability of ranks so uneven, seed {one['seed']}"
+            lines.append(_line([name, what, *cells]))
     return lines
 
 

@@ -291,18 +291,19 @@ def test_posteriors_of_network_and_ridge_are_in_table_and_figure(
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda *a, **k: (drawn.append(a[0]), save(*a, **k)))
     of = of_heads()["coverage"]["ridge"]
-    rows = (*of["parameters"].values(), of["joint"])
-    for one in rows:
-        one["ks_probability"] = 0.25
-    narrow = json.loads(json.dumps(of))
-    narrow["parameters"]["n_s"]["coverage_68"] = 0.5
-    said = {name: {"test": of, "validation": narrow} for name in ("network", "ridge")}
-    record = {"levels": [0.5, 0.9], "splits": {"test": 100}, "summaries": said}
+    said = {name: {"test": of} for name in ("network", "ridge")}
+    seeds = [
+        {"seed": seed, **{name: dict.fromkeys((*of["parameters"], "together"), p) for name in said}}
+        for seed, p in ((0, 0.25), (3, 0.75))
+    ]
+    record = {"levels": [0.5, 0.9], "splits": {"test": 100}, "summaries": said, "seeds": seeds}
     lines = science.posterior(record)
-    assert len(lines) == 2 + 2 * 3
+    assert len(lines) == 2 + 2 * 4
     assert lines[2].startswith("| ridge | in intervals of 68 % | 70 % (60 to 75) |")
-    assert lines[7] == "| network | probability of ranks so uneven |" + " 0.25 |" * 5
-    assert "| 50 % (60 to 75) |" in science.posterior(record, "validation")[2]
+    assert lines[8:] == [
+        f"| network | probability of ranks so uneven, seed {seed} |" + f" {p} |" * 5
+        for seed, p in ((0, "0.25"), (3, "0.75"))
+    ]
     (tmp_path / "a.json").write_text(json.dumps(record))
     science.draw_coverage(tmp_path / "a.json", tmp_path / "a.png")
     assert [axes.get_title() for axes in drawn[0].axes] == ["network", "ridge"]

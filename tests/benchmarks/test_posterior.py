@@ -116,7 +116,7 @@ def test_the_command_records_network_and_ridge(
     )
     monkeypatch.setattr(posterior, "Fitting", lambda: replace(BRIEF, epochs=2))
     out = tmp_path / "posterior.json"
-    arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out)]
+    arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out), "--seeds", "3", "5"]
     monkeypatch.setattr(sys, "argv", ["posterior.py", *arguments, "--dry-run"])
     posterior.main()
     assert not [*tmp_path.iterdir()]
@@ -124,7 +124,9 @@ def test_the_command_records_network_and_ridge(
     posterior.main()
     record = json.loads(out.read_text())
     assert record["training"]["members"] == 4
-    assert record["budget"]["flows"]["timed"] == 2
+    assert record["budget"]["flows"]["timed"] == 4
+    assert [one["seed"] for one in record["seeds"]] == [3, 5]
+    assert record["seeds"][0]["ridge"] != record["seeds"][1]["ridge"]
     for name in ("network", "ridge"):
         found = record["summaries"][name]["test"]
         assert found["volumes"] == 50
