@@ -136,9 +136,9 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
 class Universes:
     """What is known of N volumes: targets (N, P), features (N, F) and the sets of a ridge.
 
-    ``sets`` have the features, too, and the first ones of them, as a ridge may choose them.
-    ``names`` are the targets', ``shape`` (C, D, H, W) is a volume's. Where the volumes are parts of
-    larger ones, ``parts`` of them follow each other.
+    ``sets`` have the features, too, as a ridge may choose them. ``names`` are the targets',
+    ``shape`` (C, D, H, W) is a volume's. Where the volumes are parts of larger ones, ``parts`` of
+    them follow each other.
     """
 
     names: tuple[str, ...]
@@ -179,13 +179,20 @@ def universes_of(recipe: Recipe, kept: Kept) -> Universes:
         for name, of in SETS.items()
     }
     sets["network"] = own
-    for count in AS_SHIPPED.counts:  # between which the head's line may choose, too
-        if count < own.shape[1]:
-            sets[f"network, first {count}"] = own[:, :count]
     listed = [source.target(sample) for sample in range(len(source.names))]
     targets = np.array(listed, dtype=np.float64)
     split = split_of(source, recipe, recipe.data.seed)
     return Universes(names, source.shape, targets, own, sets, split)
+
+
+def with_first_features(data: Universes) -> Universes:
+    """The same volumes for a ridge that may take the first features alone, as the head's line may.
+
+    No ridge is known that is better.
+    """
+    some = [count for count in AS_SHIPPED.counts if count < data.features.shape[1]]
+    first = {f"network, first {count}": data.features[:, :count] for count in some}
+    return replace(data, sets={**data.sets, **first})
 
 
 def features_of(recipe: Recipe, source: Source, kept: Kept, width: int | None = None) -> FloatArray:
@@ -788,20 +795,28 @@ def squares(data: Universes, predicted: FloatArray, split: str) -> FloatArray:
 
 
 def compared(
-    data: Universes, outputs: Sequence[FloatArray], ridge: FloatArray, count: int
+    data: Universes,
+    outputs: Sequence[FloatArray],
+    ridge: FloatArray,
+    count: int,
+    best_ridge: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """Errors over the mean's and over the ridge's, on test and validation samples."""
+    """Errors over the mean's and over the ridges', on test and validation samples."""
     names = [*data.names, "mean"]
     means = np.broadcast_to(data.targets[data.split["train"][:count]].mean(0), data.targets.shape)
     parameters = data.targets.shape[1]
     row: dict[str, Any] = {"universes": count, "seeds": len(outputs)}
     below = {"mean": means, "ridge": ridge}
+    compares = [("network", "mean"), ("ridge", "mean"), ("network", "ridge")]
+    if best_ridge is not None:
+        below["best ridge"] = best_ridge
+        compares.append(("network", "best ridge"))
     for split in ("test", "validation"):
         of = {
             "network": np.stack([squares(data, one[:, :parameters], split) for one in outputs], 1),
             "ridge": squares(data, ridge, split)[:, None],
         }
-        for above, under in (("network", "mean"), ("ridge", "mean"), ("network", "ridge")):
+        for above, under in compares:
             pairs = zip(names, of[above], squares(data, below[under], split)[:, None], strict=True)
             row.setdefault(split, {})[f"{above} over {under}"] = {
                 name: asdict(ratio_interval(one, other)) for name, one, other in pairs
@@ -893,8 +908,10 @@ def work(
 
         for count in sorted({*sizes, largest}):
             ridge, chosen = ridge_of(data, count, kept)
-            row = compared(data, said(count, AS_SHIPPED, seeds), ridge, count)
+            best, of_best = ridge_of(with_first_features(data), count, kept)
+            row = compared(data, said(count, AS_SHIPPED, seeds), ridge, count, best)
             row["chosen"] = dict(zip(data.names, chosen, strict=True))
+            row["chosen by the best ridge"] = dict(zip(data.names, of_best, strict=True))
             record["rows"].append(row)
             show(row, f"{count}")
         for name, how in LEVERS.items() if levers else ():

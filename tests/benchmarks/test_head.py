@@ -276,7 +276,7 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
     assert not [*kept.parent.glob("*")]  # nothing was made
     plan = {line[:44].strip(): line[44:].split() for line in capsys.readouterr().out.splitlines()}
     missing = {kind: int(row[1]) for kind, row in plan.items() if kind not in ("pieces", "all")}
-    asked = {"statistics, network": 3, "statistics, ridge": 3, "ridges": 2, "lines": 2, "heads": 4}
+    asked = {"statistics, network": 3, "statistics, ridge": 3, "ridges": 4, "lines": 2, "heads": 4}
     assert missing == asked
     monkeypatch.setattr(sys, "argv", ["head.py", *arguments])
     head.main()
@@ -286,6 +286,7 @@ def test_the_command_goes_on_and_its_network_is_the_shipped_one(
         "network over mean",
         "ridge over mean",
         "network over ridge",
+        "network over best ridge",
     }
     budget = record["budget"]
     assert {kind: row["timed"] for kind, row in budget.items()} == asked
