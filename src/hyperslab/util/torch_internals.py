@@ -322,6 +322,12 @@ def is_of_block(node: Node) -> bool:
     return issubclass(getattr(node, "_forward_cls", Node), BlockFunction)
 
 
+def is_of_user(node: Node) -> bool:
+    """Tell whether a node is that of a user's function, which may do anything with a gradient."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.__module__.split(".")[0] not in ("torch", "hyperslab")
+
+
 will_execute_node: Callable[[Node], bool] = torch._C._will_engine_execute_node
 """Tells whether this backward pass reaches a node, here one that accumulates into ``.grad``.
 
