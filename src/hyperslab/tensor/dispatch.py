@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.util.torch_internals import inside_ddp, version_of
+from hyperslab.util.torch_internals import inside_ddp, node_metadata, version_of
 
 NUMPY_NAMES = {
     "axis": "dim",
@@ -339,7 +339,7 @@ def grid_of_parts(x: torch.Tensor) -> Grid | None:
     """Return the grid whose ranks each get a part of this ordinary tensor's gradient."""
     known = HAS_PARTS.get(x)
     if known is None and x.grad_fn is not None:
-        known = x.grad_fn.metadata.get(PARTS_OF_GRADIENT)
+        known = node_metadata(x.grad_fn).get(PARTS_OF_GRADIENT)
     return None if known is None else known()
 
 

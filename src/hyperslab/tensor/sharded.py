@@ -50,6 +50,7 @@ from hyperslab.util.torch_internals import (
     is_of_block,
     is_of_user,
     next_node_number,
+    node_metadata,
     node_number,
     refusal_to_compile,
     swap_tensor_impl,
@@ -98,7 +99,7 @@ class ForwardScope:
             own = own and not is_of_user(node)
             new[number] = own, [*map(node_number, before)]
             if own:
-                node.metadata[PARTS_OF_GRADIENT] = reference
+                node_metadata(node)[PARTS_OF_GRADIENT] = reference
             nodes += before if own else ()
         for number in sorted(new):  # a node is younger than what it comes from
             own, numbers = new[number]
