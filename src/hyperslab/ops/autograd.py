@@ -36,7 +36,7 @@ from hyperslab.tensor.deferred import (
     sees_serial_gradients,
     wrap_while_cut,
 )
-from hyperslab.tensor.dispatch import HAS_PARTS, refuse
+from hyperslab.tensor.dispatch import grid_of_parts, refuse
 from hyperslab.util.torch_internals import (
     BACKWARD_PASSES,
     CHECKPOINTS,
@@ -493,8 +493,8 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         serial = []
         with torch.set_grad_enabled(create_graph):
             for tensor, gradient in zip(inputs, found, strict=True):
-                known = HAS_PARTS.get(tensor) if isinstance(tensor, torch.Tensor) else None
-                grid = None if known is None else known()
+                ordinary = isinstance(tensor, torch.Tensor) and not isinstance(tensor, Sharded)
+                grid = grid_of_parts(tensor) if ordinary else None
                 if grid is not None:
                     gradient = _serial(tensor, gradient, grid, "the gradient that is asked for")
                 serial.append(gradient)

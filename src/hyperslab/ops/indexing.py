@@ -76,7 +76,7 @@ class Subscript:
         if isinstance(item, slice):
             self.spans[dim] = _span(item, extent)
             return
-        position = operator.index(item)
+        position = operator.index(item.block if isinstance(item, Sharded) else item)
         if not -extent <= position < extent:
             raise IndexError(f"index {position} is out of bounds for dim {dim} with size {extent}")
         self.spans[dim] = Span(position % extent, 1)
@@ -169,7 +169,7 @@ def _span(item: slice, extent: int) -> Span:
 def _is_integer(item: Any) -> bool:
     if isinstance(item, torch.Tensor):
         kinds = (torch.bool, torch.uint8)
-        return not isinstance(item, Sharded) and item.dim() == 0 and item.dtype not in kinds
+        return item.dim() == 0 and item.dtype not in kinds
     return hasattr(item, "__index__") and getattr(item, "ndim", 0) == 0
 
 

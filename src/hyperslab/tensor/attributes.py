@@ -126,7 +126,7 @@ def _register_number(method: Callable[[torch.Tensor], PythonNumber]) -> None:
         return method(self.local)
 
 
-for _method in ("item", "__float__", "__int__", "__bool__"):
+for _method in ("item", "__float__", "__int__", "__index__", "__bool__"):
     _register_number(getattr(torch.Tensor, _method))
 
 

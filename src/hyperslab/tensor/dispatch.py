@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.util.torch_internals import inside_ddp, version_of
+from hyperslab.util.torch_internals import inside_ddp, node_metadata, version_of
 
 NUMPY_NAMES = {
     "axis": "dim",
@@ -327,8 +327,20 @@ HAS_PARTS = WeakTensorKeyDictionary()
 """Has the grid, weakly, of each ordinary tensor of whose gradient every rank gets a part.
 
 That of a parameter is averaged by its parallelised module, that of another tensor by a hook. What
-``torch.autograd.grad`` hands to its caller they may not see: the wrapper of it asks here.
+``torch.autograd.grad`` hands to its caller they may not see: the wrapper of it asks
+`grid_of_parts`.
 """
+
+PARTS_OF_GRADIENT = "hyperslab_parts_of_gradient"
+"""Names what nodes of the graph know, as `HAS_PARTS`, that a forward made of its parameters."""
+
+
+def grid_of_parts(x: torch.Tensor) -> Grid | None:
+    """Return the grid whose ranks each get a part of this ordinary tensor's gradient."""
+    known = HAS_PARTS.get(x)
+    if known is None and x.grad_fn is not None:
+        known = node_metadata(x.grad_fn).get(PARTS_OF_GRADIENT)
+    return None if known is None else known()
 
 
 class WatchedGradients(WeakTensorKeyDictionary):
@@ -360,7 +372,7 @@ def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
     grid = x._grid
     if not isinstance(operand, Parameter):
         scope = x._policy.scope
-        if scope is None or not scope.has_made(operand):
+        if scope is None or not scope.has_made(operand, grid):
             average_gradient(operand, grid)
     else:
         if (known := HAS_PARTS.get(operand)) is None or known() is None:

@@ -14,6 +14,7 @@ of a parameter's gradients, which DistributedDataParallel takes, is the serial g
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,13 +35,22 @@ from hyperslab.tensor.deferred import (
     sees_serial_gradients,
     watch_functions,
 )
-from hyperslab.tensor.dispatch import RULES, check_operands, describe, op_name, refuse
+from hyperslab.tensor.dispatch import (
+    PARTS_OF_GRADIENT,
+    RULES,
+    check_operands,
+    describe,
+    op_name,
+    refuse,
+)
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.util.torch_internals import (
     DisableTorchFunctionSubclass,
     graph_task,
     is_of_block,
+    is_of_user,
     next_node_number,
+    node_metadata,
     node_number,
     refusal_to_compile,
     swap_tensor_impl,
@@ -65,15 +75,18 @@ class ForwardScope:
     def is_open(self) -> bool:
         return self._running > 0 or graph_task() != -1
 
-    def has_made(self, x: torch.Tensor) -> bool:
+    def has_made(self, x: torch.Tensor, grid: Grid) -> bool:
         """Tell whether the forward that runs has computed ``x`` of the module's parameters alone.
 
-        Not of a tensor that it found in an attribute, say, or in an object that it was given.
+        Not of a tensor that it found in an attribute, say, or in an object that it was given; nor
+        where a user's function is on the way, which may clip its gradient: only what is linear may
+        come before the average. The nodes remember the ``grid``: ranks have parts of gradients.
         """
         if self._running == 0 or x.grad_fn is None:
             return False
         nodes = [x.grad_fn]
         new: dict[int, tuple[bool, list[int]]] = {}
+        reference = weakref.ref(grid)
         while nodes:
             node = nodes.pop()
             number = node_number(node)
@@ -83,7 +96,10 @@ class ForwardScope:
             leaves = [n.variable for n in before if hasattr(n, "variable")]
             before = [n for n in before if not hasattr(n, "variable")]
             own = number >= self._first_node and all(id(leaf) in self._owned for leaf in leaves)
+            own = own and not is_of_user(node)
             new[number] = own, [*map(node_number, before)]
+            if own:
+                node_metadata(node)[PARTS_OF_GRADIENT] = reference
             nodes += before if own else ()
         for number in sorted(new):  # a node is younger than what it comes from
             own, numbers = new[number]

@@ -316,10 +316,19 @@ next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 node_number: Callable[[Node], int] = operator.methodcaller("_sequence_nr")
 """Returns the number that a node got when it was made."""
 
+node_metadata: Callable[[Node], dict[str, Any]] = operator.attrgetter("metadata")
+"""Returns what users note of a node; torch's types take the attribute for a method."""
+
 
 def is_of_block(node: Node) -> bool:
     """Tell whether a node is that of a `BlockFunction`: what comes before it are blocks."""
     return issubclass(getattr(node, "_forward_cls", Node), BlockFunction)
+
+
+def is_of_user(node: Node) -> bool:
+    """Tell whether a node is that of a user's function, which may do anything with a gradient."""
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.__module__.split(".")[0] not in ("torch", "hyperslab")
 
 
 will_execute_node: Callable[[Node], bool] = torch._C._will_engine_execute_node

@@ -178,6 +178,46 @@ def test_a_gradient_penalty_is_the_serial_one(
         assert max(errors) <= 1e-10
 
 
+class Adapted(nn.Module):
+    """Takes steps of its own before it answers, and shows the style that it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 2, 3, padding=1)
+        self.latent = nn.Parameter(torch.randn(2, 4))
+        self.style = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weight: torch.Tensor = self.conv.weight
+        for _ in range(2):
+            loss = F.conv3d(x, weight, padding=1).square().mean()
+            (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+            weight = weight - 0.5 * gradient
+        latent = self.latent.tanh()
+        return F.conv3d(x * self.style(latent)[..., None, None, None], weight), latent
+
+
+def adapt(axes: dict[str, int] | None) -> list[Any]:
+    """Steps within a forward (Finn et al. 2017) and the length of paths (Karras et al. 2020)."""
+    torch.manual_seed(0)
+    net = Adapted().double()
+    x = torch.randn(2, 2, 7, 6, 4, dtype=torch.float64)
+    if axes is not None:
+        grid = hs.Grid(**axes)
+        net, x = hs.parallelize(net, grid), hs.shard(x, grid)  # type: ignore[assignment]
+    y, latent = net(x)
+    (slope,) = torch.autograd.grad(y.sum(), latent, create_graph=True)
+    ((slope.norm(dim=1) - 1).square().mean() + y.square().mean()).backward()
+    return [slope.detach(), *(p.grad for p in net.parameters())]
+
+
+def test_gradients_of_what_a_forward_computed_of_its_parameters() -> None:
+    expected = adapt(None)
+    for found in run_ranks(2, adapt, {"depth": 2}):
+        pairs = zip(found, expected, strict=True)
+        assert max(0.0 if b is None else distance(a, b) for a, b in pairs) <= 1e-10
+
+
 def by_backward() -> list[float]:
     """backward(create_graph=True), x.grad, and then a second backward; without averaging."""
     torch.manual_seed(0)

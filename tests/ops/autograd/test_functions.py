@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, parts_of
+import hyperslab as hs
+from tests.ops.serial import Example, compare, distance, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
@@ -188,3 +190,43 @@ def test_equal_to_serial(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", in_gate([2, 3, 4, 6], kept=[2]))
 def test_gradients_that_are_asked_for_equal_serial_ones(ranks: int) -> None:
     run_ranks(ranks, compare, with_gradients, draw_examples(examples(ranks), 28))
+
+
+class Binary(Function):
+    """Has a gradient of limited size, which is no linear function of the one that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Any) -> Any:
+        return weight.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient.clamp(-1, 1) / gradient.norm()
+
+
+class BinaryConvolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 1, 3, 3, 3))
+        self.scale = nn.Parameter(torch.randn(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        binary = Binary.apply(self.weight * self.scale.exp().view(-1, 1, 1, 1, 1))
+        return F.conv3d(x, binary * 2, padding=1)
+
+
+def of_parameters(axes: dict[str, int] | None) -> list[torch.Tensor | None]:
+    torch.manual_seed(0)
+    net = BinaryConvolution().double()
+    x = torch.randn(2, 1, 7, 6, 4, dtype=torch.float64)
+    if axes is not None:
+        grid = hs.Grid(**axes)
+        net, x = hs.parallelize(net, grid), hs.shard(x, grid)  # type: ignore[assignment]
+    net(x).exp().mean().backward()
+    return [p.grad for p in net.parameters()]
+
+
+def test_a_function_of_parameters_alone_sees_their_serial_gradient() -> None:
+    expected = of_parameters(None)
+    for found in run_ranks(2, of_parameters, {"depth": 2}):
+        assert max(map(distance, found, expected)) <= 1e-10

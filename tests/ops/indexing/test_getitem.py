@@ -14,7 +14,7 @@ from tests.ops.recut import recut
 from tests.ops.serial import RANKS, Example, compare, draw_examples, dtypes, grids, parts_of
 from tests.ranks import run_ranks
 
-COVERS = {"indexing": {"__getitem__", "__setitem__"}}
+COVERS = {"indexing": {"__getitem__", "__setitem__"}, "value": {"__index__"}}
 
 
 def read(x: Any, *, index: Any, seed: int) -> Any:
@@ -143,6 +143,10 @@ def by_tables(x: Any) -> list[Any]:
         x[0, [2, 1], ::2, table],
         x.flatten(2)[pairs, table, row],
         x[:, chosen[0]] if x.shape[0] == 2 else x,
+        x[:, chosen[0, 1]],
+        x[..., 1:, chosen[1, 0], None],
+        x[chosen[0, 0] % 2],
+        x[:, [2, 0, 1][chosen[0, 0]]],
         x.flatten(2).transpose(1, 2)[torch.arange(2)[:, None], chosen],
         x[torch.tensor([[True, False, True], [False, True, False]])],
         rows[rows > 0],
