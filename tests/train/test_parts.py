@@ -23,12 +23,25 @@ SCANS = DataCard((1, 16, 16, 16), (1, 16, 16, 16), CLASSES, Parameters.normalise
 NUMBERS = DataCard((1, 8, 8, 8), (1, 8, 8, 8), (), Parameters.normalised(("a", "b")))
 
 
+def soft_dice(prediction: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    p = prediction.softmax(1)
+    shares = 2 * (p * codes).sum((2, 3, 4)) / (p.sum((2, 3, 4)) + codes.sum((2, 3, 4)))
+    return 1 - shares.mean()
+
+
 FORMS: dict[str, tuple[Any, str]] = {
     "torch": (torch.nn.CrossEntropyLoss(), "classes (N, D, H, W)"),
     "MONAI": (monai.losses.DiceLoss(to_onehot_y=True, softmax=True), "classes (N, 1, D, H, W)"),
     "one-hot": (monai.losses.DiceLoss(softmax=True), "one-hot codes (N, C, D, H, W)"),
     "a channel a class": (torch.nn.BCEWithLogitsLoss(), "one-hot codes (N, C, D, H, W)"),
     "focal": (monai.losses.FocalLoss(to_onehot_y=True), "classes (N, 1, D, H, W)"),
+    "codes by broadcasting": (soft_dice, "one-hot codes (N, C, D, H, W)"),
+    "MONAI's by broadcasting": (
+        monai.losses.SoftDiceclDiceLoss(iter_=1),
+        "one-hot codes (N, C, D, H, W)",
+    ),
+    "compared": (lambda p, y: (p[:, 1:2] * (y == 1)).mean(), "classes (N, 1, D, H, W)"),
+    "a mask": (lambda p, y: (p[:, 1:2].sigmoid() * y).mean(), "classes (N, 1, D, H, W)"),
 }
 
 
