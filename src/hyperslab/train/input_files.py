@@ -47,6 +47,9 @@ KEYED_SUFFIXES = (*HDF5, ".zarr")
 ARRAY_SUFFIXES = (".npy", ".npz")
 """Files with these suffixes are looked for where a folder has no others."""
 
+LABEL_FOLDERS = ("labelsTr", "labelsTs")
+"""Folders of labels in the Decathlon's and nnU-Net's data sets."""
+
 LISTS = (".json", ".csv")
 """Suffixes of lists of scans."""
 
@@ -230,7 +233,7 @@ def _input_file(folder: Path, name: str) -> InputFile:
 def _is_label_or_mask(name: str) -> bool:
     """Recognise labels, by their names in the public data sets, and predicted masks."""
     path = Path(name)
-    labels = path.name.startswith("segmentation-") or path.parent.name == "labelsTr"
+    labels = path.name.startswith("segmentation-") or path.parent.name in LABEL_FOLDERS
     return labels or path.name.endswith(tuple(MASK_SUFFIXES.values()))
 
 

@@ -35,6 +35,7 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
     touch(
         *(tmp_path / name for name in ("b.nii", "a.nii.gz", "c.hdf5", "notes.txt", ".hidden.nii")),
         *(tmp_path / name for name in ("segmentation-1.nii", "a-mask.nii.gz", "x/labelsTr/a.nii")),
+        tmp_path / "x/labelsTs/b.nii",
         *(tmp_path / name for name in ("x/a.nii", ".cache/a.nii")),
     )
     found = list_inputs([tmp_path])
