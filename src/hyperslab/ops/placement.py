@@ -90,7 +90,7 @@ def placement(
 
 
 SHAPES_NAMED = 4
-"""So many shapes are logged for an operator: of scans each may have its own."""
+"""The most shapes that are logged for an operator: each scan may have its own."""
 
 
 @per_grid
