@@ -15,6 +15,7 @@ from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.instantiate import A_LOSS, Maker
 from hyperslab.recipe.load import recipe_of_values, torch_classes
 from hyperslab.recipe.section import TargetSection
+from hyperslab.train.network import check_output
 from hyperslab.train.objective import LossOfLabels, with_fitting_labels
 from hyperslab.train.optimizer import build_optimizer, build_schedule
 from tests.train.scans import CLASSES
@@ -23,12 +24,25 @@ SCANS = DataCard((1, 16, 16, 16), (1, 16, 16, 16), CLASSES, Parameters.normalise
 NUMBERS = DataCard((1, 8, 8, 8), (1, 8, 8, 8), (), Parameters.normalised(("a", "b")))
 
 
+def soft_dice(prediction: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    p = prediction.softmax(1)
+    shares = 2 * (p * codes).sum((2, 3, 4)) / (p.sum((2, 3, 4)) + codes.sum((2, 3, 4)))
+    return 1 - shares.mean()
+
+
 FORMS: dict[str, tuple[Any, str]] = {
     "torch": (torch.nn.CrossEntropyLoss(), "classes (N, D, H, W)"),
     "MONAI": (monai.losses.DiceLoss(to_onehot_y=True, softmax=True), "classes (N, 1, D, H, W)"),
     "one-hot": (monai.losses.DiceLoss(softmax=True), "one-hot codes (N, C, D, H, W)"),
     "a channel a class": (torch.nn.BCEWithLogitsLoss(), "one-hot codes (N, C, D, H, W)"),
     "focal": (monai.losses.FocalLoss(to_onehot_y=True), "classes (N, 1, D, H, W)"),
+    "codes by broadcasting": (soft_dice, "one-hot codes (N, C, D, H, W)"),
+    "MONAI's by broadcasting": (
+        monai.losses.SoftDiceclDiceLoss(iter_=1),
+        "one-hot codes (N, C, D, H, W)",
+    ),
+    "compared": (lambda p, y: (p[:, 1:2] * (y == 1)).mean(), "classes (N, 1, D, H, W)"),
+    "a mask": (lambda p, y: (p[:, 1:2].sigmoid() * y).mean(), "classes (N, 1, D, H, W)"),
 }
 
 
@@ -41,6 +55,15 @@ def test_a_loss_gets_labels_as_it_takes_them(loss: Any, form: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(RecipeError, match="not one number"):
         with_fitting_labels(torch.nn.MSELoss(reduction="none"), NUMBERS, "loss")
+
+
+def test_several_predictions_are_refused_in_words() -> None:
+    """As MONAI's DynUNet stacks them behind the samples for deep supervision."""
+    output = torch.zeros(2, 3, len(CLASSES), 16, 16, 16)
+    with pytest.raises(RecipeError, match="switch deep supervision off"):
+        check_output(output, (2, 1, 16, 16, 16), SCANS, "model.target Net")
+    with pytest.raises(RecipeError, match="stands for"):
+        check_output(output[:, 0, 1:], (2, 1, 16, 16, 16), SCANS, "model.target Net")
 
 
 def test_every_loss_of_torch_that_takes_two_tensors_of_a_shape_is_taken() -> None:

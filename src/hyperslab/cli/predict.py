@@ -85,7 +85,7 @@ def predict_command(
 
             about = input_files.trained_on(path)
             input_files.check_prediction(recipe, about, windows, format)
-            wanted = input_files.inputs_for(about, files, recipe.data.mapping)
+            wanted = input_files.inputs_for(about, files, recipe.data)
             input_files.check_any_readable(wanted, about, recipe.data, native=native)
     from hyperslab.train.predict import predict
 

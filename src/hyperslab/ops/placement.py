@@ -9,12 +9,13 @@ Legend: a *spatial dim* is counted from 0 after batch and channel; tensor dim = 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 
-from hyperslab.comm import Grid, log_once
+from hyperslab.comm import Grid, log_once, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Partition, WindowMap
 from hyperslab.ops.overloads import Operator, spatial_dims
@@ -84,12 +85,33 @@ def placement(
     ]
     if not thin:
         return partition, cuts
-    log_once(
-        grid,
-        f"{name}: output {' x '.join(map(str, extents))} is too thin to be cut along "
-        f"{', '.join(thin)} of {grid}; gathered there, its ranks repeat the work from here on",
-    )
+    log_thin(grid, f"{name}: output", tuple(extents), tuple(thin), "; gathered there,")
     return placement(partition.without(thin), grid, windows, extents, name)
+
+
+SHAPES_NAMED = 4
+"""The most shapes that are logged for an operator: each scan may have its own."""
+
+
+@per_grid
+def log_thin(
+    grid: Grid, what: str, extents: tuple[int, ...], axes: tuple[str, ...], how: str
+) -> None:
+    """Logs that ranks along ``axes`` repeat each other's work, once for each of a few shapes."""
+    shapes = _shapes_logged(grid, what, axes)
+    shapes.append(extents)
+    if len(shapes) <= SHAPES_NAMED:
+        more = "; further shapes are not named" if len(shapes) == SHAPES_NAMED else ""
+        grid.log(
+            f"{what} {' x '.join(map(str, extents))} is too thin to be cut along "
+            f"{', '.join(axes)} of {grid}{how} its ranks repeat the work from here on{more}",
+            logging.INFO,
+        )
+
+
+@per_grid
+def _shapes_logged(grid: Grid, what: str, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    return []
 
 
 def _unless_equal(cut: Cut, outputs: Cut) -> Cut:

@@ -41,7 +41,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid, plan_exchange
+from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
 from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.comm.exchange import ExchangePlan, fetch
@@ -73,6 +73,7 @@ from hyperslab.ops.placement import (
     batch_of_one,
     batched_input,
     check_unbatched,
+    log_thin,
     only_sample,
     output_partition,
     placement,
@@ -539,11 +540,7 @@ def lay_out_adaptive_pool(
         if given[d] is not None
     )
     if any(c is not None and c.axis in shared and s > 1 for c, s in zip(given, sizes, strict=True)):
-        log_once(
-            grid,
-            f"{name}: output {' x '.join(map(str, sizes))} is too thin to be cut along "
-            f"{', '.join(shared)} of {grid}: its ranks repeat the work from here on",
-        )
+        log_thin(grid, f"{name}: output", tuple(sizes), tuple(shared), ":")
     return AdaptiveLayout(x, output, plan, spans, tuple(shared), out.shape[2:])
 
 

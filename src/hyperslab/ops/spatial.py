@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
+from hyperslab.comm import Grid, per_grid, plan_exchange
 from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window, scale_cut
@@ -45,6 +45,7 @@ from hyperslab.ops.overloads import (
 )
 from hyperslab.ops.placement import (
     batched_input,
+    log_thin,
     output_partition,
     placement,
     read_cover,
@@ -299,11 +300,7 @@ def _placement(
     thin = tuple(cut.axis for cut in cuts if cut is not None and cut.thin)
     if not thin:
         return (), Partition(extents, cuts)
-    log_once(
-        grid,
-        f"pad: {' x '.join(map(str, extents))} is too thin to be cut along {', '.join(thin)} of "
-        f"{grid}; gathered there, its ranks repeat the work from here on",
-    )
+    log_thin(grid, "pad:", tuple(extents), thin, "; gathered there,")
     return thin, _placement(grid, partition.without(thin), windows)[1]
 
 

@@ -47,6 +47,12 @@ KEYED_SUFFIXES = (*HDF5, ".zarr")
 ARRAY_SUFFIXES = (".npy", ".npz")
 """Files with these suffixes are looked for where a folder has no others."""
 
+LABEL_FOLDERS = ("labelsTr", "labelsTs")
+"""Folders of labels in the Decathlon's and nnU-Net's data sets."""
+
+LISTS = (".json", ".csv")
+"""Suffixes of lists of scans."""
+
 CHANNEL_FILE = re.compile(r"(.+)_(\d{4})(\.nii(?:\.gz)?)")
 """Matches the name of a file of one channel, as nnU-Net has them."""
 
@@ -65,9 +71,14 @@ class InputFile:
 
 
 def list_inputs(
-    arguments: Sequence[Path], channels: int = 1, mapping: DataMap | None = None
+    arguments: Sequence[Path],
+    channels: int = 1,
+    mapping: DataMap | None = None,
+    labels: Sequence[Path] = (),
 ) -> list[InputFile]:
     """List the files given and those in and below the folders given, without labels and masks.
+
+    Labels are known by their names, by lists in a folder, or are those given.
 
     With a ``mapping`` a folder's files are those that training would take; if there are none, as
     without. Where each of several fields has files of its own, those of one number are one input.
@@ -84,7 +95,7 @@ def list_inputs(
         if not argument.is_dir() or is_one_file(argument):
             inputs = [InputFile(argument, input_name(argument.name))]
         else:
-            inputs = _in_folder(argument, mapping)
+            inputs = _in_folder(argument, mapping, labels)
         for entry in _channels_grouped(inputs, channels):
             other = found.setdefault(entry.name, entry)
             if os.path.realpath(other.path) != os.path.realpath(entry.path):
@@ -96,11 +107,15 @@ def list_inputs(
 
 
 def inputs_for(
-    about: DataCard, arguments: Sequence[str | Path], mapping: DataMap | None
+    about: DataCard, arguments: Sequence[str | Path], data: DataSection
 ) -> list[InputFile]:
-    """List the inputs of a network; raises as `list_inputs`."""
+    """List the inputs of a network, without the labels of its training; raises as `list_inputs`."""
     channels = about.whole[0] if about.classes else 1
-    return list_inputs([Path(path) for path in arguments], channels, mapping)
+    labels: list[Path] = []
+    if about.classes and data.path is not None:
+        path = data.path / DATASET_JSON if data.path.is_dir() else data.path
+        labels = labels_of_list(path) if path.name.endswith(LISTS) else []
+    return list_inputs([Path(path) for path in arguments], channels, data.mapping, labels)
 
 
 def input_name(name: str) -> str:
@@ -151,19 +166,20 @@ def _channels_grouped(inputs: Sequence[InputFile], channels: int) -> list[InputF
     return list(found.values())
 
 
-def _in_folder(folder: Path, mapping: DataMap | None) -> list[InputFile]:
+def _in_folder(folder: Path, mapping: DataMap | None, labels: Sequence[Path]) -> list[InputFile]:
     if mapping is None:
-        return _files_below(folder)
+        return _files_below(folder, labels)
     of_files = bool(mapping.fields) and mapping.of_files
     if of_files or files_matching(folder, mapping.files):
         return _files_of_mapping(folder, mapping)
-    return _files_below(folder)
+    return _files_below(folder, labels)
 
 
-def _files_below(folder: Path) -> list[InputFile]:
+def _files_below(folder: Path, known: Sequence[Path]) -> list[InputFile]:
     names = [name for name in walk_folder(folder) if is_one_file(folder / name)]
-    lists = [name for name in names if name.endswith((DATASET_JSON, ".csv"))]
-    labels = {os.path.abspath(path) for name in lists for path in labels_of_list(folder / name)}
+    lists = [name for name in names if name.endswith(LISTS)]
+    listed = [path for name in lists for path in labels_of_list(folder / name)]
+    labels = {os.path.abspath(path) for path in (*known, *listed)}
     found = [
         name
         for name in names
@@ -217,7 +233,7 @@ def _input_file(folder: Path, name: str) -> InputFile:
 def _is_label_or_mask(name: str) -> bool:
     """Recognise labels, by their names in the public data sets, and predicted masks."""
     path = Path(name)
-    labels = path.name.startswith("segmentation-") or path.parent.name == "labelsTr"
+    labels = path.name.startswith("segmentation-") or path.parent.name in LABEL_FOLDERS
     return labels or path.name.endswith(tuple(MASK_SUFFIXES.values()))
 
 
@@ -255,7 +271,8 @@ def open_scan(paths: Sequence[Path], about: DataCard) -> list[image.NiftiFile]:
     if about.whole[0] > 1:
         remedy = "give them along the fourth dim of a file, or as NAME_0000.nii.gz, "
         remedy += "NAME_0001.nii.gz"
-    words = "is 4-D and has" if len(opened) == 1 and channels > 1 else "has"
+    dims = len(opened[0].image.shape)
+    words = f"is {dims}-D and has" if len(opened) == 1 and channels > 1 else "has"
     raise DataError(
         f"{paths[0]}: {words} {found} but the network was trained on "
         f"{', '.join(about.channels) or about.whole[0]}\n    {remedy}"

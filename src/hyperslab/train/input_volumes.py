@@ -7,6 +7,7 @@ Legend: C channels, (D, H, W) voxels.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -33,6 +34,9 @@ from hyperslab.geometry import Box, Cut
 from hyperslab.recipe.data import DataSection
 from hyperslab.train.input_files import InputFile, is_scan, open_arrays, open_scan
 from hyperslab.util.atomic_files import created_aside
+
+FEW_LEVELS = 50
+"""A scan of fewer whole numbers is hardly one in the unit of scans that were int16."""
 
 
 class NiftiVolume:
@@ -104,25 +108,36 @@ class NiftiVolume:
     def _check_values(self) -> None:
         """Refuse values that no scan has; each rank looks at its share of the files' layers."""
         found = all_gather(collective_try(self._extremes))
-        low = min(low for low, _ in found)
-        if low == max(high for _, high in found):
+        low = min(low for low, _, _ in found)
+        high = max(high for _, high, _ in found)
+        if low == high:
             raise DataError(f"{self.paths[0]}: is empty: every voxel is {low:g}")
+        if high - low < FEW_LEVELS and not all(whole for _, _, whole in found):
+            self.grid.log(
+                f"{self.paths[0]}: its values, {low:g} to {high:g}, are rounded to whole numbers, "
+                "as those of the training are: they seem to be in another unit",
+                logging.WARNING,
+            )
 
-    def _extremes(self) -> tuple[float, float]:
+    def _extremes(self) -> tuple[float, float, bool]:
+        """Return the least and the greatest value, and whether rounding, if any, changes none."""
         slowest = "DHW".index(self.files[0].order.dims[2])
         begin, end = Cut.balanced("rank", self.extents[slowest], self.grid.size).interval(
             self.grid.rank
         )
         layer = math.prod(self.extents) // self.extents[slowest]
         many = max(1, image.MASK_BLOCK // layer)
-        low, high = math.inf, -math.inf
+        low, high, whole = math.inf, -math.inf, True
         for number, (path, file) in enumerate(zip(self.paths, self.files, strict=True)):
             intervals = [(0, extent) for extent in file.shape]
             for lo in range(begin, end, many):
                 intervals[1 + slowest] = (lo, min(lo + many, end))
-                least, most = check_finite(self._read(number, Box.of(intervals)), f"{path}:")
+                values = self._read(number, Box.of(intervals))
+                least, most = check_finite(values, f"{path}:")
                 low, high = min(low, float(least)), max(high, float(most))
-        return low, high
+                if self.dtype == np.int16 and values.dtype.kind == "f" and high - low < FEW_LEVELS:
+                    whole = whole and bool((values == np.rint(values)).all())
+        return low, high, whole
 
     def block(self, grid: Grid, wanted: Box) -> Array:
         """Read this rank's box (1, C, d, h, w) of the box ``wanted``; every rank calls it.

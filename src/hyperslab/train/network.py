@@ -231,9 +231,13 @@ def check_output(
             what += f", and {count - len(names)} of their covariance (loss: gaussian)"
     differs = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
     where = "" if len(found) != len(wanted) or differs is None else f" (dim {differs} differs)"
+    remedy = f"${{data.outputs}} stands for {count} in a recipe"
+    if (*found[:1], *found[2:]) == wanted:
+        remedy = "these are several predictions: switch deep supervision off, or write a loop of "
+        remedy += "your own"
     raise RecipeError(
         f"{name} gives {list(found)} for a mini-batch of shape {list(shape)}, but the data need "
-        f"{list(wanted)}{where}: {what}\n    ${{data.outputs}} stands for {count} in a recipe"
+        f"{list(wanted)}{where}: {what}\n    {remedy}"
     )
 
 

@@ -186,12 +186,13 @@ TRIED_EXTENTS = (18, 16, 14)
 """A loss is tried on such a volume: no two dims of prediction and labels have one extent."""
 
 
+CHANNEL = "classes (N, 1, D, H, W)"
+CODES = "one-hot codes (N, C, D, H, W)"
+
 LABEL_FORMS: dict[str, Callable[[Any, int], Any]] = {
     "classes (N, D, H, W)": lambda labels, _: labels,
-    "classes (N, 1, D, H, W)": lambda labels, _: labels.unsqueeze(1),
-    "one-hot codes (N, C, D, H, W)": lambda labels, classes: (
-        F.one_hot(labels, classes).movedim(-1, 1).float()
-    ),
+    CHANNEL: lambda labels, _: labels.unsqueeze(1),
+    CODES: lambda labels, classes: F.one_hot(labels, classes).movedim(-1, 1).float(),
 }
 """Losses want the class of every voxel as torch, as MONAI, or as one channel a class."""
 
@@ -267,16 +268,50 @@ def with_fitting_labels(
     ramp = torch.linspace(-1, 1, samples * count * 4032, requires_grad=trains)
     prediction = ramp.view(samples, count, *TRIED_EXTENTS)
     labels = torch.arange(samples * 4032).remainder(count).view(samples, *TRIED_EXTENTS)
+    # Where it takes those of another number of samples, samples meet each other by broadcasting.
+    more = torch.cat([labels, labels[:1]])
     problems = {}
+    lax: list[LossOfLabels] = []
     for form in LABEL_FORMS:
-        problems[form] = _problem_of_loss(LossOfLabels(loss, form, count), prediction, labels)
-        if not problems[form]:
-            return LossOfLabels(loss, form, count)
+        found = LossOfLabels(loss, form, count)
+        problems[form] = _problem_of_loss(found, prediction, labels)
+        if problems[form]:
+            continue
+        if form == CHANNEL and _wants_codes(loss, prediction, labels, count):
+            return LossOfLabels(loss, CODES, count)
+        if _problem_of_loss(found, prediction, more):
+            return found
+        lax.append(found)
+    if lax:
+        return lax[0]
     tried = "; ".join(f"{form}: {problem}" for form, problem in problems.items())
     raise RecipeError(
         f"{name} takes labels in no form that was tried on a prediction (N, {count}, D, H, W): "
         f"{tried}"
     )
+
+
+def _wants_codes(
+    loss: LossFunction, prediction: torch.Tensor, labels: torch.Tensor, count: int
+) -> bool:
+    """Tell whether a loss that accepts (N, 1, D, H, W) is for one-hot codes all the same.
+
+    As ``(p.softmax(1) * y).sum()`` is: by broadcasting the numbers of classes pass for codes. Such
+    a loss computes with them, so that it has a gradient by them, and it takes the codes of as many
+    classes as it has predictions of, not of one more.
+    """
+    numbers = LABEL_FORMS[CHANNEL](labels, count).float().requires_grad_()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            found = loss(prediction.detach(), numbers).sum()
+            computes = torch.autograd.grad(found, numbers, allow_unused=True)[0] is not None
+    except Exception:  # it wants whole numbers, or does not compute with any
+        return False
+    takes = [
+        not _problem_of_loss(LossOfLabels(loss, CODES, classes), prediction, labels)
+        for classes in (count, count + 1)
+    ]
+    return computes and takes == [True, False]
 
 
 def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> str:

@@ -528,7 +528,7 @@ def predict(
         network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
         check_prediction(recipe, network.about, windows, format)
         entries = broadcast_from_main(
-            lambda: inputs_for(network.about, inputs, recipe.data.mapping),
+            lambda: inputs_for(network.about, inputs, recipe.data),
             failing="cannot list the inputs",
         )
         with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,30 @@ def test_values_labels_and_places(tmp_path: Path, channels: int) -> None:
         np.testing.assert_allclose(source.voxel_size(sample), extent / shape, rtol=1e-5)
     again = respace_scans(tmp_path / "task", tmp_path / "out", VOXEL)
     assert [outcome.state for outcome in again] == ["kept"] * 4
+
+
+def test_channels_without_names_stay_without(tmp_path: Path) -> None:
+    """Such as those of a CSV list: the new list must not say that there is one."""
+    cases = decathlon(tmp_path / "task", channels=2)
+    path = tmp_path / "task/dataset.json"
+    content = json.loads(path.read_text())
+    del content["modality"]
+    path.write_text(json.dumps(content))
+    respace_scans(path, tmp_path / "out", VOXEL)
+    source = source_of(tmp_path / "out", Seat())
+    assert len(source.names) == len(cases)
+    assert source.shape_of(0) == (2, *lattice(SHAPES[0]))
+    assert source.channel_names == ()
+
+
+def test_a_folder_is_not_filled_beside_its_own_scans(tmp_path: Path) -> None:
+    """Its list would be that of the new scans."""
+    decathlon(tmp_path)
+    before = (tmp_path / "dataset.json").read_text()
+    with pytest.raises(DataError, match=r"its dataset\.json lists the scans"):
+        respace_scans(tmp_path, tmp_path / "x" / "..", VOXEL)
+    assert (tmp_path / "dataset.json").read_text() == before
+    assert not list(tmp_path.glob("imagesTr/*.nii"))
 
 
 def test_the_command_and_a_damaged_scan(tmp_path: Path) -> None:

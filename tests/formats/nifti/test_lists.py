@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 
@@ -269,6 +271,21 @@ def test_outside_files_are_a_users_choice(tmp_path: Path) -> None:
     entry("../more.nii")(tmp_path / "task")
     data = hs.open(tmp_path / "task", Seat(), batch_size=1, split="all", outside_files=True)
     np.testing.assert_array_equal(data.source.read(0, Box.whole(values.shape)), values)
+
+
+def test_labels_that_a_slope_has_rounded(tmp_path: Path) -> None:
+    """As of masks that some programs store as 0 and 255."""
+    decathlon(tmp_path)
+    found = np.zeros((7, 11, 8), np.uint8)
+    found[1:4, 2:5, 3:6] = 1
+    labels(tmp_path, found * 255)
+    path = tmp_path / "labelsTr/BRATS_001.nii.gz"
+    raw = bytearray(gzip.decompress(path.read_bytes()))
+    raw[112:120] = np.array([1 / 255, 0], "<f4").tobytes()
+    path.write_bytes(gzip.compress(raw))
+    assert (nibabel.load(path).get_fdata() % 1).any()
+    source = source_of(tmp_path, Seat())
+    np.testing.assert_array_equal(source.labels(1, Box.whole(found.shape)), found)
 
 
 def test_what_is_no_class_or_no_number_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import DataError
 from hyperslab.formats.files import DataMap
-from hyperslab.train.input_files import InputFile, input_name, list_inputs
+from hyperslab.formats.targets import Parameters
+from hyperslab.recipe.data import DataSection
+from hyperslab.train.input_files import InputFile, input_name, inputs_for, list_inputs
 from hyperslab.train.predict import JOURNAL, Journal, state_of_input
 
 BY = {"checkpoint": "abc", "native": False}
@@ -32,6 +35,7 @@ def test_a_folder_gives_its_volumes_and_no_labels_or_masks(tmp_path: Path) -> No
     touch(
         *(tmp_path / name for name in ("b.nii", "a.nii.gz", "c.hdf5", "notes.txt", ".hidden.nii")),
         *(tmp_path / name for name in ("segmentation-1.nii", "a-mask.nii.gz", "x/labelsTr/a.nii")),
+        tmp_path / "x/labelsTs/b.nii",
         *(tmp_path / name for name in ("x/a.nii", ".cache/a.nii")),
     )
     found = list_inputs([tmp_path])
@@ -53,6 +57,24 @@ def test_labels_that_a_list_names_are_no_scans(tmp_path: Path) -> None:
     assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "2/ct", "3/ct"]
     (tmp_path / "dataset.json").write_text("{}")
     assert [entry.name for entry in list_inputs([tmp_path])] == ["1/ct", "1/seg", "2/ct", "3/ct"]
+
+
+def test_labels_that_lists_of_other_names_or_places_name_are_no_scans(tmp_path: Path) -> None:
+    names = ("a.nii", "a_seg.nii", "b.nii", "b_seg.nii")
+    touch(*(tmp_path / "files" / name for name in names))
+    training = [{"image": "a.nii", "label": "a_seg.nii"}]
+    listed = {"labels": {"0": "background", "1": "liver"}, "training": training}
+    (tmp_path / "files" / "fold_0.json").write_text(json.dumps(listed))
+    found = list_inputs([tmp_path / "files"])
+    assert [entry.name for entry in found] == ["a", "b", "b_seg"]
+    rows = "# classes: background, liver\nimage,label\nfiles/b.nii,files/b_seg.nii\n"
+    (tmp_path / "list.csv").write_text(rows)
+    about = DataCard((1, 4, 4, 4), (1, 4, 4, 4), ("background", "liver"), Parameters((), (), ()))
+    for path in ("list.csv", "gone.csv"):
+        data = DataSection(path=tmp_path / path, batch_size=1)
+        found = inputs_for(about, [tmp_path / "files"], data)
+        wanted = ["a", "b"] if path == "list.csv" else ["a", "b", "b_seg"]
+        assert [entry.name for entry in found] == wanted
 
 
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:

@@ -203,6 +203,20 @@ def test_a_scan_is_brought_to_the_voxels_of_the_training(tmp_path: Path) -> None
         assert found.shape == shape
 
 
+def test_values_of_another_unit_are_spoken_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as from 0 to 1, for a network of scans in HU: rounding would leave two values."""
+    values = np.random.default_rng(0).random((10, 9, 8), np.float32)
+    for scale, said in ((1, True), (1000, False)):
+        path = write(tmp_path / f"{scale}.nii", values * np.float32(scale))
+        NiftiVolume([path], SCANS, hs.Grid(), tmp_path, native=True)
+        path = write(tmp_path / f"{scale}.nii", np.rint(values * np.float32(9)))
+        NiftiVolume([path], SCANS, hs.Grid(), tmp_path, native=True)
+        assert [f"{scale}.nii: its values, " in words for words in caplog.messages] == [True] * said
+        caplog.clear()
+
+
 def test_mean_scaling_goes_with_no_window(tmp_path: Path) -> None:
     data = {"path": str(tmp_path / "gone"), "batch_size": 1, "transform": "mean"}
     network = {"name": "unet3d", "channels": 2, "levels": 2}

@@ -431,7 +431,9 @@ class Plan:
         if source.shapes:
             raise DataError(
                 f"{root}: holds volumes of different shapes, and a converted folder has one\n"
-                "    `hyperslab convert lits` brings scans to one shape"
+                "    data.batch_size: 1 trains on them as they are; of scans `hyperslab convert "
+                "scans` changes\n    the size of a voxel, and `hyperslab convert lits` gives those "
+                "of LiTS one shape"
             )
         self.root = root
         self.source = source

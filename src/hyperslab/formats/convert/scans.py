@@ -41,6 +41,7 @@ from hyperslab.formats.nifti.source import (
     Pair,
     listed_scans,
     open_pair,
+    whole_labels,
     write_dataset_json,
 )
 from hyperslab.formats.storage import default_chunk_side
@@ -73,12 +74,9 @@ def read_scan(pair: Pair, classes: int) -> tuple[NiftiFile, NDArray[Any], NDArra
     low, high = check_finite(values, f"{pair.image}:")
     if low == high:
         raise DataError(f"{pair.image}: is empty: every voxel is {low:g}")
-    (labels,) = masks.read()
-    if labels.dtype.kind != "i":
-        whole = np.rint(labels)
-        if not np.abs(labels - whole).max() < 1e-3:  # NaN too; a slope may round
-            raise DataError(f"{pair.labels}: holds labels that are not whole numbers")
-        labels = whole
+    (labels,) = whole_labels(masks.read())
+    if labels.dtype.kind == "f" and not (labels == np.rint(labels)).all():  # NaN too
+        raise DataError(f"{pair.labels}: holds labels that are not whole numbers")
     low, high = labels.min(), labels.max()
     if low < 0 or high >= classes:
         raise DataError(
@@ -115,7 +113,7 @@ def write_scan_file(
             affine=affine,
             spacing=resample.spacing(affine),
             **_source_attributes(pair),
-            source_shape=file.image.shape,
+            source_shape=file.image.shape[:3],
             source_affine=file.image.affine,
             source_orientation="".join(optional.nibabel().aff2axcodes(file.image.affine)),
         )
@@ -237,6 +235,9 @@ def respace_scans(
     if not (np.isfinite(voxel).all() and min(voxel) > 0):
         raise DataError(f"spacing {voxel}: needs three sizes [mm] above 0")
     listed = listed_scans(path, allowed)
+    source = path / DATASET_JSON if path.is_dir() else path
+    if source.exists() and source.resolve() == (folder / DATASET_JSON).resolve():
+        raise DataError(f"{folder}: its {DATASET_JSON} lists the scans: write them elsewhere")
     outcomes = []
     good = []
     with system_errors_as(DataError, f"cannot write into {folder}", named=False):

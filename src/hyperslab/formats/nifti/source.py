@@ -399,7 +399,13 @@ def write_dataset_json(
     channels: Sequence[str] = (),
     splits: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Lists the pairs as the Decathlon does, those to validate and test on as MONAI does."""
+    """Lists the pairs as the Decathlon does, those to validate and test on as MONAI does.
+
+    Several channels without names stay so: the list says nothing of them.
+    """
+    count = len(channels) or open_nifti(pairs[0].image).shape[0]
+    if count == 1 and not channels:
+        channels = ("image",)
     keys = {split: key for key, split in SPLIT_KEYS.items()}
     parts: dict[str, list[dict[str, str]]] = {"training": []}
     for pair in pairs:
@@ -408,8 +414,12 @@ def write_dataset_json(
         parts.setdefault(key, []).append(entry)
     content = {
         "name": path.parent.name,
-        "tensorImageSize": "4D" if len(channels) > 1 else "3D",
-        "modality": {str(number): name for number, name in enumerate(channels or ("image",))},
+        "tensorImageSize": "4D" if count > 1 else "3D",
+        **(
+            {"modality": dict(zip(map(str, range(count)), channels, strict=True))}
+            if channels
+            else {}
+        ),
         "labels": {str(number): name for number, name in enumerate(classes)},
         "numTraining": len(parts["training"]),
         "numTest": 0,
@@ -525,7 +535,7 @@ class NiftiFolder(Source):
         path = self.listed.pairs[sample].labels
         shape = (1, *self.shape_of(sample)[1:])
         values = self._read(sample, -1, path, shape, Box((0, *box.lo), (1, *box.hi)))
-        return as_classes(values, f"{path}: {box}")
+        return as_classes(whole_labels(values), f"{path}: {box}")
 
     def storage(self, sample: int) -> Storage:
         """Describes the first channel's file, where each has its own."""
@@ -572,6 +582,19 @@ def open_pair(pair: Pair) -> tuple[list[NiftiFile], NiftiFile]:
         raise DataError(f"{pair.labels}: has {labels.shape[0]} channels; needs one label a voxel")
     check_lattice(labels, images[0])
     return images, labels
+
+
+LABEL_ROUNDING = 1e-3
+"""A label that a slope, such as 1 / 255, has moved by less than that from a whole number is it."""
+
+
+def whole_labels(labels: Array) -> Array:
+    """Rounds labels that a slope has moved; what lies between two classes stays as it is."""
+    if labels.dtype.kind != "f":
+        return labels
+    with np.errstate(invalid="ignore"):  # infinite ones are no classes either
+        whole = np.rint(labels)
+        return np.where(np.abs(labels - whole) < LABEL_ROUNDING, whole, labels)
 
 
 def read_scan_header(pair: Pair) -> ScanHeader:
