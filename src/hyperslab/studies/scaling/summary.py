@@ -45,7 +45,8 @@ def write_tables(study: Study, folder: Path) -> None:
     """Writes ``study.csv`` and ``study.json``: one row a point; what is not there is empty.
 
     Times are in seconds, throughputs in samples/s, memory in bytes; ``deviation`` is
-    predicted / measured - 1. Predicted times that are not known are empty, too. In the JSON ``remark`` and the facts stand beside them.
+    predicted / measured - 1. Predicted times that are not known are empty, too. In the JSON
+    ``remark`` and the facts stand beside them.
     """
     rows = table_of_study(study)
     cells = [
@@ -257,7 +258,11 @@ def _bars(axes: Axes, study: Study) -> None:
         _label_bars(axes, bars, study.speeds("forecast"))
         tops += below.tolist()
     axes.set_xticks(range(len(rows)), [_point_label(row) for row in rows])
-    axes.set(ylabel="time of a step [s]", ylim=(0, 1.18 * max(tops, default=1.0)), xlim=(-0.6, len(rows) - 0.4))
+    axes.set(
+        ylabel="time of a step [s]",
+        ylim=(0, 1.18 * max(tops, default=1.0)),
+        xlim=(-0.6, len(rows) - 0.4),
+    )
 
 
 def _label_bars(axes: Axes, bars: BarContainer, speeds: Iterable[Speed | None]) -> None:
