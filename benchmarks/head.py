@@ -97,7 +97,7 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
             volumes = [source.read(sample, Box.whole(source.shape)) for sample in samples]
             parts.append(measure(np.stack(volumes)))
         arrays = {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
-        return {"names": np.array(names), **arrays}
+        return {"names": np.array(names), "targets": targets[first:stop], **arrays}
 
     def tried(names: Sequence[str], first: int) -> Trial:
         found(names[:2], first)  # what is done first in a process takes longer
@@ -105,7 +105,7 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
         begin = time.perf_counter()
         arrays = {**found(some, first)}
         each = (time.perf_counter() - begin) / len(some)
-        del arrays["names"]
+        del arrays["names"], arrays["targets"]
         random = np.random.default_rng(0)  # statistics that are all alike would be quicker
         like = {
             key: random.standard_normal((len(one) // len(some) * len(names), one.shape[1]))
@@ -113,6 +113,7 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
         }
         return Trial(each * len(names), like)
 
+    targets = np.array([source.target(sample) for sample in range(len(source.names))])
     pieces: list[dict[str, NDArray[Any]]] = []
     for first in range(0, len(source.names), PIECE):
         names = list(source.names[first : first + PIECE])
@@ -123,7 +124,9 @@ def measured(kept: Kept, kind: str, source: Source, measure: Measure) -> dict[st
             partial(tried, names, first),
             ("statistics", kind, len(names)),
         )
-        if piece.pop("names", np.array(names)).tolist() != names:
+        same = piece.pop("names", np.array(names)).tolist() == names
+        own = targets[first : first + len(names)]  # of two simulations names may be the same
+        if not same or not np.array_equal(piece.pop("targets", own), own):
             raise DataError(
                 f"{kept.folder} has in {kind}-{first:05}.npz the statistics of other volumes; "
                 f"name another folder"
@@ -154,7 +157,7 @@ class Universes:
         """Tells what was fitted and chosen on these volumes and sets from what was on others."""
         parts = (self.targets, self.features, self.split["train"], self.split["validation"])
         widths = {name: numbers.shape[1] for name, numbers in self.sets.items()}
-        return named([digest(parts), widths])
+        return named([*(digest((part,)) for part in parts), widths])
 
     def learnt_from(self, count: int) -> str:
         """Tells networks of the first ``count`` training samples from others, whatever the test."""
@@ -188,7 +191,7 @@ def universes_of(recipe: Recipe, kept: Kept) -> Universes:
 def with_first_features(data: Universes) -> Universes:
     """The same volumes for a ridge that may take the first features alone, as the head's line may.
 
-    No ridge is known that is better.
+    With as many universes as there are, no ridge is known that is better.
     """
     some = [count for count in AS_SHIPPED.counts if count < data.features.shape[1]]
     first = {f"network, first {count}": data.features[:, :count] for count in some}
@@ -749,6 +752,10 @@ def trained(
     cost = (how.degree, how.gaussian, how.steps, how.batch, how.members, how.plain, how.together)
     alike = ("head", count, len(data.features), data.shape, how.line, *cost)
     made = kept.arrays("heads", name, lambda: fitted(how), tried, alike)
+    if {key: value.shape for key, value in net.state_dict().items()} != {
+        key: value.shape for key, value in made.items()
+    }:
+        raise DataError(f"{kept.folder} has heads of another `model`; name another folder")
     net.load_state_dict({key: torch.from_numpy(value) for key, value in made.items()})
     return net.eval()
 
@@ -896,6 +903,8 @@ def work(
     def measure(kept: Kept) -> dict[str, Any]:
         data = universes_of(recipe, kept)
         largest = len(data.split["train"])
+        if sizes and not 0 < min(sizes) <= max(sizes) <= largest:
+            raise DataError(f"--sizes {sizes}: there are {largest} training samples")
         record: dict[str, Any] = {
             "splits": {which: len(chosen) for which, chosen in data.split.items()},
             "training": asdict(AS_SHIPPED),

@@ -170,7 +170,8 @@ class Kept:
         """Return a table of what pieces were to take and took, for people."""
         lines = [f"{'pieces':44}{'timed':>8}{'unforeseen':>12}{'expected':>14}{'taken':>14}"]
         rows = self.budget()
-        whole = {key: sum(row[key] for row in rows.values()) for key in next(iter(rows.values()))}
+        keys = ("timed", "unforeseen", "expected_s", "taken_s")
+        whole = {key: sum(row[key] for row in rows.values()) for key in keys}
         for kind, row in {**rows, "all": whole}.items():
             times = "".join(f"{duration(row[key]):>14}" for key in ("expected_s", "taken_s"))
             lines.append(f"{kind:44}{row['timed']:8}{row['unforeseen']:12}{times}")

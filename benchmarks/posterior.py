@@ -204,7 +204,8 @@ def ranked(
         fit = seconds_of(lambda: fitted(replace(how, epochs=2), few)) - one
         more = seconds_of(lambda: fitted(replace(how, epochs=1), 2 * few)) - one
         others = sum(len(pairs[which][0]) for which in ("validation", "test"))
-        seconds = one + fit * (how.epochs - 1) + more * (others - 2 * few) / (2 * few)
+        seconds = one + max(fit, 0.0) * (how.epochs - 1)
+        seconds += max(more, 0.0) * (others - 2 * few) / (2 * few)
         random = np.random.default_rng(0)
         shapes = {"ranks": data.targets.shape[1:], "levels": ()}
         arrays = {

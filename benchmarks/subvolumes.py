@@ -267,6 +267,7 @@ def trained(
 ) -> tuple[list[FloatArray], FloatArray, dict[str, Any]]:
     """What network, for each seed at its best rate, and ridge say of all samples; the facts."""
     data, count = one.data, len(one.data.split["train"])
+    before = kept.missing
     ridge, chosen = ridge_of(data, count, kept)
     least = squares(data, ridge, "validation")[:-1].mean(1)
 
@@ -278,7 +279,6 @@ def trained(
         print(f"{one.name}, rate {rate:.2g}:", *(found / least).round(3), flush=True)
         return float(np.mean(found / least))
 
-    before = kept.missing
     rates = rated(error, known=lambda: kept.missing == before)
     rate = min(rates, key=rates.__getitem__)
     facts = {

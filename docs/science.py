@@ -236,13 +236,14 @@ def budget(numbers: dict[str, Any]) -> list[str]:
     """How long the pieces of a record were to take, and took."""
     lines = _head(["pieces", "made and timed", "not foreseen", "expected", "taken"])
     rows = {kind: row for kind, row in numbers["budget"].items() if row["timed"]}
-    whole = {key: sum(row[key] for row in rows.values()) for key in next(iter(rows.values()))}
+    whole = {key: sum(row[key] for row in rows.values()) for key in (*COUNTS, *SECONDS)}
     for kind, row in {**rows, "all": whole}.items():
-        counts = [str(row[key]) for key in ("timed", "unforeseen")]
+        counts = [str(row[key]) for key in COUNTS]
         lines.append(_line([kind, *counts, *(duration(row[key]) for key in SECONDS)]))
     return lines
 
 
+COUNTS = ("timed", "unforeseen")
 SECONDS = ("expected_s", "taken_s")
 
 BLOCKS: dict[str, Callable[..., list[str]]] = {

@@ -145,6 +145,9 @@ def test_what_is_kept_belongs_to_volumes_and_splits() -> None:
     data = curved()
     assert data.key == curved().key
     fewer = {**data.split, "validation": data.split["validation"][1:]}
+    train, validation = data.split["train"], data.split["validation"]
+    moved = {**data.split, "train": train[:-9], "validation": np.r_[train[-9:], validation]}
+    assert replace(data, split=moved).key != data.key  # the same samples one after the other
     others = {"network": data.sets["network"], "first": data.features[:, :3]}
     keys = [data.key, replace(data, split=fewer).key, replace(data, sets=others).key]
     assert len({*keys, curved(601).key}) == 4

@@ -30,6 +30,15 @@ def soft_dice(prediction: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return 1 - shares.mean()
 
 
+def numbers(classes: int) -> torch.Tensor:
+    return torch.arange(classes).view(1, -1, 1, 1, 1)
+
+
+def dice_without_background(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    p, y = p.softmax(1)[:, 1:], y[:, 1:]
+    return 1 - (2 * (p * y).sum() + 1) / (p.sum() + y.sum() + 1)
+
+
 FORMS: dict[str, tuple[Any, str]] = {
     "torch": (torch.nn.CrossEntropyLoss(), "classes (N, D, H, W)"),
     "MONAI": (monai.losses.DiceLoss(to_onehot_y=True, softmax=True), "classes (N, 1, D, H, W)"),
@@ -40,6 +49,10 @@ FORMS: dict[str, tuple[Any, str]] = {
     "MONAI's by broadcasting": (
         monai.losses.SoftDiceclDiceLoss(iter_=1),
         "one-hot codes (N, C, D, H, W)",
+    ),
+    "distances of classes": (
+        lambda p, y: (p.softmax(1) * (y - numbers(p.shape[1])).abs()).sum(1).mean(),
+        "classes (N, 1, D, H, W)",
     ),
     "compared": (lambda p, y: (p[:, 1:2] * (y == 1)).mean(), "classes (N, 1, D, H, W)"),
     "a mask": (lambda p, y: (p[:, 1:2].sigmoid() * y).mean(), "classes (N, 1, D, H, W)"),
@@ -55,6 +68,14 @@ def test_a_loss_gets_labels_as_it_takes_them(loss: Any, form: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(RecipeError, match="not one number"):
         with_fitting_labels(torch.nn.MSELoss(reduction="none"), NUMBERS, "loss")
+
+
+def test_two_classes_without_background_are_given_codes() -> None:
+    """Of class numbers nothing is left: no channel comes after their only one."""
+    two = DataCard((1, 16, 16, 16), (1, 16, 16, 16), CLASSES[:2], Parameters.normalised(()))
+    found = with_fitting_labels(dice_without_background, two, "loss")
+    assert isinstance(found, LossOfLabels)
+    assert found.form == "one-hot codes (N, C, D, H, W)"
 
 
 def test_several_predictions_are_refused_in_words() -> None:

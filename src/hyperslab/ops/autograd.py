@@ -478,15 +478,13 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        within = graph_task() != -1  # a rule's own pass within another one
+        within = graph_task() != -1  # a rule's own pass, or one of a forward that is recomputed
         if not within:
             _LOOKS.pop(threading.get_ident(), None)  # of a pass that failed
         shown = _ShowingBlocks() if dispatch_modes_active() else contextlib.nullcontext()
         with shown:
             found = original(outputs, weights, retain_graph, create_graph, inputs, *args, **kwargs)
-        if within:
-            return found
-        for look in _LOOKS.pop(threading.get_ident(), ()):
+        for look in () if within else _LOOKS.pop(threading.get_ident(), ()):
             look(outputs)
         if not found:
             return found

@@ -91,7 +91,10 @@ def epilogue_backward_with_graph(ctx: Any, gradient: torch.Tensor) -> Sequence[t
     links = ctx.links
     x, marks = ctx.saved_tensors
     if links.statistics is not None:
-        weight, bias = _parameters_then(links.statistics)
+        # Views, as of parameters themselves the gradient would be that of all ranks.
+        weight, bias = (
+            None if one is None else one.view_as(one) for one in _parameters_then(links.statistics)
+        )
         inputs = [x, weight, bias]
         wanted = [i for i, t in enumerate(inputs) if t is not None and ctx.needs_input_grad[i]]
         y = composite_epilogue(x, weight, bias, links)

@@ -729,7 +729,10 @@ def _backward_with_graph(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor 
     """Compute gradients that can be differentiated again, of the whole stage with its graph."""
     operands, weight, bias, _, _ = _unpack(ctx)
     links = ctx.links
-    norms = links.parameters
+    # Views, as of parameters themselves the gradient would be that of all ranks.
+    weight, bias, *norms = (
+        None if one is None else one.view_as(one) for one in (weight, bias, *links.parameters)
+    )
     z = ctx.geometry.whole(operands, weight, bias)
     y = EpilogueFunction.apply(z, *norms, links)
     inputs = [weight, bias, *norms, *operands]

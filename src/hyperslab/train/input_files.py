@@ -113,7 +113,8 @@ def inputs_for(
     channels = about.whole[0] if about.classes else 1
     labels: list[Path] = []
     if about.classes and data.path is not None:
-        path = data.path / DATASET_JSON if data.path.is_dir() else data.path
+        # `Path.is_dir` raises where it may not look: the data of the training need not be there.
+        path = data.path / DATASET_JSON if os.path.isdir(data.path) else data.path
         labels = labels_of_list(path) if path.name.endswith(LISTS) else []
     return list_inputs([Path(path) for path in arguments], channels, data.mapping, labels)
 
@@ -179,13 +180,13 @@ def _files_below(folder: Path, known: Sequence[Path]) -> list[InputFile]:
     names = [name for name in walk_folder(folder) if is_one_file(folder / name)]
     lists = [name for name in names if name.endswith(LISTS)]
     listed = [path for name in lists for path in labels_of_list(folder / name)]
-    labels = {os.path.abspath(path) for path in (*known, *listed)}
+    labels = {os.path.realpath(path) for path in (*known, *listed)}
     found = [
         name
         for name in names
         if name.endswith((*NIFTI, *KEYED_SUFFIXES))
         and not _is_label_or_mask(name)
-        and os.path.abspath(folder / name) not in labels
+        and os.path.realpath(folder / name) not in labels
     ]
     if not found and any(name.endswith(ARRAY_SUFFIXES) for name in names):
         found = files_of_volumes(folder, DataMap())  # which knows fields of several kinds

@@ -296,10 +296,15 @@ def _wants_codes(
 ) -> bool:
     """Tell whether a loss that accepts (N, 1, D, H, W) is for one-hot codes all the same.
 
-    As ``(p.softmax(1) * y).sum()`` is: by broadcasting the numbers of classes pass for codes. Such
-    a loss computes with them, so that it has a gradient by them, and it takes the codes of as many
-    classes as it has predictions of, not of one more.
+    As ``(p.softmax(1) * y).sum()`` is: by broadcasting the numbers of classes pass for codes. If
+    the right prediction is the best one in one of both forms alone, it is that. Otherwise, as of a
+    loss that no prediction of classes makes least, such a loss computes with the numbers, so that
+    it has a gradient by them, and it takes the codes of as many classes as it has predictions of,
+    not of one more.
     """
+    right = [_knows_right(LossOfLabels(loss, form, count), labels[:2]) for form in (CHANNEL, CODES)]
+    if right[0] != right[1]:
+        return right[1]
     numbers = LABEL_FORMS[CHANNEL](labels, count).float().requires_grad_()
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -312,6 +317,26 @@ def _wants_codes(
         for classes in (count, count + 1)
     ]
     return computes and takes == [True, False]
+
+
+def _knows_right(loss: LossOfLabels, labels: torch.Tensor) -> bool:
+    """Tell whether the right prediction has the least loss, or the highest score, of a few.
+
+    The others are that of the next class everywhere and those of one class for all. They are
+    between 0 and 1, as of networks that give probabilities, and have the same order as logits.
+    """
+    classes = loss.classes
+    one = (torch.full_like(labels, number) for number in range(min(classes, 8)))
+    values = []
+    for guess in (labels, (labels + 1).remainder(classes), *one):
+        prediction = 0.02 + 0.96 * LABEL_FORMS[CODES](guess, classes)
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                values.append(float(loss(prediction, labels)))
+        except Exception:  # whatever is wrong in somebody else's code
+            return False
+    right, *others = values
+    return right < min(others) or right > max(others)
 
 
 def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> str:

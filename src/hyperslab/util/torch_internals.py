@@ -326,9 +326,14 @@ def is_of_block(node: Node) -> bool:
 
 
 def is_of_user(node: Node) -> bool:
-    """Tell whether a node is that of a user's function, which may do anything with a gradient."""
-    function = getattr(node, "_forward_cls", None)
-    return function is not None and function.__module__.split(".")[0] not in ("torch", "hyperslab")
+    """Tell whether a node is that of a user's function, which may do anything with a gradient.
+
+    Functions of `torch.library.custom_op` are made in a module of torch.
+    """
+    module = getattr(getattr(node, "_forward_cls", None), "__module__", "torch")
+    if module == "torch._library.autograd":
+        return True
+    return module.split(".")[0] not in ("torch", "hyperslab")
 
 
 will_execute_node: Callable[[Node], bool] = torch._C._will_engine_execute_node

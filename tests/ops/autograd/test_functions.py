@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -204,20 +206,40 @@ class Binary(Function):
         return gradient.clamp(-1, 1) / gradient.norm()
 
 
+@functools.cache
+def binary_operator() -> Any:
+    """The same, as torch has it made of an operator of one's own; to make one imports much."""
+
+    def sign(weight: torch.Tensor) -> torch.Tensor:
+        return weight.sign()
+
+    made = torch.library.custom_op("hyperslab_tests::binary", sign, mutates_args=())
+    made.register_autograd(Binary.backward)
+    return made
+
+
 class BinaryConvolution(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, binary: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
+        self.binary = binary
         self.weight = nn.Parameter(torch.randn(2, 1, 3, 3, 3))
         self.scale = nn.Parameter(torch.randn(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        binary = Binary.apply(self.weight * self.scale.exp().view(-1, 1, 1, 1, 1))
+        binary = self.binary(self.weight * self.scale.exp().view(-1, 1, 1, 1, 1))
         return F.conv3d(x, binary * 2, padding=1)
 
 
 def of_parameters(axes: dict[str, int] | None) -> list[torch.Tensor | None]:
+    found = []
+    for binary in (Binary.apply, binary_operator()):
+        found += of_parameters_by(binary, axes)
+    return found
+
+
+def of_parameters_by(binary: Any, axes: dict[str, int] | None) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
-    net = BinaryConvolution().double()
+    net = BinaryConvolution(binary).double()
     x = torch.randn(2, 1, 7, 6, 4, dtype=torch.float64)
     if axes is not None:
         grid = hs.Grid(**axes)

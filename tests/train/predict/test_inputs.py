@@ -75,6 +75,10 @@ def test_labels_that_lists_of_other_names_or_places_name_are_no_scans(tmp_path: 
         found = inputs_for(about, [tmp_path / "files"], data)
         wanted = ["a", "b"] if path == "list.csv" else ["a", "b", "b_seg"]
         assert [entry.name for entry in found] == wanted
+    (tmp_path / "link").symlink_to(tmp_path)
+    data = DataSection(path=tmp_path / "link/list.csv", batch_size=1)
+    found = inputs_for(about, [tmp_path / "files"], data)
+    assert [entry.name for entry in found] == ["a", "b"]
 
 
 def test_what_is_named_is_taken_even_if_it_is_not_there(tmp_path: Path) -> None:

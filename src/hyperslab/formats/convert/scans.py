@@ -235,9 +235,9 @@ def respace_scans(
     if not (np.isfinite(voxel).all() and min(voxel) > 0):
         raise DataError(f"spacing {voxel}: needs three sizes [mm] above 0")
     listed = listed_scans(path, allowed)
-    source = path / DATASET_JSON if path.is_dir() else path
-    if source.exists() and source.resolve() == (folder / DATASET_JSON).resolve():
-        raise DataError(f"{folder}: its {DATASET_JSON} lists the scans: write them elsewhere")
+    source = path if path.is_dir() else path.parent
+    if source.resolve() == folder.resolve():
+        raise DataError(f"{folder}: holds the scans or their list: write the new ones elsewhere")
     outcomes = []
     good = []
     with system_errors_as(DataError, f"cannot write into {folder}", named=False):
