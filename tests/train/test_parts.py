@@ -45,6 +45,14 @@ FORMS: dict[str, tuple[Any, str]] = {
     "one-hot": (monai.losses.DiceLoss(softmax=True), "one-hot codes (N, C, D, H, W)"),
     "a channel a class": (torch.nn.BCEWithLogitsLoss(), "one-hot codes (N, C, D, H, W)"),
     "focal": (monai.losses.FocalLoss(to_onehot_y=True), "classes (N, 1, D, H, W)"),
+    "codes that are multiplied": (
+        lambda p, y: -(p.softmax(1) * y).sum(),
+        "one-hot codes (N, C, D, H, W)",
+    ),
+    "volumes of classes": (
+        lambda p, y: (p.softmax(1).sum((2, 3, 4)) - y.sum((2, 3, 4))).abs().mean(),
+        "one-hot codes (N, C, D, H, W)",
+    ),
     "codes by broadcasting": (soft_dice, "one-hot codes (N, C, D, H, W)"),
     "MONAI's by broadcasting": (
         monai.losses.SoftDiceclDiceLoss(iter_=1),

@@ -306,17 +306,20 @@ def _wants_codes(
     if right[0] != right[1]:
         return right[1]
     numbers = LABEL_FORMS[CHANNEL](labels, count).float().requires_grad_()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            found = loss(prediction.detach(), numbers).sum()
-            computes = torch.autograd.grad(found, numbers, allow_unused=True)[0] is not None
-    except Exception:  # it wants whole numbers, or does not compute with any
-        return False
+    with torch.enable_grad():
+        found = _result_of_loss(loss, prediction.detach(), numbers)
+    if not isinstance(found, torch.Tensor) or not found.requires_grad:
+        return False  # it wants whole numbers, or does not compute with any
+    computes = torch.autograd.grad(found.sum(), numbers, allow_unused=True)[0] is not None
     takes = [
         not _problem_of_loss(LossOfLabels(loss, CODES, classes), prediction, labels)
         for classes in (count, count + 1)
     ]
     return computes and takes == [True, False]
+
+
+ROUNDING = 1e-4
+"""Losses that differ by less of the largest one are taken for equal."""
 
 
 def _knows_right(loss: LossOfLabels, labels: torch.Tensor) -> bool:
@@ -329,24 +332,30 @@ def _knows_right(loss: LossOfLabels, labels: torch.Tensor) -> bool:
     one = (torch.full_like(labels, number) for number in range(min(classes, 8)))
     values = []
     for guess in (labels, (labels + 1).remainder(classes), *one):
-        prediction = 0.02 + 0.96 * LABEL_FORMS[CODES](guess, classes)
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                values.append(float(loss(prediction, labels)))
-        except Exception:  # whatever is wrong in somebody else's code
+        found = _result_of_loss(loss, 0.02 + 0.96 * LABEL_FORMS[CODES](guess, classes), labels)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
             return False
+        values.append(float(found.detach()))
     right, *others = values
-    return right < min(others) or right > max(others)
+    off = ROUNDING * max(map(abs, values))
+    return right < min(others) - off or right > max(others) + off
+
+
+def _result_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> Any:
+    """Return what somebody's loss gives, or the exception that it raises, of whatever kind."""
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*target size.*different to the input size")
+            return loss(prediction, target)
+    except Exception as error:
+        return error
 
 
 def _problem_of_loss(loss: LossFunction, prediction: torch.Tensor, target: torch.Tensor) -> str:
     """Return what is wrong with a loss; nothing where it gives one number."""
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*target size.*different to the input size")
-            found = loss(prediction, target)
-    except Exception as error:  # whatever is wrong in somebody else's code
-        return " ".join(reason(error).split())[:160]
+    found = _result_of_loss(loss, prediction, target)
+    if isinstance(found, Exception):
+        return " ".join(reason(found).split())[:160]
     if not isinstance(found, torch.Tensor):
         return f"it gives a {type(found).__name__}, not a tensor"
     if prediction.requires_grad and not found.requires_grad:

@@ -198,15 +198,20 @@ class Adapted(nn.Module):
         return F.conv3d(x * self.style(latent)[..., None, None, None], weight), latent
 
 
+def adapted(kind: type[nn.Module], axes: dict[str, int] | None) -> tuple[nn.Module, Any]:
+    """Return a network of that kind and what it gives, cut along the axes."""
+    torch.manual_seed(0)
+    net: nn.Module = kind().double()
+    x = torch.randn(2, 2, 7, 6, 4, dtype=torch.float64)
+    if axes is None:
+        return net, net(x)
+    grid = hs.Grid(**axes)
+    return hs.parallelize(net, grid), net(hs.shard(x, grid))
+
+
 def adapt(axes: dict[str, int] | None) -> list[Any]:
     """Steps within a forward (Finn et al. 2017) and the length of paths (Karras et al. 2020)."""
-    torch.manual_seed(0)
-    net = Adapted().double()
-    x = torch.randn(2, 2, 7, 6, 4, dtype=torch.float64)
-    if axes is not None:
-        grid = hs.Grid(**axes)
-        net, x = hs.parallelize(net, grid), hs.shard(x, grid)  # type: ignore[assignment]
-    y, latent = net(x)
+    net, (y, latent) = adapted(Adapted, axes)
     (slope,) = torch.autograd.grad(y.sum(), latent, create_graph=True)
     ((slope.norm(dim=1) - 1).square().mean() + y.square().mean()).backward()
     return [slope.detach(), *(p.grad for p in net.parameters())]
@@ -231,13 +236,8 @@ class Recomputed(Adapted):
 
 
 def recompute(axes: dict[str, int] | None, kind: type[Adapted]) -> list[Any]:
-    torch.manual_seed(0)
-    net = kind().double()
-    x = torch.randn(2, 2, 7, 6, 4, dtype=torch.float64)
-    if axes is not None:
-        grid = hs.Grid(**axes)
-        net, x = hs.parallelize(net, grid), hs.shard(x, grid)  # type: ignore[assignment]
-    net(x)[0].square().mean().backward()
+    net, (y, _) = adapted(kind, axes)
+    y.square().mean().backward()
     return [p.grad for p in net.parameters() if p.grad is not None]
 
 

@@ -239,11 +239,11 @@ def of_parameters(axes: dict[str, int] | None) -> list[torch.Tensor | None]:
 
 def of_parameters_by(binary: Any, axes: dict[str, int] | None) -> list[torch.Tensor | None]:
     torch.manual_seed(0)
-    net = BinaryConvolution(binary).double()
+    net: nn.Module = BinaryConvolution(binary).double()
     x = torch.randn(2, 1, 7, 6, 4, dtype=torch.float64)
     if axes is not None:
         grid = hs.Grid(**axes)
-        net, x = hs.parallelize(net, grid), hs.shard(x, grid)  # type: ignore[assignment]
+        net, x = hs.parallelize(net, grid), hs.shard(x, grid)
     net(x).exp().mean().backward()
     return [p.grad for p in net.parameters()]
 
