@@ -361,6 +361,25 @@ for _name in ("as_tensor", "asarray"):
     wrap_while_cut(torch, _name, _converting_cut_tensors)
 
 
+def _copying_cut_tensors(original: Operator) -> Operator:
+    """Wraps ``torch.tensor``, which would return a copy of the block alone."""
+
+    @functools.wraps(original)
+    def run(*args: Any, **options: Any) -> Any:
+        x = args[0] if args else options.get("data")
+        if not isinstance(x, Sharded):
+            return original(*args, **options)
+        trained = options.pop("requires_grad", False)
+        given = {name: v for name, v in options.items() if v is not x and v not in (None, False)}
+        return x.detach().clone().to(**given).requires_grad_(trained)
+
+    keep_known(run, original)
+    return run
+
+
+wrap_while_cut(torch, "tensor", _copying_cut_tensors)
+
+
 def _variable(original: Operator) -> Operator:
     """Wraps what programs of before torch 0.4 call: it would be the block alone."""
 

@@ -45,7 +45,8 @@ applied, and a network, a loss or a backward pass may apply one to a cut tensor 
 when the last such grid ends: a program that cuts nothing keeps torch's. `before_functions` says
 what happens before a function runs, and `seeing_serial_gradients` which gradients its backward
 sees. ``torch.vmap``, ``torch.func.grad`` and what ``torch.jit`` has made do not ask either, and
-would take a block for all of the tensor: what they begin with is wrapped as long, and refuses.
+would take a block for all of the tensor: what they begin with is wrapped as long, and refuses. For
+a function that ``torch.jit.script`` has made the Python runs that it was made of.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ from hyperslab.util.torch_internals import (
     dispatch_modes_active,
     function_transforms,
     saved_tensor_hooks,
+    source_of_scripted,
     storage_address,
     swap_tensor_impl,
     tree_leaves,
@@ -191,6 +193,9 @@ def _refusing(does: str, remedy: str, original: Callable[..., Any]) -> Callable[
     def run(*args: Any, **kwargs: Any) -> Any:
         for value in tree_leaves((args, kwargs)):
             if isinstance(value, DeferredTensor):
+                source = source_of_scripted(args[0] if args else None)
+                if source is not None:
+                    return source(*args[1:], **kwargs)
                 raise UnsupportedOp(
                     f"{does} cannot look at a cut tensor; nothing was computed\n    {value!r}\n"
                     f"    {remedy}, or use x.full()"

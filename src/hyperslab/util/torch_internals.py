@@ -230,14 +230,13 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 
 
 def function_transforms() -> list[tuple[Any, str, str, str]]:
-    """List where ``torch.func`` and ``torch.jit`` take a tensor in without asking its class.
+    """List the functions of torch, most of transforms, that take a tensor without asking its class.
 
     Each with the module and the name of the function that does it, what users call, and what they
     can do instead.
     """
     vmap: Any = importlib.import_module("torch._functorch.vmap")
     transforms: Any = importlib.import_module("torch._functorch.eager_transforms")
-    compiled = (torch._C.ScriptFunction, torch._C.ScriptMethod)
     scripted = "call what it was made of (the environment variable PYTORCH_JIT=0 does)"
     return [
         (
@@ -259,12 +258,29 @@ def function_transforms() -> list[tuple[Any, str, str, str]]:
             "torch.func.functionalize",
             "call the function itself",
         ),
-        *((kind, "__call__", "torch.jit (script, trace)", scripted) for kind in compiled),
+        (torch._C.ScriptMethod, "__call__", "torch.jit (script, trace)", scripted),
+        (torch._C.ScriptFunction, "__call__", "torch.jit (script, trace)", scripted),
+        *(
+            (module, "to_dlpack", "torch.to_dlpack", "give it this rank's block, x.local")
+            for module in (torch, torch.utils.dlpack)
+        ),
         *(
             (torch.jit, name, f"torch.jit.{name}", "trace a network that is not parallelised")
             for name in ("trace", "trace_module")
         ),
     ]
+
+
+def source_of_scripted(function: Any) -> Callable[..., Any] | None:
+    """Return the Python function of which ``torch.jit.script`` made this one, if it did.
+
+    ``torch.jit.trace`` keeps its function, too, but what that does may depend on its arguments.
+    """
+    attributes = vars(function) if isinstance(function, torch._C.ScriptFunction) else {}
+    if attributes.get("__name__") != "ScriptFunction":
+        return None
+    source: Callable[..., Any] | None = attributes.get("_torchdynamo_inline")
+    return source
 
 
 def keep_known(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
