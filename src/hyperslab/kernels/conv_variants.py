@@ -479,7 +479,7 @@ def input_by_torch(
 ) -> torch.Tensor:
     """Leaves the choice to torch: im2col for small blocks in float32."""
     options = problem.options._replace(output_padding=problem.left_over)
-    return in_channels_last(aten_convolution(g, weight, bias, options, problem.padding))
+    return in_channels_last(aten_convolution(g, weight, bias, options))
 
 
 def input_by_onednn(
@@ -628,8 +628,7 @@ def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     """Leaves the choice to torch: im2col for small blocks in float32."""
-    needs = [False, True, with_bias]
-    return aten_gradients(g, x, weight, problem.options, problem.padding, needs)[1:]
+    return aten_gradients(g, x, weight, problem.options, [False, True, with_bias])[1:]
 
 
 def weight_contiguous(
@@ -659,9 +658,8 @@ def weight_in_halves(
         part[:, first - lo : end - lo] = x[0, :, first:end]
         part[:, end - lo :].zero_()
     batch = g[0].unflatten(1, (2, -1)).transpose(0, 1)
-    padding = (0, *problem.padding[1:])
-    needs = [False, True, with_bias]
-    return aten_gradients(batch, parts, weight, problem.options, padding, needs)[1:]
+    options = problem.options._replace(padding=(0, *problem.padding[1:]))
+    return aten_gradients(batch, parts, weight, options, [False, True, with_bias])[1:]
 
 
 def has_halves(problem: Problem) -> bool:
